@@ -141,39 +141,40 @@ class HandOut:
         condemned: set[str] = set()
         run_max = terms.run_max
         size = 0
-        for each, record in zip(taken, records, strict=True):
-            queue, offset, lease = each
-            lease.know(record)
-            is_resolved = settled is not None and queue is not found.lane and settled.is_finished(offset)
-            if is_resolved or (terms.passes is not None and not terms.passes(record)):
-                passed_over += _filtered(found, each)
-                passed.append(each)
-                continue
-            if len(deliveries) >= terms.batch_max:
-                queue.give_back(offset)
-                found.wake(queue.queue_id)
-                continue
-            # Nothing goes out together with one of its message group that is about to die.
-            together_max = 1 if record.message_group in condemned else run_max
-            if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=together_max):
-                continue
-            attempts = lease.attempts
-            if attempts > max_attempts or (
-                lease.not_after_ms and self._is_too_late(lease)
-            ):  # the policy may have changed meanwhile
-                condemned.add(record.message_group)
-                lease.attempt -= 1  # the one that is not made
-                lease.ends_ms, lease.renew_for = 0, ""
-                self._ends.watch(queue, offset, lease)
-                continue
-            size += len(record.payload)
-            if deliveries and size > RECEIVE_BYTES_MAX:
-                queue.give_back(offset)
-                found.wake(queue.queue_id)
-                continue
-            leased.append(each)
-            deliveries.append(self._delivery(found, each, record, attempts, terms.invisible_ms))
-        self._ends.watch_together(leased)
+        try:
+            for each, record in zip(taken, records, strict=True):
+                queue, offset, lease = each
+                lease.know(record)
+                is_resolved = settled is not None and queue is not found.lane and settled.is_finished(offset)
+                if is_resolved or (terms.passes is not None and not terms.passes(record)):
+                    passed_over += _filtered(found, each)
+                    passed.append(each)
+                    continue
+                if len(deliveries) >= terms.batch_max:
+                    queue.give_back(offset)
+                    found.wake(queue.queue_id)
+                    continue
+                # Nothing goes out together with one of its message group that is about to die.
+                together_max = 1 if record.message_group in condemned else run_max
+                if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=together_max):
+                    continue
+                attempts = lease.attempts
+                is_late = lease.not_after_ms and self._is_too_late(lease)
+                if attempts > max_attempts or is_late:  # the policy may have changed meanwhile
+                    condemned.add(record.message_group)
+                    lease.attempt -= 1  # the one that is not made
+                    lease.ends_ms, lease.renew_for = 0, ""
+                    self._ends.watch(queue, offset, lease)
+                    continue
+                size += len(record.payload)
+                if deliveries and size > RECEIVE_BYTES_MAX:
+                    queue.give_back(offset)
+                    found.wake(queue.queue_id)
+                    continue
+                leased.append(each)
+                deliveries.append(self._delivery(found, each, record, attempts, terms.invisible_ms))
+        finally:  # whatever becomes of this receive: what is leased ends in its time
+            self._ends.watch_together(leased)
         if not passed_over:
             return Looked(deliveries, None, terms.batch_max)
         # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure

@@ -27,6 +27,7 @@ from broker_adapter import live_clients
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from dmq.audit.events import EventKind
 from dmq.embedded import lease_ends
+from dmq.embedded.hand_out import HandOut
 
 SOON_MS = 5_000
 
@@ -61,6 +62,29 @@ def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeyp
             rig.clock.advance(1_000)
             await rig.settle()
             assert kept[invisible_ms] in ids(await receive(rig, batch_max=1))
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
+
+
+def test_what_is_leased_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in the middle of a receive leaves no message of it with nobody for ever."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1", "m-2")
+        deliver, calls = HandOut._delivery, iter((False, True))
+
+        def failing(*args: object) -> object:
+            if next(calls):
+                raise RuntimeError("a message that cannot be handed out")
+            return deliver(*args)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HandOut, "_delivery", failing)
+            with pytest.raises(RuntimeError):
+                await receive(rig, invisible_ms=SOON_MS)
+        rig.clock.advance(SOON_MS)
+        await rig.settle()
+        assert sorted(ids(await receive(rig))) == ["m-1", "m-2"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
