@@ -136,9 +136,9 @@ class Scheduler:
             is_backlog_done = is_backlog_done and is_skipped_done
         held: list[Hold] = []
         if not self._held.is_idle:
-            behind = ReadSoFar(low, live, None if self._marks.has_unread() else self._left)
-            freed = self._held.take(behind, now_ms, self._backlog_share(is_live=bool(rows)))
-            rows, held = self._held.divide(rows, ahead, behind)
+            read = ReadSoFar(low, live, None if self._marks.has_unread() else self._left)
+            freed = self._held.take(read, now_ms, self._backlog_share(is_live=bool(rows)))
+            rows, held = self._held.divide(rows, ahead, read)
             rows = freed + rows
         if not rows and not held:
             is_done = is_live_done and is_backlog_done and not has_moves

@@ -57,7 +57,7 @@ Told = Callable[[Receipt | None, StoreError | None], None]
 
 
 class Together(Unit):
-    """Messages that several callers send, each by itself: one unit, for a unit each is a sixth of a send's price."""
+    """Messages that several callers send, each by itself: one unit, since one for each costs a tenth of the send."""
 
     __slots__ = ("alone", "told")
 
