@@ -61,7 +61,7 @@ clients-matrix: clients ## test every published version of the clients
 disturb: clients ## run all tests while processes are stopped at random for a moment
 	@$(PY) tools/disturb.py $(PY) -m pytest -n $(WORKERS) $(ARGS)
 
-env: $(STAMPS)/dev ## install what development and tests need into .venv
+env: $(STAMPS)/dev $(STAMPS)/compiled ## install what development and tests need into .venv
 
 lint: $(STAMPS)/dev ## format, lint, types, arrows, tidy
 	@echo "lint: format" && $(PY) -m ruff format --check --quiet --output-format=concise $(CODE) \
@@ -76,28 +76,29 @@ fmt: $(STAMPS)/dev ## format the code and apply the fixes ruff is sure of
 	@$(PY) -m ruff check --quiet --fix-only $(CODE)
 	@$(PY) -m ruff format $(CODE)
 
-bench: $(STAMPS)/dev ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" to try, "--peer" beside RocketMQ)
+bench: $(STAMPS)/dev $(STAMPS)/compiled ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" to try, "--peer" beside RocketMQ)
 	@$(PY) -m bench $(ARGS)
 
 fuzz: $(STAMPS)/fuzz ## look for input that costs too much (ARGS="-max_total_time=3600" for an hour)
 	@mkdir -p build/fuzz
-	@PYTHONPATH=tests $(PY) tools/fuzz.py -artifact_prefix=build/fuzz/ $(or $(ARGS),-max_total_time=300)
+	@DMQ_COMPILED=0 PYTHONPATH=tests $(PY) tools/fuzz.py -artifact_prefix=build/fuzz/ $(or $(ARGS),-max_total_time=300)
 
 mutants: $(STAMPS)/mutants ## change modules that decide and see whether tests notice (ARGS="--per-module 20 --seed 1")
 	@$(PY) tools/mutants.py $(ARGS)
 
 coverage: clients ## run all tests and show which lines they reach (build/coverage/html)
 	@mkdir -p build/coverage && rm -f build/coverage/data*
-	@$(PY) -m coverage run -m pytest -n $(WORKERS) $(ARGS)
+	@DMQ_TEST_COMPILED=0 $(PY) -m coverage run -m pytest -n $(WORKERS) $(ARGS)
 	@$(PY) -m coverage combine --quiet && $(PY) -m coverage html --quiet && $(PY) -m coverage report
 
 docs: $(STAMPS)/docs ## build the site of the documentation (build/docs)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict
 	@echo "build/docs/index.html"
 
-release: $(STAMPS)/release ## build and check what is published, into dist (nothing is uploaded)
+release: $(STAMPS)/release $(STAMPS)/compiled ## build and check what is published, into dist (nothing is uploaded)
 	@rm -rf dist && mkdir dist
 	@$(PY) -m hatchling build -d dist
+	@DMQ_COMPILE=1 $(PY) -m hatchling build -t wheel -d dist  # of this Python, on this kind of machine
 	@$(PY) -m twine check --strict dist/*
 	@$(PY) -W ignore -m cyclonedx_py requirements locks/run.txt --pyproject pyproject.toml --mc-type application \
 		--output-reproducible --validate -o dist/sbom.cdx.json
@@ -150,6 +151,12 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 	@$(INSTALL) -r locks/fuzz.txt
 	@touch $@
 
+# Of other sources than these it would not be used: see dmq/compiled.py.
+$(STAMPS)/compiled: tools/compile_http2.py dmq/compiled.py $(wildcard dmq/http2/*.py) $(STAMPS)/dev
+	@echo "compiling dmq/http2 (half a minute)"
+	@$(PY) tools/compile_http2.py
+	@touch $@
+
 # What the tests use beside our own packages needs none of them, so both are made beside each other.
 CLIENT_PROGRAMS := node-client go-client java-client rust-client chromium
 
@@ -157,7 +164,7 @@ client-programs:
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS)
 
 clients:
-	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS) $(STAMPS)/collected
+	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS) $(STAMPS)/collected $(STAMPS)/compiled
 
 # The tests once compiled: each worker of the first run would compile all of them for itself.
 $(STAMPS)/collected: $(STAMPS)/dev

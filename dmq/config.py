@@ -63,7 +63,7 @@ _WRITTEN_NONE = {
 # Read by others than the daemon: the command line, its shell completion, tests.
 _OTHER_VARIABLES = frozenset(
     {"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_CONTEXT", "DMQ_DEBUG", "DMQ_ACCESS_KEY", "DMQ_SECRET_KEY", "DMQ_SECRET_FILE"}
-    | {"DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME", "DMQ_SPOOL"}
+    | {"DMQ_COMPILED", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME", "DMQ_SPOOL"}
 )
 _OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_", "DMQ_HOOK_")
 # What Kubernetes tells each container of a Service in its namespace whose name begins with dmq.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
+import support.forms
 from hypothesis import settings
 from support.parallel import ByUnit, by_length, ends_cluster, is_controller
 from xdist.remote import Producer
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_controller(config):
         for name in [name for name in os.environ if name.startswith("DMQ_")]:
             del os.environ[name]
+        support.forms.choose()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -30,6 +30,7 @@ from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
 from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
+from dmq.http2 import is_compiled
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.validate import check_recurring
@@ -125,7 +126,13 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)
-        log.info("serving", listen=cell.listen, metrics=cell.metrics_listen or "off", cell=store.cell_id)
+        log.info(
+            "serving",
+            listen=cell.listen,
+            metrics=cell.metrics_listen or "off",
+            cell=store.cell_id,
+            http2="compiled" if is_compiled else "python",
+        )
         failure = await ending.reason
         cell.state = CellState.STOPPING if failure is None else CellState.NOT_SERVING
         metrics.set_state("stopping" if failure is None else "not_serving")

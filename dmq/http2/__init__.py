@@ -11,6 +11,14 @@ another status than OK by raising ``CallEnded``.
 
 from __future__ import annotations
 
+from typing import Final
+
+from dmq.compiled import compiled_first
+
+_sources = list(__path__)
+__path__ = compiled_first(_sources)  # before any module is looked for
+is_compiled: Final = __path__ != _sources
+
 from dmq.http2.admission import Admission, Admit
 from dmq.http2.bounds import LOOPBACK, Account, address_of
 from dmq.http2.errors import CallEnded, Status
@@ -39,5 +47,6 @@ __all__ = [
     "Streaming",
     "Unary",
     "address_of",
+    "is_compiled",
     "make_context",
 ]

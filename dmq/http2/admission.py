@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dmq.http2.headers import RequestHeaders
 
@@ -20,7 +21,7 @@ class Admission:
     address: str
     key: str = ""
     refusal: Exception | None = None
-    credential: object = None
+    credential: Any = None
     is_operator: bool = False
     request_max: int = 0
 

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import uvloop
+from support.forms import needs_python
 
 from broker_adapter.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
@@ -357,6 +358,7 @@ def test_input_is_read_in_slices(run: Run) -> None:
 
 def test_large_requests_have_their_time_in_a_turn(run: Run) -> None:
     """Danger: requests that take a millisecond each, a hundred of them in one turn of the loop."""
+    needs_python()
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         wire = await rig.connect()
@@ -477,6 +479,7 @@ def test_a_connection_that_cannot_be_made_keeps_nobody_out(run: Run, monkeypatch
 
 def test_who_is_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run) -> None:
     """Danger: its socket knows no peer any more, but gives what was sent, as if it came from who may do more."""
+    needs_python()
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         seen: list[str] = []
@@ -501,6 +504,7 @@ def test_who_is_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run
 
 def test_who_sends_much_is_read_once_in_a_turn(run: Run) -> None:
     """Danger: megabytes that wait in the socket, all read in one turn of the loop."""
+    needs_python()
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         wire = await rig.connect()

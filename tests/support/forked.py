@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-_READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "LANG", "LC_")
+_READ_AT_START = ("DMQ_COMPILED", "LD_", "PYTHON", "MALLOC_", "LANG", "LC_")
 _MESSAGE_BYTES_MAX = 256 * 1024
 # What a daemon loads in any case, at its start, at its first connection or when the trail is written at its end.
 _IMPORTED = (

@@ -175,7 +175,15 @@ def test_embedded_topics_are_refused_where_all_are(monkeypatch: pytest.MonkeyPat
 
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line, the demo, tests and hooks have variables of their own; an empty one counts as unset."""
-    for name in ("DMQ_ADDRESS", "DMQ_DEBUG", "DMQ_TEST_KILLS", "DMQ_DEMO_X", "DMQ_SPOOL", "DMQ_HOOK_MODE"):
+    for name in (
+        "DMQ_ADDRESS",
+        "DMQ_DEBUG",
+        "DMQ_TEST_KILLS",
+        "DMQ_DEMO_X",
+        "DMQ_SPOOL",
+        "DMQ_COMPILED",
+        "DMQ_HOOK_MODE",
+    ):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("DMQ_LISTEN", "")
     assert load().listen.port == 8081

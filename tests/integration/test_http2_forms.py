@@ -1,0 +1,86 @@
+"""The HTTP/2 server runs as it was compiled, or as Python: the same tests hold for both, and the sources decide."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dmq.http2
+from dmq.compiled import DIGEST, SUFFIX, compiled_first, digest_of, folder_of, is_of
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dmq" / "http2"
+TESTS = [
+    *sorted((ROOT / "tests" / "unit").glob("test_http2_*.py")),
+    *sorted((ROOT / "tests" / "property").glob("test_http2_*.py")),
+    ROOT / "tests" / "integration" / "test_http2_socket.py",
+    ROOT / "tests" / "integration" / "test_http2_tls.py",
+]
+is_there = pytest.mark.skipif(not is_of(folder_of(PACKAGE), PACKAGE), reason="not compiled here: make env")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of one module, compiled."""
+    (tmp_path / "one.py").write_text("ONE = 1\n", encoding="utf-8")
+    folder = folder_of(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / f"one{SUFFIX}").touch()
+    (folder / DIGEST).write_text(digest_of(tmp_path), encoding="ascii")
+    return tmp_path
+
+
+def test_what_is_compiled_comes_first(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the environment says otherwise."""
+    monkeypatch.delenv("DMQ_COMPILED", raising=False)
+    assert compiled_first([str(package)]) == [str(folder_of(package)), str(package)]
+    monkeypatch.setenv("DMQ_COMPILED", "0")
+    assert compiled_first([str(package)]) == [str(package)]
+
+
+@pytest.mark.parametrize("change", ["edited", "added", "removed", "half made", "of another Python"])
+def test_what_was_made_of_other_sources_is_not_used(
+    package: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Danger: an edit that does nothing, or a wheel's modules beside sources of another version."""
+    monkeypatch.delenv("DMQ_COMPILED", raising=False)
+    match change:
+        case "edited":
+            (package / "one.py").write_text("ONE = 2\n", encoding="utf-8")
+        case "added":
+            (package / "two.py").touch()
+        case "removed":
+            (package / "one.py").unlink()
+        case "half made":
+            (folder_of(package) / DIGEST).unlink()
+        case _:
+            folder_of(package).rename(package / "_compiled" / "cpython-39-pdp11")
+    assert compiled_first([str(package)]) == [str(package)]
+
+
+@is_there
+@pytest.mark.timeout(900)
+def test_the_other_form_passes_the_same_tests() -> None:
+    """Whichever of the two this process runs."""
+    other = "0" if dmq.http2.is_compiled else "1"
+    environment = {**os.environ, "DMQ_TEST_COMPILED": other}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *map(str, TESTS)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    print(done.stdout)
+    assert done.returncode == 0
+
+
+@is_there
+def test_a_process_says_which_form_it_runs() -> None:
+    """And its modules are those."""
+    show = "import dmq.http2, dmq.http2.hpack as it; print(dmq.http2.is_compiled, it.__file__.endswith('.py'))"
+    for variable, said in {"0": "False True", "1": "True False"}.items():
+        environment = {**os.environ, "DMQ_COMPILED": variable}
+        command = [sys.executable, "-c", show]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == said, done.stderr

@@ -1,0 +1,99 @@
+"""Compile the HTTP/2 server with mypyc, into a folder beside its modules: docs/decisions/http2.md says why.
+
+    python tools/compile_http2.py
+
+It is also a hook of the wheel's build, which takes the compiled modules in if DMQ_COMPILE=1 is in the environment.
+What is there already, of the same sources and for the same Python, is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the build of a wheel does not have the tree there
+
+from dmq.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_of  # noqa: E402 - as said above
+
+PACKAGE = ROOT / "dmq" / "http2"
+LIBRARY = "dmq.http2.all"  # the name of what the modules share, but for a suffix
+_OUTPUT_CHARS_MAX = 4000
+
+
+def compile_modules() -> Path | None:
+    """Return the folder with the compiled modules; None if there is no compiler, or no header of Python.
+
+    Raises CalledProcessError if what is there cannot compile them.
+    """
+    folder, digest = folder_of(PACKAGE), digest_of(PACKAGE)
+    if is_of(folder, PACKAGE):
+        return folder
+    if not _can_compile():
+        return None
+    folder.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as work:
+        # In a process of its own: it takes the working directory, prints, and ends where it fails.
+        command = [sys.executable, __file__, "build", work]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print((done.stdout + done.stderr)[-_OUTPUT_CHARS_MAX:], file=sys.stderr)
+            done.check_returncode()
+        made = Path(work, "lib", "dmq", "http2")
+        (made / DIGEST).write_text(digest, encoding="ascii")
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    return folder
+
+
+def _can_compile() -> bool:
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
+
+
+def _build(work: str) -> None:
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    modules = [str(each.relative_to(ROOT)) for each in sorted(PACKAGE.glob("*.py")) if each.name != "__init__.py"]
+    options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental"]
+    extensions = mypycify([*options, *modules], opt_level="3", group_name=LIBRARY, target_dir=f"{work}/c")
+    command = build_ext(Distribution({"name": "rock-dmq", "ext_modules": extensions}))
+    command.build_lib, command.build_temp, command.parallel = f"{work}/lib", f"{work}/temp", os.cpu_count()
+    command.ensure_finalized()
+    command.run()
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # of no use here
+    """Called by hatchling, under this name."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Take the compiled modules into a wheel, if they are asked for."""
+        if version != "standard" or os.environ.get("DMQ_COMPILE") != "1":
+            return
+        folder = compile_modules()
+        if folder is None:
+            raise RuntimeError(
+                "DMQ_COMPILE=1 asks for compiled modules, and there is no C compiler, or no Python.h, here: "
+                "install them (on Debian: gcc and python3-dev), or build without DMQ_COMPILE"
+            )
+        for each in (*folder.glob(f"*{SUFFIX}"), folder / DIGEST):
+            build_data["force_include"][str(each)] = str(each.relative_to(ROOT))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["build"]:
+        _build(sys.argv[2])
+    elif compile_modules() is None:
+        print("no C compiler, or no Python.h, is here: dmq/http2 runs as Python, and takes more of a processor")
