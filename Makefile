@@ -218,6 +218,8 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	$(UV_COMPILE) pyproject.toml --extra server --extra classic --extra demo --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
 	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt && \
+	echo "locking locks/compile.txt" && \
+	$(UV_COMPILE) locks/compile.in -c locks/dev.txt -c locks/build.txt -o locks/compile.txt && \
 	echo "locking locks/fuzz.txt" && \
 	$(UV_COMPILE) locks/fuzz.in -c locks/dev.txt -o locks/fuzz.txt && \
 	echo "locking locks/docs.txt" && \

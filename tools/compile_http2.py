@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,14 @@ _OUTPUT_CHARS_MAX = 4000
 
 
 def compile_modules() -> Path | None:
-    """Return the folder with the compiled modules; None if there is no compiler, or no header of Python.
+    """Return the folder with the compiled modules; None if something lacks that compiles them.
 
-    Raises CalledProcessError if what is there cannot compile them.
+    Raises CalledProcessError if what is there cannot.
     """
     folder, digest = folder_of(PACKAGE), digest_of(PACKAGE)
     if is_of(folder, PACKAGE):
         return folder
-    if not _can_compile():
+    if _lacking():
         return None
     folder.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as work:
@@ -54,9 +55,18 @@ def compile_modules() -> Path | None:
     return folder
 
 
-def _can_compile() -> bool:
+def _lacking() -> str:
+    """Say what lacks here; empty if nothing does."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    if shutil.which(compiler) is None:
+        return f"a C compiler ({compiler})"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "the headers of Python (on Debian: python3-dev)"
+    return (
+        ""
+        if find_spec("mypyc") and find_spec("setuptools")
+        else "mypy and setuptools (locks/compile.txt, locks/build.txt)"
+    )
 
 
 def _build(work: str) -> None:
@@ -83,8 +93,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # of no us
         folder = compile_modules()
         if folder is None:
             raise RuntimeError(
-                "DMQ_COMPILE=1 asks for compiled modules, and there is no C compiler, or no Python.h, here: "
-                "install them (on Debian: gcc and python3-dev), or build without DMQ_COMPILE"
+                f"DMQ_COMPILE=1 asks for compiled modules, and {_lacking()} is missing here: "
+                "install it, or build without DMQ_COMPILE"
             )
         for each in (*folder.glob(f"*{SUFFIX}"), folder / DIGEST):
             build_data["force_include"][str(each)] = str(each.relative_to(ROOT))
@@ -96,4 +106,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["build"]:
         _build(sys.argv[2])
     elif compile_modules() is None:
-        print("no C compiler, or no Python.h, is here: dmq/http2 runs as Python, and takes more of a processor")
+        print(f"{_lacking()} is missing here: dmq/http2 will run as Python, and take more of a processor")

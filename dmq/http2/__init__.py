@@ -1,4 +1,4 @@
-"""A server for gRPC over HTTP/2, in Python alone: see README.md for why, and for what it is not.
+"""A server for gRPC over HTTP/2, in Python: see README.md for why, and for what it is not.
 
     server = Http2Server({"/echo.Echo/Say": Unary(say)}, host="127.0.0.1", port=0, monotonic_s=clock.monotonic_s)
     port = await server.start()

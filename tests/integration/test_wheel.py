@@ -17,7 +17,10 @@ from packaging.requirements import Requirement
 from support.daemon import START_S_MAX, free_port
 from support.trail_forge import forge
 
+from dmq.compiled import folder_of, is_of
+
 ROOT = Path(__file__).parents[2]
+HTTP2 = ROOT / "dmq" / "http2"
 _HOOK = """
 import sys
 from dmq import Spool, durable
@@ -52,10 +55,15 @@ with AdminClient(sys.argv[1]) as admin:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the wheel holds."""
-    target = tmp_path_factory.mktemp("wheel")
+    return built(tmp_path_factory.mktemp("wheel"), "py3-none-any")
+
+
+def built(target: Path, tag: str, **variables: str) -> Path:
+    """Build a wheel, which must have this tag, and return a folder with what it holds."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
-    (wheel,) = target.glob("rock_dmq-*.whl")
+    env = {**os.environ, **variables}
+    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, timeout=100)
+    (wheel,) = target.glob(f"rock_dmq-*-{tag}.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(target / "site")
     return target / "site"
@@ -202,6 +210,20 @@ def test_the_server_serves(installed: Path, tmp_path: Path) -> None:
         with environment(installed, tmp_path / "client", "client") as of_client:
             used = run(of_client, tmp_path, "-c", _CLIENT, address)
             assert used.stdout == "rock-dmq 1\n", used.stderr
+
+
+@pytest.mark.skipif(not is_of(folder_of(HTTP2), HTTP2), reason="not compiled here: make env")
+def test_a_compiled_wheel_serves_compiled(tmp_path: Path) -> None:
+    """It is of this Python and this kind of machine, and says what runs."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    installed = built(tmp_path, f"{python}-{python}-linux_*", DMQ_COMPILE="1")
+    with environment(installed, tmp_path / "extras", "daemon") as env:
+        env.pop("DMQ_COMPILED", None)
+        shown = run(env, tmp_path, "-c", "import dmq.http2, dmq.http2.hpack as it; print(it.__file__)")
+        assert Path(shown.stdout.strip()).suffix == ".so", shown.stderr
+        with serving(env, tmp_path, "--trail", "off") as address:
+            done = run(env, tmp_path, "-m", "dmq", "--address", address, "status")
+            assert done.returncode == 0, done.stderr
 
 
 def test_a_trail_is_judged_on_one_machine(installed: Path, tmp_path: Path) -> None:
