@@ -52,7 +52,11 @@ class Daemon:
             stderr=subprocess.PIPE,
             text=True,
             env={
-                **{name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+                **{
+                    name: value
+                    for name, value in os.environ.items()
+                    if not name.startswith("DMQ_") or name == "DMQ_COMPILED"
+                },
                 "DMQ_TRANSPORT": transport,
                 "DMQ_PROCESSES": str(processes),
             },

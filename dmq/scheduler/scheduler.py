@@ -95,6 +95,7 @@ class Scheduler:
         self._observe = observe
         self.handed_over_total = 0
         self._is_behind = False
+        self._skip_ms = 0  # by how much the live cursor skipped in the last turn
         self._floods: set[bytes] = set()  # scopes that have too much in this turn
         self._left: set[bytes] = set()  # scopes of which the backlog has rows that were left to it
         self._live_used_s = -LIVE_USED_S
@@ -123,8 +124,11 @@ class Scheduler:
             self._left.clear()
         rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms, READS_PER_TURN_MAX)
         self._is_behind = not is_live_done and not is_flood
+        # What fell due behind a flood before that was noticed does not wait for a look through all of it. So the rest
+        # of a millisecond is skipped, and where that is not the end of it, twice as many in each further turn.
+        self._skip_ms = max(1, 2 * self._skip_ms) if is_flood else 0
         if is_flood:
-            self._marks.skip(now_ms)
+            self._marks.skip(now_ms, self._skip_ms)
         is_backlog_done, ahead = True, 0
         if self._marks.has_backlog():
             skipped, is_skipped_done, _ = self._take_around_floods(Cursor.SKIPPED, now_ms, SKIPPED_READS_PER_TURN)

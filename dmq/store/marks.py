@@ -213,13 +213,14 @@ class Marks:
             if cursor < end:
                 self._backlog = (cursor, end)
 
-    def skip(self, now_ms: int) -> None:
-        """Leave what is due and was not read by the live cursor to the backlog, and to the cursor ``SKIPPED``.
+    def skip(self, now_ms: int, by_ms: int) -> None:
+        """Leave what the live cursor has before it to the backlog, and to the cursor ``SKIPPED``: so many milliseconds.
 
-        For a flood of which there is no end in sight: what falls due now does not wait until all of it was read.
+        For a flood of which there is no end in sight: what is due behind it does not wait until all of it was read.
+        What is due now is not skipped.
         """
         with self._changed:
-            boundary = timeline_mark(now_ms, 0)
+            boundary = timeline_mark(min(now_ms, (self._live >> 64) + by_ms), 0)
             if boundary <= self._live:
                 return
             cursor, _ = self._backlog or (self._live, 0)

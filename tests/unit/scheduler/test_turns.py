@@ -182,6 +182,33 @@ def test_a_flood_that_takes_many_reads_holds_up_nothing_that_is_due_behind_it(
     assert cell.store.pending() == {}
 
 
+@pytest.mark.parametrize("flood_ms", [1, 30], ids=["one millisecond", "thirty milliseconds"])
+@pytest.mark.parametrize("rate", [None, 1_000], ids=["free", "slowed"])
+def test_what_fell_due_before_a_flood_was_noticed_does_not_wait_for_its_end(
+    cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, flood_ms: int, rate: int | None
+) -> None:
+    """What lies as far behind it as it is long comes within some turns, in order, though all of it is overdue."""
+    monkeypatch.setattr(scheduler_module, "READS_PER_TURN_MAX", 2)
+    monkeypatch.setattr(scheduler_module, "ROWS_PER_CURSOR_MAX", 200)
+    began_ms, mails = clock.now_ms(), cell.topic_of("mails")
+    if rate is not None:
+        slowed = FlowChange(deliver_rate=rate).applied_to(mails, 0)
+        cell.store.commit(cell.names.plan_change(slowed))
+        cell.names.add_topic(slowed)
+    cell.schedule(*(began_ms + 5 + number % flood_ms for number in range(6_000)))
+    for number in range(20):
+        mail = Envelope("mails", f"mail {number}", b"", deliver_at_ms=began_ms + 4 + 2 * flood_ms + number)
+        cell.store.commit([cell.placement.accept(cell.names.topics["mails"], mail, 0)])
+    clock.advance(100)
+    for _ in range(7):
+        cell.scheduler.turn()
+    rows = cell.store.scan(Family.QUEUE, pack_queue_key(mails.topic_id, 0, 0), b"\xff" * 14, limit=100).rows
+    assert [unpack_id(decode_queued(value).message_id) for _, value in rows] == [f"mail {n}" for n in range(20)]
+    assert cell.store.pending()[cell.topic.topic_id] > 3_000
+    cell.drain()
+    assert cell.store.pending() == {}
+
+
 def test_a_flood_holds_up_no_topic_with_a_rate(cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What falls due for one that is within its rate goes with its turn, whatever the backlog has of others."""
     monkeypatch.setattr(scheduler_module, "READS_PER_TURN_MAX", 2)

@@ -133,19 +133,21 @@ def test_a_lagging_cursor_becomes_the_backlog() -> None:
 def test_what_was_skipped_is_the_backlogs_and_is_gone_through_beside_it() -> None:
     """From where the live cursor was, once; never behind the backlog's cursor, and only what is readable and due."""
     marks = Marks(at(NOW - 30, 7))
-    marks.skip(NOW)
+    marks.skip(NOW, 10)
+    assert marks.claim(Cursor.LIVE, NOW - 21).start == at(NOW - 20, 0), "no further than was said"
+    marks.skip(NOW, 1_000)
     assert marks.claim(Cursor.LIVE, NOW + 1) == Claim(Cursor.LIVE, at(NOW, 0), at(NOW + 2, 0))
     assert marks.low() == at(NOW - 30, 7)
     assert marks.claim(Cursor.SKIPPED, NOW + 1) == Claim(Cursor.SKIPPED, at(NOW - 30, 7), at(NOW, 0))
     marks.retreat(Cursor.SKIPPED, at(NOW - 20, 0))
     marks.claim(Cursor.BACKLOG, NOW + 1)
     marks.retreat(Cursor.BACKLOG, at(NOW - 10, 0))
-    marks.skip(NOW + 100)
+    marks.skip(NOW + 100, 1_000)
     assert marks.claim(Cursor.SKIPPED, NOW - 5) == Claim(Cursor.SKIPPED, at(NOW - 10, 0), at(NOW - 4, 0))
     assert marks.claim(Cursor.SKIPPED, NOW + 200) == Claim(Cursor.SKIPPED, at(NOW - 4, 0), at(NOW + 100, 0))
     claim = marks.claim(Cursor.SKIPPED, NOW + 200)
     assert claim.stop <= claim.start
-    marks.skip(NOW + 99)
+    marks.skip(NOW + 99, 1_000)
     assert marks.claim(Cursor.LIVE, NOW + 200).start == at(NOW + 100, 0), "never moved back"
     marks.claim(Cursor.BACKLOG, NOW + 200)
     assert not marks.split_backlog(NOW + 200)
