@@ -98,7 +98,7 @@ docs: $(STAMPS)/docs ## build the site of the documentation (build/docs)
 release: $(STAMPS)/release $(STAMPS)/compiled ## build and check what is published, into dist (nothing is uploaded)
 	@rm -rf dist && mkdir dist
 	@$(PY) -m hatchling build -d dist
-	@DMQ_COMPILE=1 $(PY) -m hatchling build -t wheel -d dist  # of this Python, on this kind of machine
+	@DMQ_COMPILED=1 $(PY) -m hatchling build -t wheel -d dist  # of this Python, on this kind of machine
 	@$(PY) -m twine check --strict dist/*
 	@$(PY) -W ignore -m cyclonedx_py requirements locks/run.txt --pyproject pyproject.toml --mc-type application \
 		--output-reproducible --validate -o dist/sbom.cdx.json

@@ -3,7 +3,7 @@
 Compiled modules of a package lie in its folder ``_compiled``, those of each kind of Python in one of its own, with a
 digest of all sources that they were made of. Where a source is another one, Python runs the sources, so nobody debugs
 code that is not there. ``DMQ_COMPILED=0`` in the environment has it run them as well. ``tools/compile_http2.py`` makes
-the folder.
+the folder, and takes it into a wheel that is built with ``DMQ_COMPILED=1``.
 """
 
 from __future__ import annotations

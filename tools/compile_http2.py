@@ -2,7 +2,7 @@
 
     python tools/compile_http2.py
 
-It is also a hook of the wheel's build, which takes the compiled modules in if DMQ_COMPILE=1 is in the environment.
+It is also a hook of the wheel's build, which takes the compiled modules in if DMQ_COMPILED=1 is in the environment.
 What is there already, of the same sources and for the same Python, is left as it is.
 """
 
@@ -88,13 +88,13 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # of no us
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Take the compiled modules into a wheel, if they are asked for."""
-        if version != "standard" or os.environ.get("DMQ_COMPILE") != "1":
+        if version != "standard" or os.environ.get("DMQ_COMPILED") != "1":
             return
         folder = compile_modules()
         if folder is None:
             raise RuntimeError(
-                f"DMQ_COMPILE=1 asks for compiled modules, and {_lacking()} is missing here: "
-                "install it, or build without DMQ_COMPILE"
+                f"DMQ_COMPILED=1 asks for compiled modules, and {_lacking()} is missing here: "
+                "install it, or build without DMQ_COMPILED"
             )
         for each in (*folder.glob(f"*{SUFFIX}"), folder / DIGEST):
             build_data["force_include"][str(each)] = str(each.relative_to(ROOT))

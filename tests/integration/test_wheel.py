@@ -216,7 +216,7 @@ def test_the_server_serves(installed: Path, tmp_path: Path) -> None:
 def test_a_compiled_wheel_serves_compiled(tmp_path: Path) -> None:
     """It is of this Python and this kind of machine, and says what runs."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    installed = built(tmp_path, f"{python}-{python}-linux_*", DMQ_COMPILE="1")
+    installed = built(tmp_path, f"{python}-{python}-linux_*", DMQ_COMPILED="1")
     with environment(installed, tmp_path / "extras", "daemon") as env:
         env.pop("DMQ_COMPILED", None)
         shown = run(env, tmp_path, "-c", "import dmq.http2, dmq.http2.hpack as it; print(it.__file__)")
