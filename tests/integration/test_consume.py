@@ -84,6 +84,12 @@ class App:
     def term(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
+    def wait_until_stopping(self) -> None:
+        """Return once it has heard that it is to end."""
+        until_s = time.monotonic() + _SOON_S
+        while "it is stopping" not in self.page("/health")[1]:
+            assert time.monotonic() < until_s, self.errors()
+
     def ended(self) -> int:
         """Return the exit code of a process that is to end in order, once all that it said was read."""
         code = self.process.wait(_SOON_S)
@@ -177,6 +183,7 @@ def test_sigterm_finishes_what_is_begun_and_gives_back_the_rest(daemon: Daemon, 
     with App(tmp_path, daemon, topic, parallelism=1) as app:
         begun = app.wait_for("given")["body"]
         app.term()
+        app.wait_until_stopping()  # its main thread hears of a signal when it has its turn
         app.go()
         app.wait_for("done", begun)
         assert app.ended() == 0
