@@ -108,6 +108,7 @@ release: $(STAMPS)/release $(STAMPS)/compiled ## build and check what is publish
 
 clean: ## remove caches and build products
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	@rm -rf dmq/http2/_compiled $(STAMPS)/compiled
 	@find $(CODE) -name node_modules -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment and the official clients as well
@@ -153,7 +154,6 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 
 # Of other sources than these it would not be used: see dmq/compiled.py.
 $(STAMPS)/compiled: tools/compile_http2.py dmq/compiled.py $(wildcard dmq/http2/*.py) $(STAMPS)/dev
-	@echo "compiling dmq/http2 (half a minute)"
 	@$(PY) tools/compile_http2.py
 	@touch $@
 

@@ -22,7 +22,7 @@ def compiled_first(package: list[str]) -> list[str]:
     """Return where the modules of a package are to be looked for: its ``__path__``, or a folder and that."""
     sources = Path(package[0])
     folder = folder_of(sources)
-    if os.environ.get("DMQ_COMPILED") == "0" or not is_of(folder, sources):
+    if os.environ.get("DMQ_COMPILED") == "0" or not is_made_of(folder, sources):
         return package
     return [str(folder), *package]
 
@@ -32,7 +32,7 @@ def folder_of(sources: Path) -> Path:
     return sources / "_compiled" / SUFFIX.split(".")[1]
 
 
-def is_of(folder: Path, sources: Path) -> bool:
+def is_made_of(folder: Path, sources: Path) -> bool:
     """Say whether the folder has what these very sources were compiled to."""
     try:
         return (folder / DIGEST).read_text(encoding="ascii") == digest_of(sources)

@@ -23,7 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the build of a wheel does not have the tree there
 
-from dmq.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_of  # noqa: E402 - as said above
+from dmq.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_made_of  # noqa: E402 - as said above
 
 PACKAGE = ROOT / "dmq" / "http2"
 LIBRARY = "dmq.http2.all"  # the name of what the modules share, but for a suffix
@@ -31,15 +31,16 @@ _OUTPUT_CHARS_MAX = 4000
 
 
 def compile_modules() -> Path | None:
-    """Return the folder with the compiled modules; None if something lacks that compiles them.
+    """Return the folder with the compiled modules; None if what compiles them is missing.
 
-    Raises CalledProcessError if what is there cannot.
+    Raises CalledProcessError if it is there and fails, RuntimeError if the sources change meanwhile.
     """
     folder, digest = folder_of(PACKAGE), digest_of(PACKAGE)
-    if is_of(folder, PACKAGE):
+    if is_made_of(folder, PACKAGE):
         return folder
-    if _lacking():
+    if _missing():
         return None
+    print("compiling dmq/http2 (half a minute)", flush=True)
     folder.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as work:
         # In a process of its own: it takes the working directory, prints, and ends where it fails.
@@ -48,25 +49,26 @@ def compile_modules() -> Path | None:
         if done.returncode:
             print((done.stdout + done.stderr)[-_OUTPUT_CHARS_MAX:], file=sys.stderr)
             done.check_returncode()
+        if digest_of(PACKAGE) != digest:  # then nobody knows what was compiled
+            raise RuntimeError("dmq/http2 was edited while it was compiled: run it again")
         made = Path(work, "lib", "dmq", "http2")
         (made / DIGEST).write_text(digest, encoding="ascii")
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        if not is_made_of(folder, PACKAGE):  # another one may have done it meanwhile, and its modules are in use
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
     return folder
 
 
-def _lacking() -> str:
-    """Say what lacks here; empty if nothing does."""
+def _missing() -> str:
+    """Say what is missing here to compile; empty if nothing is."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"a C compiler ({compiler})"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "the headers of Python (on Debian: python3-dev)"
-    return (
-        ""
-        if find_spec("mypyc") and find_spec("setuptools")
-        else "mypy and setuptools (locks/compile.txt, locks/build.txt)"
-    )
+    if not (find_spec("mypyc") and find_spec("setuptools")):
+        return "mypy or setuptools (locks/compile.txt, locks/build.txt)"
+    return ""
 
 
 def _build(work: str) -> None:
@@ -93,7 +95,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # of no us
         folder = compile_modules()
         if folder is None:
             raise RuntimeError(
-                f"DMQ_COMPILED=1 asks for compiled modules, and {_lacking()} is missing here: "
+                f"DMQ_COMPILED=1 asks for compiled modules, and {_missing()} is missing here: "
                 "install it, or build without DMQ_COMPILED"
             )
         for each in (*folder.glob(f"*{SUFFIX}"), folder / DIGEST):
@@ -104,14 +106,14 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # of no us
 
 def main() -> int:
     """Compile, and say so if that cannot be: nothing needs it. Only in CI a compiler that fails is a failure."""
+    without = "dmq/http2 will run as Python, and take more of a processor"
     try:
-        if compile_modules() is not None:
-            return 0
-        why = f"{_lacking()} is missing here"
+        if compile_modules() is None:
+            print(f"{_missing()} is missing here: {without}")
     except subprocess.CalledProcessError:
-        why = "the compiler failed, as shown above"
-    print(f"{why}: dmq/http2 will run as Python, and take more of a processor")
-    return int(not _lacking() and bool(os.environ.get("CI")))
+        print(f"the compiler failed, as shown above: {without}")
+        return 1 if os.environ.get("CI") else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ What falls due for a topic that is paused, or faster than its rate, is held behi
 
 A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
 and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
-flood. One that is too large to be read through in a turn is skipped; what lies in it of others is looked for from then
-on, a little in each turn. Messages of a message group are the exception: they stay behind the backlog, where an earlier
+flood. One that is too large to be read through in a turn is skipped: to the end of a millisecond, and in each further
+turn twice as far. What lies there of others, in it or closer behind it than it is long, is looked for from then on, a
+little in each turn. Messages of a message group are the exception: they stay behind the backlog, where an earlier
 one of their group may be.
 """
 
@@ -44,6 +45,7 @@ BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is be
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
 READS_PER_TURN_MAX = 4  # of the live cursor, to get past a flood: half a millisecond each, and more under load
 SKIPPED_READS_PER_TURN = 2  # of what it skipped then
+SKIP_MS_MAX = 2**20  # in one turn: a quarter of an hour
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
 _PAUSE_S = 0.2  # before a read is tried again
 
@@ -124,9 +126,8 @@ class Scheduler:
             self._left.clear()
         rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms, READS_PER_TURN_MAX)
         self._is_behind = not is_live_done and not is_flood
-        # What fell due behind a flood before that was noticed does not wait for a look through all of it. So the rest
-        # of a millisecond is skipped, and where that is not the end of it, twice as many in each further turn.
-        self._skip_ms = max(1, 2 * self._skip_ms) if is_flood else 0
+        # No further than it takes: what fell due behind a flood before that was noticed would wait as what lies in it.
+        self._skip_ms = min(max(1, 2 * self._skip_ms), SKIP_MS_MAX) if is_flood else 0
         if is_flood:
             self._marks.skip(now_ms, self._skip_ms)
         is_backlog_done, ahead = True, 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 import dmq.http2
-from dmq.compiled import DIGEST, SUFFIX, compiled_first, digest_of, folder_of, is_of
+from dmq.compiled import DIGEST, SUFFIX, compiled_first, digest_of, folder_of, is_made_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dmq" / "http2"
@@ -20,7 +22,7 @@ TESTS = [
     ROOT / "tests" / "integration" / "test_http2_socket.py",
     ROOT / "tests" / "integration" / "test_http2_tls.py",
 ]
-is_there = pytest.mark.skipif(not is_of(folder_of(PACKAGE), PACKAGE), reason="not compiled here: make env")
+is_there = pytest.mark.skipif(not is_made_of(folder_of(PACKAGE), PACKAGE), reason="not compiled here: make env")
 
 
 @pytest.fixture
@@ -60,6 +62,48 @@ def test_what_was_made_of_other_sources_is_not_used(
         case _:
             folder_of(package).rename(package / "_compiled" / "cpython-39-pdp11")
     assert compiled_first([str(package)]) == [str(package)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What a wheel is built of, compiled by nobody yet."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("broker_adapter", "dmq", "retry", "spark_audit", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("_compiled", "__pycache__"))
+    return tmp_path
+
+
+def run(tree: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python there, with such variables and no CI."""
+    environment = {name: value for name, value in os.environ.items() if name != "CI"} | variables
+    return subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_without_a_compiler_it_runs_as_python(tree: Path) -> None:
+    """Nothing needs it, and whoever asked for it in a wheel is told what is missing."""
+    done = run(tree, "tools/compile_http2.py", PATH="/nonexistent")
+    assert (done.returncode, "a C compiler" in done.stdout, "will run as Python" in done.stdout) == (0, True, True)
+    wheel = run(tree, "-m", "hatchling", "build", "-t", "wheel", PATH="/nonexistent", DMQ_COMPILED="1")
+    assert wheel.returncode != 0
+    assert "a C compiler" in wheel.stderr
+    assert not list((tree / "dist").glob("*.whl"))
+
+
+@is_there
+def test_a_compiler_that_fails_stops_nobody_but_ci(tree: Path) -> None:
+    """In CI it would hide that the sources do not compile any more. Nothing half made is left."""
+    compiler = tree / "bin" / (sysconfig.get_config_var("CC") or "cc").split()[0]
+    compiler.parent.mkdir()
+    compiler.write_text("#!/bin/sh\necho no room left; exit 1\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    path = f"{compiler.parent}{os.pathsep}{os.environ['PATH']}"
+    for variables, code in ({}, 0), ({"CI": "true"}, 1):
+        done = run(tree, "tools/compile_http2.py", PATH=path, **variables)
+        assert (done.returncode, "will run as Python" in done.stdout) == (code, True), done.stderr
+    assert list((tree / "dmq" / "http2" / "_compiled").iterdir()) == []
 
 
 @is_there

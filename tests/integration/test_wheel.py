@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from support.daemon import START_S_MAX, free_port
 from support.trail_forge import forge
 
-from dmq.compiled import folder_of, is_of
+from dmq.compiled import folder_of, is_made_of
 
 ROOT = Path(__file__).parents[2]
 HTTP2 = ROOT / "dmq" / "http2"
@@ -212,7 +212,7 @@ def test_the_server_serves(installed: Path, tmp_path: Path) -> None:
             assert used.stdout == "rock-dmq 1\n", used.stderr
 
 
-@pytest.mark.skipif(not is_of(folder_of(HTTP2), HTTP2), reason="not compiled here: make env")
+@pytest.mark.skipif(not is_made_of(folder_of(HTTP2), HTTP2), reason="not compiled here: make env")
 def test_a_compiled_wheel_serves_compiled(tmp_path: Path) -> None:
     """It is of this Python and this kind of machine, and says what runs."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"

@@ -1,7 +1,7 @@
 """In which form ``dmq/http2`` runs in this process and in those that it starts: compiled, or as Python.
 
 One worker of two runs it as Python, and the other as it was compiled, if it was. So either form sees all tests in some
-runs; its own tests see both in each (``tests/unit/test_http2_forms.py``).
+runs; its own tests see both in each (``tests/integration/test_http2_forms.py``).
 """
 
 from __future__ import annotations

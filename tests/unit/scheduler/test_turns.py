@@ -209,6 +209,22 @@ def test_what_fell_due_before_a_flood_was_noticed_does_not_wait_for_its_end(
     assert cell.store.pending() == {}
 
 
+def test_a_flood_without_end_is_skipped_by_bounded_steps(
+    cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Danger: a step that doubles in each turn is a number of megabytes in the end."""
+    monkeypatch.setattr(scheduler_module, "READS_PER_TURN_MAX", 1)
+    monkeypatch.setattr(scheduler_module, "ROWS_PER_CURSOR_MAX", 200)
+    steps: list[int] = []
+    monkeypatch.setattr(cell.store.marks, "skip", lambda _, by_ms: steps.append(by_ms))
+    cell.schedule(*[clock.now_ms() + 1] * 8_000)
+    clock.advance(1)  # no clock that goes on: all of it is due in this very millisecond
+    for _ in range(30):
+        cell.scheduler.turn()
+    assert len(steps) == 30
+    assert max(steps) == scheduler_module.SKIP_MS_MAX
+
+
 def test_a_flood_holds_up_no_topic_with_a_rate(cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What falls due for one that is within its rate goes with its turn, whatever the backlog has of others."""
     monkeypatch.setattr(scheduler_module, "READS_PER_TURN_MAX", 2)
