@@ -92,7 +92,7 @@ class HandOut:
         taken = self._lease(found, terms, look)
         found.wake_next()  # there may be more than this receive takes
         try:
-            records = await self._reader.messages([(each.queue, each.offset) for each in taken])
+            records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
         except BaseException:
             for each in reversed(taken):
                 each.queue.give_back(each.offset)
@@ -100,6 +100,11 @@ class HandOut:
             raise
         if found.is_retired:
             return Looked([], None, look)
+        if len(records) < len(taken):  # the rest of them are too large to be looked at as well
+            for each in reversed(taken[len(records) :]):
+                each.queue.give_back(each.offset)
+            found.wake_next()
+            del taken[len(records) :]
         return self._deliver(found, terms, taken, records, first_epoch)
 
     def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:

@@ -90,7 +90,7 @@ class Pulls:
 
     async def _look(self, queue: _Queue, at: int, look: int) -> list[tuple[int, QueuedMessage]]:
         place, end = queue.place, queue.tail.end
-        rows = await self._reader.run(
+        rows = await self._reader.run_large(
             lambda store: messages_from(store, place, at, end, limit=look, bytes_max=LOOK_BYTES_MAX)
         )
         if not rows or rows[0][0] != at:

@@ -1,11 +1,15 @@
-"""The broker's one reading thread: the event loop never enters the engine."""
+"""The broker's one reading thread: the event loop never enters the engine.
+
+Messages are read a batch of bytes at a time, and the next one once those who got the last had their turn of the loop:
+so what is read and not yet counted for any client is a few batches, however many clients ask at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.errors import BrokerUnavailable
@@ -19,8 +23,11 @@ from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.store import Store
 
+READ_BYTES_MAX = 8 * 1024 * 1024  # of messages in one batch, but for the last few of it
 _GROUP_ROWS_MAX = 1_000_000
 _RUN_MIN = 8  # messages one behind the other: from so many on an iterator is cheaper than to look for each
+_RECENT_BYTES_MAX = 64 * 1024  # that are had from memory at once: more waits for its turn
+_LARGE_READS_MAX = 2
 _Read = TypeVar("_Read")
 
 
@@ -37,10 +44,11 @@ _Places = Sequence[_Place]
 
 
 class _Look(NamedTuple):
-    """Messages that were asked for, and who waits for them."""
+    """Messages that were asked for, who waits for them, and whether the first of them will do."""
 
     places: _Places
     found: asyncio.Future[list[QueuedMessage]]
+    is_cut: bool
 
 
 class Reader:
@@ -48,7 +56,9 @@ class Reader:
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self.recent = Recent()
-        self._looks: list[_Look] = []  # of this turn of the loop
+        self._looks: list[_Look] = []  # those that are being read come first
+        self._is_looking = False
+        self._large = asyncio.Semaphore(_LARGE_READS_MAX)
         self._reading = 0  # messages are had in the order they were asked for: none passes those that are being read
         self._store = store
         self._loop = loop
@@ -58,19 +68,24 @@ class Reader:
         """End the thread after what it reads now."""
         self._thread.shutdown(wait=True)
 
-    async def messages(self, places: _Places) -> list[QueuedMessage]:
-        """Return the message at each ``(queue, offset)``; one that is missing is damage."""
+    async def messages(self, places: _Places, *, is_cut: bool = False) -> list[QueuedMessage]:
+        """Return the message at each ``(queue, offset)``; one that is missing is damage.
+
+        ``is_cut``: the first ones will do, at least one, if all are more than ``READ_BYTES_MAX``.
+        """
         find = self.recent.find
         values = [] if self._reading else [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
-        if values and all(values):
+        if values and all(values) and sum(map(len, values)) <= _RECENT_BYTES_MAX:  # type: ignore[arg-type]
             try:
                 return [decode_queued(value) for value in values if value is not None]
             except StoreError as error:
                 raise BrokerUnavailable(str(error)) from error
+        if not places:
+            return []
         found: asyncio.Future[list[QueuedMessage]] = self._loop.create_future()
-        if not self._looks:
+        if not self._looks and not self._is_looking:
             self._loop.call_soon(self._look)
-        self._looks.append(_Look(places, found))
+        self._looks.append(_Look(places, found, is_cut))
         self._reading += 1
         try:
             return await found
@@ -80,46 +95,90 @@ class Reader:
             self._reading -= 1
 
     def _look(self) -> None:
-        """Have the thread read what was asked for in this turn, together: each time it has to wait for its turn."""
-        looks, self._looks = self._looks, []
-        try:
-            reading = self._loop.run_in_executor(self._thread, self._read, [look.places for look in looks])
-        except RuntimeError:  # the thread has ended
-            for look in looks:
-                if not look.found.done():
-                    look.found.set_exception(StoreClosed("the broker is closed"))
+        """Have the thread read what was asked for meanwhile, together: each time it has to wait for its turn."""
+        looks = self._looks = [look for look in self._looks if not look.found.done()]  # who went away needs nothing
+        if not looks:
             return
-        reading.add_done_callback(lambda read: _tell(looks, read))
-
-    def _read(self, asked: Sequence[_Places]) -> list[list[QueuedMessage] | StoreError]:
-        """Return what there is at each of several lists of places; what cannot be read fails its own list alone."""
         try:
-            values = iter(self._values([place for each in asked for place in each]))
-            return [self._decoded(each, list(islice(values, len(each)))) for each in asked]
-        except StoreError as error:
-            if len(asked) == 1:
-                return [error]
-            return [found for each in asked for found in self._read([each])]
+            reading = self._loop.run_in_executor(self._thread, self._read, list(looks))
+        except RuntimeError:  # the thread has ended
+            self._looks = []
+            for look in looks:
+                look.found.set_exception(StoreClosed("the broker is closed"))
+            return
+        self._is_looking = True
+        reading.add_done_callback(partial(self._looked, len(looks)))
 
-    def _values(self, places: _Places) -> list[bytes | None]:
-        """Return the value at each place, ``None`` where there is none."""
+    def _looked(self, asked: int, read: asyncio.Future[list[list[QueuedMessage] | StoreError]]) -> None:
+        """Tell those whose messages were read, and read on for the others behind them."""
+        self._is_looking = False
+        error = StoreClosed("the broker is closed") if read.cancelled() else read.exception()
+        found = [error] * asked if error is not None else read.result()
+        looks, self._looks = self._looks[: len(found)], self._looks[len(found) :]
+        for look, messages in zip(looks, found, strict=True):
+            if look.found.done():  # whoever waited went away
+                continue
+            if isinstance(messages, BaseException):
+                look.found.set_exception(messages)
+            else:
+                look.found.set_result(messages)
+        if self._looks:
+            self._loop.call_soon(self._look)
+
+    def _read(self, asked: Sequence[_Look]) -> list[list[QueuedMessage] | StoreError]:
+        """Return what the first of several looks find, as many as fit into a batch, at least one.
+
+        What cannot be read fails its own look alone.
+        """
+        try:
+            values = self._values([place for each in asked for place in each.places], READ_BYTES_MAX)
+            found: list[list[QueuedMessage] | StoreError] = []
+            at = 0
+            for places, _, is_cut in asked:
+                own = values[at : at + len(places)]
+                if len(own) < len(places) and not (is_cut and own):
+                    if found:
+                        break
+                    own = self._values(places)
+                found.append(self._decoded(places[: len(own)], own))
+                at += len(places)
+                if at >= len(values):
+                    break
+        except StoreError as error:
+            return [error] if len(asked) == 1 else self._read(asked[:1])
+        return found
+
+    def _values(self, places: _Places, bytes_max: int = 2**62) -> list[bytes | None]:
+        """Return the value at each place, ``None`` where there is none; only the first ones if all are too large."""
         values: list[bytes | None] = []
-        singles: list[tuple[int, bytes]] = []  # where in ``values``, and under which key
-        for at, (queue, first), count in _runs(places):
-            topic_id, queue_id = queue.topic_id, queue.queue_id
-            if count >= _RUN_MIN:
-                ends = pack_queue_key(topic_id, queue_id, first), pack_queue_key(topic_id, queue_id, first + count)
-                rows = self._store.scan(Family.QUEUE, *ends, limit=count).rows
-                if len(rows) == count:
+        singles: list[bytes] = []
+        size = 0
+        for (queue, first), count in _runs(places):
+            key_of, end = partial(pack_queue_key, queue.topic_id, queue.queue_id), first + count
+            if count >= _RUN_MIN and (size := size + self._add(values, singles)) < bytes_max:
+                keys = key_of(first), key_of(end)
+                rows = self._store.scan(Family.QUEUE, *keys, limit=count, bytes_max=bytes_max - size).rows
+                if rows and rows[-1][0] == key_of(first + len(rows) - 1):  # none is missing before it
                     values += [value for _, value in rows]
-                    continue
-            singles += [(at + n, pack_queue_key(topic_id, queue_id, first + n)) for n in range(count)]
-            values += [None] * count
-        if singles:
-            found = self._store.get_many(Family.QUEUE, [key for _, key in singles])
-            for (at, _), value in zip(singles, found, strict=True):
-                values[at] = value
+                    size += sum(len(value) for _, value in rows)
+                    first += len(rows)  # noqa: PLW2901 - what is left of the run
+            for offset in range(first, end):
+                singles.append(key_of(offset))
+                if len(singles) >= _RUN_MIN and size < bytes_max:
+                    size += self._add(values, singles)
+            if size >= bytes_max:
+                return values
+        self._add(values, singles)
         return values
+
+    def _add(self, values: list[bytes | None], keys: list[bytes]) -> int:
+        """Read rows, a few, and return how large they are together."""
+        if not keys:
+            return 0
+        found = self._store.get_many(Family.QUEUE, keys)
+        values += found
+        keys.clear()
+        return sum(len(value) for value in found if value is not None)
 
     @staticmethod
     def _decoded(places: _Places, values: Sequence[bytes | None]) -> list[QueuedMessage]:
@@ -172,6 +231,11 @@ class Reader:
         """Return what ``read`` does, for one that takes several looks at the store."""
         return await self._in_thread(lambda: read(self._store))
 
+    async def run_large(self, read: Callable[[Store], _Read]) -> _Read:
+        """As ``run``, for one that may return some MiB: only a few of these have been read and not been taken."""
+        async with self._large:
+            return await self.run(read)
+
     async def figures(self) -> dict[int, int]:
         """Return how many entries wait, by scope."""
         return await self._in_thread(self._store.pending)
@@ -197,29 +261,13 @@ class Reader:
             raise BrokerUnavailable(str(error)) from error
 
 
-def _runs(places: _Places) -> Iterator[tuple[int, _Place, int]]:
-    """Yield runs of places one behind the other in a queue: where the run begins, its first place, its length."""
+def _runs(places: _Places) -> Iterator[tuple[_Place, int]]:
+    """Yield runs of places one behind the other in a queue: the first place of each, and its length."""
     begin = 0
     for at, (queue, offset) in enumerate(places):
         first_queue, first = places[begin]
         if queue is not first_queue or offset != first + at - begin:
-            yield begin, places[begin], at - begin
+            yield places[begin], at - begin
             begin = at
     if places:
-        yield begin, places[begin], len(places) - begin
-
-
-def _tell(looks: Sequence[_Look], read: asyncio.Future[list[list[QueuedMessage] | StoreError]]) -> None:
-    if read.cancelled():
-        for look in looks:
-            look.found.cancel()
-        return
-    error = read.exception()
-    found = [error] * len(looks) if error is not None else read.result()
-    for look, messages in zip(looks, found, strict=True):
-        if look.found.done():  # whoever waited went away
-            continue
-        if isinstance(messages, BaseException):
-            look.found.set_exception(messages)
-        else:
-            look.found.set_result(messages)
+        yield places[begin], len(places) - begin

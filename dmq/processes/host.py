@@ -30,11 +30,10 @@ log = structlog.get_logger("dmq.processes")
 
 
 class _Handed(NamedTuple):
-    """Deliveries that are not known to be taken: how they end, whose they are, and whether they are renewed."""
+    """Deliveries that are not known to be taken: how they end, and whether they are renewed."""
 
     over: Callable[[bool], None]
-    group: str
-    leased: Sequence[tuple[str, str]]  # topics and receipt handles: messages are not kept for it
+    give_back: Callable[[], None]
     is_renewed: bool
 
 
@@ -175,21 +174,20 @@ class Host:
         except Exception as error:  # noqa: BLE001 - it is told
             self._fail(call, error, "ReceiveMessage")
             return
-        deliveries, over = received
+        deliveries, over, give_back = received
         size = 0
         if deliveries:
             size = sum(len(each.payload) for each in deliveries)
-            leased = [(each.topic, each.receipt_handle) for each in deliveries]
             try:
                 if self._link.is_behind:
                     await self._wait_for_link(size)
             except BaseException as error:
-                self._give_back(frame.group, leased)
+                give_back()
                 if not isinstance(error, BrokerError):
                     raise
                 self._fail(call, error, "ReceiveMessage")
                 return
-            self._handed[call] = _Handed(over, frame.group, leased, frame.is_renewed)
+            self._handed[call] = _Handed(over, give_back, frame.is_renewed)
         self._say(frames.Delivered(call, deliveries), size)  # type: ignore[arg-type]  # any sequence will do
 
     async def _wait_for_link(self, size: int) -> None:
@@ -221,14 +219,8 @@ class Host:
             return
         if frame.was_wanted:
             handed.over(False)
-            return
-        self._give_back(handed.group, handed.leased)
-
-    def _give_back(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
-        """Have what no client was given come again, as the same attempt; what fails does when its lease ends."""
-        for topic, receipt_handle in leased:
-            giving_back = self._exchange.change_invisible(group, topic, receipt_handle, 0, suspend=True)
-            Deferred.of(giving_back).then(lambda _: None)
+        else:
+            handed.give_back()
 
     def _ack(self, group: str, topic: str, asked: Sequence[frames.Ack]) -> None:
         """Acknowledge what several calls ask for together: they share a look at the group, and a unit of work."""

@@ -92,11 +92,16 @@ class StoreProcess:
             elif answer.error is None and answer.value:  # it came in the very turn in which nobody wanted it any more
                 self._say(frames.NotTaken(call, was_wanted=False))
             raise
-        return Received(deliveries, partial(self._over, call, bool(deliveries)))
+        has_any = bool(deliveries)
+        return Received(deliveries, partial(self._over, call, has_any), partial(self._give_back, call, has_any))
 
     def _over(self, call: int, has_any: bool, is_taken: bool) -> None:
         if has_any:
             self._say(frames.Taken(call) if is_taken else frames.NotTaken(call))
+
+    def _give_back(self, call: int, has_any: bool) -> None:
+        if has_any:
+            self._say(frames.NotTaken(call, was_wanted=False))
 
     def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Deferred[Sequence[Exception | None]]:
         call, answer = self._begin()

@@ -15,6 +15,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import Pulled, PulledMessage
+from broker_adapter.errors import Overloaded
 from broker_adapter.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
@@ -71,6 +72,18 @@ def pulled(
             _filled(wire.PullMessageResponse, mapping.fill_pulled, found.messages, topic, store_host),
             lambda: wire.PullMessageResponse(next_offset=found.next_offset),
         )
+
+
+def check_room(messages: Sequence[Delivery] | Sequence[PulledMessage], account: Account | None) -> None:
+    """Raise Overloaded if there is no room for an answer with these messages, which may have to wait for its client."""
+    size = sum(len(each.payload) for each in messages)
+    if account is None or size <= PIECE_BYTES:
+        return
+    account.hold(size)
+    pool = account.has_room()
+    account.hold(-size)
+    if pool is not None:
+        raise Overloaded(f"bytes of requests and answers that wait ({pool})", limit=pool.bytes_max)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ end of a stream in its place (``dmq.processes``), and the calls are the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.message import Delivery, Envelope, SendReceipt
@@ -41,13 +41,15 @@ class ServedBroker(PopBroker, Protocol):
 
 
 class Received(NamedTuple):
-    """What a receive got. ``over`` is to be called once: whether the client's connection took all of it.
+    """What a receive got. One of the two is to be called once.
 
-    What it did not take comes again at once.
+    ``over`` says whether the client's connection took all of it: what it did not take comes again at once, as the next
+    attempt. ``give_back`` says that the client was shown nothing of it: it comes again at once, as the same attempt.
     """
 
     deliveries: Sequence[Delivery]
     over: Callable[[bool], None]
+    give_back: Callable[[], None]
 
 
 class Exchange(Protocol):
@@ -117,12 +119,23 @@ class BrokerExchange:
         nothing: Sequence[Delivery] = ()
         deliveries = await self._polls.run(client_id, holders, receive, wait_ms, nothing=nothing)
         leased = [(each.topic, each.receipt_handle) for each in deliveries]  # without their messages
-        return Received(deliveries, partial(self._over, group, leased))
+        return Received(deliveries, partial(self._over, group, leased), partial(self._give_back, group, leased))
 
     def _over(self, group: str, leased: Sequence[tuple[str, str]], is_taken: bool) -> None:
-        if is_taken or not leased:
-            return
-        task = asyncio.get_running_loop().create_task(self._broker.not_taken(group, leased))
+        if leased and not is_taken:
+            self._begin(self._broker.not_taken(group, leased))
+
+    def _give_back(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        if leased:
+            self._begin(self._suspend(group, leased))
+
+    async def _suspend(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        """End deliveries at no attempt; what fails comes again when its lease ends."""
+        ending = (self.change_invisible(group, topic, handle, 0, suspend=True) for topic, handle in leased)
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def _begin(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(ending)
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
 

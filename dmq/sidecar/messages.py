@@ -20,7 +20,7 @@ from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of
 from dmq.embedded.schedule_properties import makes_schedule
 from dmq.sidecar import mapping, validate
-from dmq.sidecar.answers import received
+from dmq.sidecar.answers import check_room, received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
@@ -141,7 +141,13 @@ class MessageCalls:
             validate.wait_ms(request, call.deadline_s),
             is_renewed,
         )
-        deliveries, over = await self._exchange.receive(wanted, call.client_id, holders_of(call.admission))
+        got = await self._exchange.receive(wanted, call.client_id, holders_of(call.admission))
+        deliveries, over, give_back = got
+        try:
+            check_room(deliveries, call.account)
+        except Overloaded:
+            give_back()
+            raise
         topic, now_ms = request.message_queue.topic, self._clock.now_ms
         return received(deliveries, topic, self.store_host, now_ms, call.account, over)
 

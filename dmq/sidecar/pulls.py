@@ -15,7 +15,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.gate import holders_of
 from dmq.sidecar import validate
-from dmq.sidecar.answers import pulled
+from dmq.sidecar.answers import check_room, pulled
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
 from dmq.sidecar.slots import Polls
@@ -72,6 +72,7 @@ class PullCalls:
             wait_ms,
             nothing=Pulled((), offset),
         )
+        check_room(found.messages, call.account)
         return pulled(found, request.message_queue.topic, self._store_host(), call.account)
 
     async def get_offset(self, request: wire.GetOffsetRequest, call: Call) -> wire.GetOffsetResponse:  # noqa: ARG002

@@ -189,6 +189,16 @@ async def test_receives_end_when_the_daemon_does(rig: Rig) -> None:
 
 
 @every_exchange
+async def test_what_is_given_back_comes_again_as_the_same_attempt(rig: Rig) -> None:
+    """Its client was shown nothing of it, so it cannot have died of it."""
+    await rig.send("m-1", "m-2")
+    (await rig.receive()).give_back()
+    await rig.settle()
+    again = (await rig.receive()).deliveries
+    assert [(each.message_id, each.delivery_attempt) for each in again] == [("m-1", 1), ("m-2", 1)]
+
+
+@every_exchange
 async def test_what_was_taken_stays_handed_out(rig: Rig) -> None:
     """It is the client's, until its time is over."""
     await rig.send("m-1", "m-2")

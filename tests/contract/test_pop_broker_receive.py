@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 from support.rigs import (
@@ -23,10 +24,16 @@ from support.rigs import (
 
 from broker_adapter.adapter import TopicRoute
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery
+from broker_adapter.message import Delivery, Envelope
+from dmq.embedded import reader
 
 LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still
 SOON_MS = 5_000
+
+
+def ids_of(sent: Sequence[Envelope], message_group: str = "") -> list[str]:
+    """Return the ids of messages, of all or of those of a message group."""
+    return [each.message_id for each in sent if not message_group or each.message_group == message_group]
 
 
 @every_broker(queues=1)
@@ -38,6 +45,25 @@ async def test_a_queue_is_received_in_order_and_within_the_batch_bound(rig: Rig)
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert [each for batch in batches for each in ids(batch)] == sent
     assert not await receive(rig)
+
+
+@every_durable_broker(queues=1, fronted=True)
+async def test_large_messages_come_a_few_at_a_time(rig: Rig) -> None:
+    """No receive reads much more than it may hand out; what it leaves comes next, in order, also of a message group."""
+    with patch.object(reader, "READ_BYTES_MAX", 3_000), patch.object(reader, "_RECENT_BYTES_MAX", 0):
+        sent = [
+            an_envelope(f"m-{number:02}", message_group="g" if number % 3 else "", payload=bytes(1_000))
+            for number in range(32)
+        ]
+        await rig.broker.send(sent)
+        found: list[Delivery] = []
+        while batch := await receive(rig):
+            assert len(batch) <= 8
+            found += batch
+            await ack(rig, *batch)
+        assert sorted(ids(found)) == ids_of(sent)
+        assert [each for each in ids(found) if each in ids_of(sent, "g")] == ids_of(sent, "g")
+        assert {each.delivery_attempt for each in found} == {1}
 
 
 @every_broker()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -234,3 +235,31 @@ def test_receives_that_nobody_reads_cost_what_may_wait(tmp_path: Path) -> None:
                 most = max(most, meter.memory_bytes())
         assert most - before < 400 * 10**6
         assert len({each.message_id for each in client.drain("orders", "billing", 40)}) == 40
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_many_who_ask_for_the_same_large_messages_cost_no_more_than_may_wait(tmp_path: Path, processes: int) -> None:
+    """Danger: a pull of 23 bytes had 8 MiB read, whoever else asked, before anything was counted: 400 took 2.4 GB."""
+    held_bytes_max, pulls = 64 * MIB, 100
+    settings = {"held_bytes_max": str(held_bytes_max), "queues_per_topic": "1"}
+    with (
+        a_daemon(tmp_path, processes=processes, **settings) as daemon,
+        WireClient(daemon.address, "fills") as client,
+        WireClient(daemon.address, "pulls") as other,
+    ):
+        for number in range(8):
+            assert client.send(a_message("large", f"m-{number}", bytes(MIB))).status.code == wire.OK
+        request = wire.PullMessageRequest(batch_size=32)
+        request.group.name, request.message_queue.topic.name = "reads", "large"
+        meter = Meter(daemon.pid)
+        memory = meter.wait_until_quiet()
+        calls: list[Any] = [other.begin("PullMessage", request) for _ in range(pulls)]
+        assert client.send(a_message("small", "m-8")).status.code == wire.OK
+        assert meter.wait_until_quiet() - memory < held_bytes_max + 200 * MIB
+        request.batch_size = 2  # who asks for less than the others hold is served all the same
+        for _ in range(3):
+            found = client.frames("PullMessage", request)
+            assert found[0].status.code == wire.OK
+            assert len(found) == 2 + 2
+        for call in calls:
+            call.cancel()

@@ -159,9 +159,9 @@ class FrontedBroker:
         renew_for: str = "",
     ) -> Sequence[Delivery]:
         wanted = Receive(group, subscription, batch_max, invisible_ms, wait_ms, bool(renew_for))
-        deliveries, over = await self._joined.store.receive(wanted, renew_for or CLIENT, ())
-        over(True)
-        return deliveries
+        received = await self._joined.store.receive(wanted, renew_for or CLIENT, ())
+        received.over(True)
+        return received.deliveries
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         results = await self._joined.store.ack(group, topic, receipt_handles)

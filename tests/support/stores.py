@@ -33,9 +33,11 @@ def schedule(number: int, deliver_at_ms: int, *, scope: int = SCOPE, event: byte
     )
 
 
-def append(number: int, *, queue_id: int = 0, scope: int = SCOPE, event: bytes = b"queued") -> Append:
+def append(
+    number: int, *, queue_id: int = 0, scope: int = SCOPE, event: bytes = b"queued", payload: bytes = b""
+) -> Append:
     """Put message ``number`` into a queue."""
-    body = encode_body(packed_id(number), b"", b"", b"message %d" % number)
+    body = encode_body(packed_id(number), b"", b"", payload or b"message %d" % number)
     return Append(scope, packed_id(number), TOPIC, queue_id, encode_queued(0, 0, 0, body), event)
 
 

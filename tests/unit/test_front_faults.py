@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,7 @@ def test_a_receive_that_waits_for_room_and_is_cancelled_gives_its_messages_back(
 
 
 def test_answers_that_a_client_does_not_take_are_bounded_where_they_are_made(tmp_path: Path) -> None:
-    """Sixteen pulls of 2 MiB each, none read on: those beyond the share of their address end."""
+    """Sixteen pulls of 2 MiB each, none read on: those beyond the share of their address are refused."""
 
     async def scenario(pair: FrontPair, rig: EmbeddedRig) -> None:
         await fill(rig, 40)
@@ -251,8 +252,11 @@ def test_answers_that_a_client_does_not_take_are_bounded_where_they_are_made(tmp
         request = wire.PullMessageRequest(group=GROUP, batch_size=32)
         request.message_queue.topic.CopyFrom(TOPIC)
         pair.say(*(a_relay(call, "PullMessage", request.SerializeToString()) for call in range(16)))
-        await until(lambda: len(pair.answers(frames.End)) >= 14)
-        assert {each.status for each in pair.answers(frames.End)} == {Status.RESOURCE_EXHAUSTED}
+        await until(lambda: len({each.call for each in (*pair.answers(frames.Piece), *pair.answers(frames.End))}) == 16)
+        first = {each.call: each.messages[0] for each in reversed(pair.answers(frames.Piece))}
+        codes = Counter(wire.PullMessageResponse.FromString(each).status.code for each in first.values())
+        assert codes[wire.TOO_MANY_REQUESTS] + len(pair.answers(frames.End)) >= 14
+        assert {each.status for each in pair.answers(frames.End)} <= {Status.RESOURCE_EXHAUSTED}
         assert pair.accounts.held_by("address", "10.0.0.7") <= pair.accounts.everyone.bytes_max // 4
         assert pair.accounts.held_by("address", "10.0.0.7") > 0
         whole = {each.call for each in pair.answers(frames.Piece)} - {each.call for each in pair.answers(frames.End)}
