@@ -24,6 +24,7 @@ REQUEST_BYTES_MAX = 64 * 1024 * 1024  # ours; Apache's proxy takes 130 MiB
 MESSAGES_PER_SEND_MAX = 1024  # ours: one call is one atomic batch and must stay a small one
 RECEIVE_BATCH_MAX = 32
 ENTRIES_PER_ACK_MAX = 1024  # ours
+ENDPOINTS_BYTES_MAX = 1024  # ours: as a client names us, which a route repeats for each of its queues
 
 # -- time -------------------------------------------------------------------------------------------------------------
 DELIVER_AT_MS_MAX = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant a protobuf Timestamp can carry

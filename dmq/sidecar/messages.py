@@ -148,7 +148,7 @@ class MessageCalls:
         except Overloaded:
             give_back()
             raise
-        topic, now_ms = request.message_queue.topic, self._clock.now_ms
+        topic, now_ms = validate.resource_of(request.message_queue.topic), self._clock.now_ms
         return received(deliveries, topic, self.store_host, now_ms, call.account, over)
 
     async def ack_message(self, request: wire.AckMessageRequest, call: Call) -> wire.AckMessageResponse:

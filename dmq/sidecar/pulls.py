@@ -73,7 +73,7 @@ class PullCalls:
             nothing=Pulled((), offset),
         )
         check_room(found.messages, call.account)
-        return pulled(found, request.message_queue.topic, self._store_host(), call.account)
+        return pulled(found, validate.resource_of(request.message_queue.topic), self._store_host(), call.account)
 
     async def get_offset(self, request: wire.GetOffsetRequest, call: Call) -> wire.GetOffsetResponse:  # noqa: ARG002
         """Tell where a group continues on a queue; 40404 if it never said."""

@@ -102,12 +102,13 @@ class MessagingService:
 
     async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:
         """Tell the queues of a topic; creates the topic if the broker does so."""
-        topic = validate.topic_of(request.topic)
+        topic, dialled = validate.topic_of(request.topic), self._endpoints_for(request.endpoints)
         self._quotas.about_to_make(Quota.TOPICS, holders_of(call.admission), topic)
         route = await self._broker.route(topic)
         session = self._sessions.get(call.client_id)
-        endpoints = route_endpoints(session, self._endpoints_for(request.endpoints), self._clock.monotonic_s())
-        queues = mapping.route_queues(route, request.topic, self._config.broker_name, endpoints)
+        endpoints = route_endpoints(session, dialled, self._clock.monotonic_s())
+        resource = validate.resource_of(request.topic)
+        queues = mapping.route_queues(route, resource, self._config.broker_name, endpoints)
         return wire.QueryRouteResponse(status=OK_STATUS, message_queues=queues)
 
     async def query_assignment(
@@ -121,13 +122,14 @@ class MessagingService:
         for a client, whatever its settings said: order is the broker's affair.
         """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        endpoints = self._endpoints_for(request.endpoints)
         self._may_make(topic, group, call)
         await self._broker.ensure_group(group)
         assignments = mapping.assignments(
             await self._broker.route(topic),
-            request.topic,
+            validate.resource_of(request.topic),
             self._config.broker_name,
-            self._endpoints_for(request.endpoints),
+            endpoints,
             is_fifo=self._broker.group_settings(group, (topic,)).is_fifo,
         )
         return wire.QueryAssignmentResponse(status=OK_STATUS, assignments=assignments)
@@ -220,7 +222,7 @@ class MessagingService:
 
     def _endpoints_for(self, dialled: wire.Endpoints) -> wire.Endpoints:
         """Return the address the client reached us by, which works behind any port mapping; else our own."""
-        return dialled if dialled.addresses else self._endpoints
+        return validate.endpoints_of(dialled) if dialled.addresses else self._endpoints
 
 
 def _is_push(session: Session | None) -> bool:

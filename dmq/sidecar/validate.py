@@ -15,6 +15,7 @@ from broker_adapter.adapter import Subscription
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import (
     BODY_BYTES_MAX,
+    ENDPOINTS_BYTES_MAX,
     ENTRIES_PER_ACK_MAX,
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN_RECEIVE,
@@ -232,6 +233,19 @@ def _has_control(text: str) -> bool:
 def topic_of(resource: wire.Resource) -> str:
     """Return the checked topic name."""
     return _topic(full_name(resource))
+
+
+def resource_of(resource: wire.Resource) -> wire.Resource:
+    """Return a resource to be repeated in an answer, without fields that the protocol does not know."""
+    return wire.Resource(resource_namespace=resource.resource_namespace, name=resource.name)
+
+
+def endpoints_of(endpoints: wire.Endpoints) -> wire.Endpoints:
+    """Return the endpoints by which a client reached us, to be repeated in an answer: they are not too long for that."""
+    size = endpoints.ByteSize()
+    if size > ENDPOINTS_BYTES_MAX:
+        raise Refused(Rule.REQUEST, "the endpoints have too many bytes", value=size, limit=ENDPOINTS_BYTES_MAX)
+    return endpoints
 
 
 def group_of(resource: wire.Resource) -> str:

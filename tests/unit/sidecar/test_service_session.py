@@ -158,6 +158,32 @@ def test_a_route_shows_every_queue_at_the_address_that_was_dialled() -> None:
     run(scenario)
 
 
+def test_what_is_repeated_for_each_queue_is_short() -> None:
+    """Danger: a route repeated the endpoints of its request, and fields that nobody knows: 300 bytes became 256 MB."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        unknown = b"\xfa\x7f\x7d" + bytes(125)  # field 2047, of 125 bytes
+        topic = wire.Resource.FromString(TOPIC.SerializeToString() + unknown)
+        assert len(topic.SerializeToString()) > len(unknown)
+        few = wire.Endpoints(scheme=wire.DOMAIN_NAME, addresses=[wire.Address(host="a" * 250, port=1)] * 3)
+        many = wire.Endpoints(scheme=wire.DOMAIN_NAME, addresses=[wire.Address(host="a" * 250, port=1)] * 4)
+        asked = {"topic": topic, "group": GROUP}
+        for rpc, request in (
+            ("QueryRoute", lambda endpoints: wire.QueryRouteRequest(topic=topic, endpoints=endpoints)),
+            ("QueryAssignment", lambda endpoints: wire.QueryAssignmentRequest(**asked, endpoints=endpoints)),
+        ):
+            answer = await sidecar.ask(rpc, request(few))
+            assert answer.status.code == wire.OK
+            assert unknown not in answer.SerializeToString()
+            refused = await sidecar.ask(rpc, request(many))
+            assert refused.status.code == wire.BAD_REQUEST
+            assert "the endpoints have too many bytes" in refused.status.message
+            assert refused.status.message.endswith("limit 1024")
+            assert refused.ByteSize() < 200
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("host", "scheme"), [("10.0.0.1", wire.IPv4), ("::1", wire.IPv6), ("host.example", wire.DOMAIN_NAME)]
 )
