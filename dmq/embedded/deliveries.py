@@ -17,7 +17,7 @@ from dmq.audit.events import EventKind
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.failures import Failures
-from dmq.embedded.filters import filter_of
+from dmq.embedded.filters import Filters
 from dmq.embedded.group_flows import GroupFlows
 from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
 from dmq.embedded.hand_out import HandOut, Looked, Terms
@@ -57,6 +57,7 @@ class Deliveries:
         commits: Commits,
         reader: Reader,
         *,
+        filters: Filters,
         subscriptions: Subscriptions,
         ends: LeaseEnds,
         receipts: ReceiptHandles,
@@ -66,12 +67,15 @@ class Deliveries:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
+        self._filters = filters
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
         self._failures = failures
         self._leases = leases
-        self._hand_out = HandOut(catalog, commits, reader, ends=ends, settled=subscriptions.settled, receipts=receipts)
+        self._hand_out = HandOut(
+            catalog, commits, reader, filters=filters, ends=ends, settled=subscriptions.settled, receipts=receipts
+        )
         self._store = commits.store
         self._clock = self._store.clock
         self.flows = GroupFlows(catalog.names, self._clock)
@@ -88,7 +92,7 @@ class Deliveries:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        passes = filter_of(subscription)
+        passes = await self._filters.of(subscription)
         found = await self._subscriptions.subscribe(group, subscription.topic)
         queue_id = subscription.queue_id
         if queue_id >= len(found.queues):

@@ -7,17 +7,45 @@ from each other, as they do in RocketMQ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.slices import SLICE_S, Slices
 from dmq.store.schema.record import QueuedMessage
 
 TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, which users cannot give to properties of their own
 
 Passes = Callable[[QueuedMessage], bool]
+
+
+class Filters:
+    """Filters at work, a slice at a time: what a client's expression takes is taken from nobody else. For the loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._slices = Slices(clock)
+
+    async def of(self, wanted: Wanted) -> Passes | None:
+        """As ``filter_of``."""
+        return await self._slices.do(partial(filter_of, wanted)) if wanted.sql else filter_of(wanted)
+
+    async def verdicts(self, passes: Passes, messages: Sequence[QueuedMessage]) -> list[bool]:
+        """Return which of the first messages pass: at least of one, and of as many as there is time for."""
+        return await self._slices.do(partial(self._judge, passes, messages))
+
+    def _judge(self, passes: Passes, messages: Sequence[QueuedMessage]) -> list[bool]:
+        until_s = self._clock.monotonic_s() + SLICE_S
+        found: list[bool] = []
+        for message in messages:
+            found.append(passes(message))
+            if self._clock.monotonic_s() > until_s:
+                break
+        return found
 
 
 def filter_of(wanted: Wanted) -> Passes | None:

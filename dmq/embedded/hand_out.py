@@ -17,7 +17,7 @@ from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.audit.events import EventKind
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
-from dmq.embedded.filters import Passes
+from dmq.embedded.filters import Filters, Passes
 from dmq.embedded.group_queue import Lease
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.names import Names
@@ -74,6 +74,7 @@ class HandOut:
         commits: Commits,
         reader: Reader,
         *,
+        filters: Filters,
         ends: LeaseEnds,
         settled: Settled,
         receipts: ReceiptHandles,
@@ -81,6 +82,7 @@ class HandOut:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
+        self._filters = filters
         self._ends = ends
         self._settled = settled
         self._receipts = receipts
@@ -91,8 +93,12 @@ class HandOut:
         first_epoch = self._receipts.epoch + 1
         taken = self._lease(found, terms, look)
         found.wake_next()  # there may be more than this receive takes
+        verdicts: Sequence[bool] | None = None
         try:
             records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
+            if terms.passes is not None:
+                verdicts = await self._filters.verdicts(terms.passes, records)
+                records = records[: len(verdicts)]
         except BaseException:
             for each in reversed(taken):
                 each.queue.give_back(each.offset)
@@ -100,12 +106,12 @@ class HandOut:
             raise
         if found.is_retired:
             return Looked([], None, look)
-        if len(records) < len(taken):  # the rest of them are too large to be looked at as well
+        if len(records) < len(taken):  # the rest is too large, or takes too long, to be looked at as well
             for each in reversed(taken[len(records) :]):
                 each.queue.give_back(each.offset)
             found.wake_next()
             del taken[len(records) :]
-        return self._deliver(found, terms, taken, records, first_epoch)
+        return self._deliver(found, terms, taken, records, verdicts, first_epoch)
 
     def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:
         """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
@@ -135,6 +141,7 @@ class HandOut:
         terms: Terms,
         taken: Sequence[_Taken],
         records: Sequence[QueuedMessage],
+        verdicts: Sequence[bool] | None,
         first_epoch: int,
     ) -> Looked:
         deliveries: list[Delivery] = []
@@ -147,11 +154,11 @@ class HandOut:
         run_max = terms.run_max
         size = 0
         try:
-            for each, record in zip(taken, records, strict=True):
+            for number, (each, record) in enumerate(zip(taken, records, strict=True)):
                 queue, offset, lease = each
                 lease.know(record)
                 is_resolved = settled is not None and queue is not found.lane and settled.is_finished(offset)
-                if is_resolved or (terms.passes is not None and not terms.passes(record)):
+                if is_resolved or (verdicts is not None and not verdicts[number]):
                     passed_over += _filtered(found, each)
                     passed.append(each)
                     continue

@@ -17,7 +17,7 @@ from broker_adapter.message import unpack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
-from dmq.embedded.filters import Passes, filter_of
+from dmq.embedded.filters import Filters
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.hand_out import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
 from dmq.embedded.names import Names, Topic
@@ -44,10 +44,13 @@ class _Queue(NamedTuple):
 class Pulls:
     """Serves those who read by offset. Belongs to the event loop."""
 
-    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, settled: Settled) -> None:
+    def __init__(
+        self, catalog: Catalog, commits: Commits, reader: Reader, *, filters: Filters, settled: Settled
+    ) -> None:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
+        self._filters = filters
         self._settled = settled
         self.tails = Tails()
         self.offsets = Offsets(catalog, commits, reader)
@@ -65,7 +68,7 @@ class Pulls:
 
     async def pull(self, subscription: Wanted, queue_offset: int, *, batch_max: int, wait_ms: int) -> Pulled:
         """As ``PullBroker.pull``."""
-        passes = filter_of(subscription)
+        passes = await self._filters.of(subscription)
         until_s = self._clock.monotonic_s() + wait_ms / 1000
         queue = await self._queue(subscription.topic, subscription.queue_id)
         tail = queue.tail
@@ -76,7 +79,11 @@ class Pulls:
         while True:
             if at < tail.end:
                 rows = await self._look(queue, at, look)
-                chosen, at = _choose(self._catalog.names, queue, rows, passes, batch_max)
+                verdicts: Sequence[bool] | None = None
+                if passes is not None:
+                    verdicts = await self._filters.verdicts(passes, [record for _, record in rows])
+                    rows = rows[: len(verdicts)]
+                chosen, at = _choose(self._catalog.names, queue, rows, verdicts, batch_max)
                 passed_over += len(rows)
                 if chosen or passed_over >= PASSED_OVER_MAX:
                     self.pulled_total += len(chosen)
@@ -183,15 +190,15 @@ def _choose(
     names: Names,
     queue: _Queue,
     rows: Sequence[tuple[int, QueuedMessage]],
-    passes: Passes | None,
+    verdicts: Sequence[bool] | None,
     batch_max: int,
 ) -> tuple[list[PulledMessage], int]:
     """Return which of ``rows`` are shown, and the offset behind the last one that was looked at."""
     chosen: list[PulledMessage] = []
     size = 0
-    for offset, record in rows:
+    for number, (offset, record) in enumerate(rows):
         is_resolved = queue.settled is not None and queue.settled.is_finished(offset)
-        if is_resolved or (passes is not None and not passes(record)):
+        if is_resolved or (verdicts is not None and not verdicts[number]):
             continue
         size += len(record.payload)
         if len(chosen) >= batch_max or (chosen and size > RECEIVE_BYTES_MAX):

@@ -18,6 +18,7 @@ from lark import Token, Transformer
 
 DEPTH_MAX = 64
 CONDITIONS_MAX = 256  # comparisons of one expression, each about a microsecond
+NUMBER_CHARS_MAX = 64  # of a property: to read a longer one takes far more than a comparison
 
 Condition = Callable[[Mapping[str, str]], bool | None]
 _Number = int | float
@@ -68,8 +69,8 @@ class Term(NamedTuple):
 
 
 def number_of(text: str) -> _Number | None:
-    """Read a property as a number, exactly if it is a whole one; ``None`` if it is none."""
-    if "_" in text or not text.isascii():  # Python would take these
+    """Read a property as a number, exactly if it is a whole one; ``None`` if it is none, or a very long one."""
+    if len(text) > NUMBER_CHARS_MAX or "_" in text or not text.isascii():  # Python would take these
         return None
     try:
         return int(text)

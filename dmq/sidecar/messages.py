@@ -6,6 +6,7 @@ They need nothing but an exchange, so that a front process serves them as the st
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -27,6 +28,7 @@ from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, 
 from dmq.sidecar.dispatch import Logged
 from dmq.sidecar.exchange import Exchange, Receive
 from dmq.sidecar.settings import SidecarConfig
+from dmq.slices import Slices
 
 log = structlog.get_logger("dmq.sidecar")
 
@@ -43,6 +45,7 @@ class MessageCalls:
         self._clock = clock
         self._config = config
         self._send_other = send_other
+        self.slices = Slices(clock)
         self.store_host = "127.0.0.1:8081"  # as consumers are told it
         self._sends_in_flight = 0
         self._room_at = config.sends_busy // 2
@@ -131,7 +134,9 @@ class MessageCalls:
         What it gives at once may go out in one piece; a piece is not much larger than its largest message.
         """
         group = validate.group_of(request.group)
-        subscription = validate.subscription_of(request)
+        subscribe = partial(validate.subscription_of, request)
+        is_sql = request.filter_expression.type == wire.SQL  # which takes long to understand
+        subscription = await self.slices.do(subscribe) if is_sql else subscribe()
         is_renewed = request.auto_renew
         wanted = Receive(
             group,

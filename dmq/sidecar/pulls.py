@@ -8,6 +8,7 @@ nothing (40401): what a filter passed over is behind that offset.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from broker_adapter.adapter import PullBroker, Pulled
@@ -19,6 +20,7 @@ from dmq.sidecar.answers import check_room, pulled
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
 from dmq.sidecar.slots import Polls
+from dmq.slices import Slices
 
 
 class PullCalls:
@@ -30,8 +32,10 @@ class PullCalls:
         polls: Polls,
         may_make: Callable[[str, str, Call], None],
         store_host: Callable[[], str],
+        slices: Slices,
     ) -> None:
         self._broker = broker
+        self._slices = slices
         self._polls = polls
         self._may_make = may_make  # a topic and a group that the call uses
         self._store_host = store_host
@@ -60,7 +64,9 @@ class PullCalls:
     ) -> Iterator[list[wire.PullMessageResponse]]:
         """Read messages from an offset on. Waits for the first message, if asked to; by default it does not."""
         broker = self._served()
-        group, wanted = validate.group_of(request.group), validate.pulled_queue_of(request)
+        group, subscribe = validate.group_of(request.group), partial(validate.pulled_queue_of, request)
+        is_sql = request.filter_expression.type == wire.SQL  # which takes long to understand
+        wanted = await self._slices.do(subscribe) if is_sql else subscribe()
         offset, batch_max = request.offset, validate.batch_of(request)
         wait_ms = validate.wait_ms(request, call.deadline_s) if request.HasField("long_polling_timeout") else 0
         self.seen(wire.PULL_CONSUMER, group, call.client_id)

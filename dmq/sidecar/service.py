@@ -67,7 +67,9 @@ class MessagingService:
         )
         self.exchange = BrokerExchange(broker, quotas, self._polls)
         self.messages = MessageCalls(self.exchange, clock, config, self._send_other)
-        self._pulls = PullCalls(pulls, self._polls, self._may_make, lambda: self.messages.store_host)
+        self._pulls = PullCalls(
+            pulls, self._polls, self._may_make, lambda: self.messages.store_host, self.messages.slices
+        )
         self.streams = Streams(broker, sessions, self._transactions.producers, config, quotas, clock)
         self.telemetry = self.streams.serve
         self.group_changed = self.streams.group_changed

@@ -241,7 +241,7 @@ def resource_of(resource: wire.Resource) -> wire.Resource:
 
 
 def endpoints_of(endpoints: wire.Endpoints) -> wire.Endpoints:
-    """Return the endpoints by which a client reached us, to be repeated in an answer: they are not too long for that."""
+    """Return the endpoints by which a client reached us: they are not too long to be repeated in an answer."""
     size = endpoints.ByteSize()
     if size > ENDPOINTS_BYTES_MAX:
         raise Refused(Rule.REQUEST, "the endpoints have too many bytes", value=size, limit=ENDPOINTS_BYTES_MAX)

@@ -27,10 +27,12 @@ from support.stores import GatedEngine
 
 from broker_adapter.adapter import Pulled, QueueRange, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from dmq.embedded import filters
 from dmq.embedded import pull as pull_module
 from dmq.store.engine import Engine
 from dmq.store.ops import Delete
 from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.record import QueuedMessage
 
 
 async def pull(
@@ -201,6 +203,24 @@ async def test_one_pull_looks_at_a_bounded_number_of_messages(rig: EmbeddedRig) 
         found = await pull(rig, tags=["none"], batch_max=4, wait_ms=60_000)
     assert not found.messages
     assert 16 <= found.next_offset < 90
+
+
+@every_durable_broker(queues=1)
+async def test_a_slow_filter_looks_at_a_few_messages_in_a_turn(rig: EmbeddedRig) -> None:
+    """Danger: one pull by an expression that took long held up everybody for 8 s. The next one goes on behind them."""
+    await send(rig, *(f"m-{number}" for number in range(9)))
+
+    def slow(message: QueuedMessage) -> bool:
+        rig.clock.advance(1)
+        return not message.message_id.endswith(b"4")
+
+    with patch.object(filters, "filter_of", lambda _: slow):
+        found, at = list[str](), 0
+        while at < 9:
+            batch = await pull(rig, at)
+            assert len(batch.messages) <= 3
+            found, at = found + names(batch), batch.next_offset
+    assert found == [f"m-{number}" for number in range(9) if number != 4]
 
 
 @every_durable_broker(queues=1)

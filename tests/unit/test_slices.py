@@ -1,0 +1,90 @@
+"""Long work of one client has others' turns in between, in the order in which it was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+
+from broker_adapter.clock import ManualClock
+from dmq.slices import SLICE_S, Slices
+
+SLICE_MS = int(SLICE_S * 1000)
+
+
+class Rig:
+    """Slices by a clock that only work moves, and a record of what was done."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.slices = Slices(self.clock)
+        self.done: list[object] = []
+
+    def work(self, name: str, takes_ms: int) -> str:
+        self.clock.advance(takes_ms)
+        self.done.append(name)
+        return name
+
+    async def do(self, name: str, takes_ms: int = 0) -> str:
+        return await self.slices.do(partial(self.work, name, takes_ms))
+
+
+def test_short_work_is_done_at_once() -> None:
+    """Without a turn of the loop, as long as it is no more than a slice together."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        for number in range(4):
+            with pytest.raises(StopIteration) as done:
+                rig.do(f"{number}").send(None)
+            assert done.value.value == f"{number}"
+
+    asyncio.run(scenario())
+
+
+def test_others_have_turns_behind_each_slice() -> None:
+    """Danger: filters of one client held up everybody else for seconds."""
+
+    async def scenario() -> None:
+        rig = Rig()
+
+        async def others() -> None:
+            while len(rig.done) < 10:
+                rig.done.append("others")
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(rig.do(name, SLICE_MS) for name in "abc"), others())
+        assert [each for each in rig.done if each != "others"] == ["a", "b", "c"]
+        first, second, third = (rig.done.index(name) for name in "abc")
+        assert "others" in rig.done[first:second]
+        assert "others" in rig.done[second:third]
+
+    asyncio.run(scenario())
+
+
+def test_who_goes_away_passes_the_turn_on() -> None:
+    """Before it comes, and at the moment when it does; work that raises costs no other its turn."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        go_on = rig.slices._go_on
+
+        def go_on_and_cancel() -> None:
+            go_on()
+            waiting[1].cancel()
+
+        with patch.object(rig.slices, "_go_on", go_on_and_cancel):
+            await rig.do("long", SLICE_MS)
+        waiting = [asyncio.ensure_future(rig.do(name)) for name in "abcd"]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(each, asyncio.CancelledError) for each in found] == [True, True, False, False]
+        with pytest.raises(ZeroDivisionError):
+            await rig.slices.do(lambda: 1 // 0)
+        assert await rig.do("last") == "last"
+        assert rig.done == ["long", "c", "d", "last"]
+
+    asyncio.run(scenario())
