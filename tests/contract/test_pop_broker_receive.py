@@ -70,7 +70,7 @@ async def test_large_messages_come_a_few_at_a_time(rig: Rig) -> None:
 
 @every_durable_broker(queues=1)
 async def test_a_slow_filter_looks_at_a_few_messages_in_a_turn(rig: EmbeddedRig) -> None:
-    """Danger: one receive by an expression that took long held up everybody for 8 s. The next gets the rest, in order."""
+    """Danger: one receive by an expression that took long held up everybody for 8 s. The next gets the rest."""
     sent = [f"m-{number}" for number in range(9)]
     await rig.broker.send([an_envelope(each, message_group="g") for each in sent])
 
