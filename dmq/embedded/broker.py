@@ -33,7 +33,6 @@ from dmq.embedded.deliveries import Deliveries
 from dmq.embedded.divided import Divided
 from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
-from dmq.embedded.filters import Filters
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
 from dmq.embedded.names import Names
@@ -111,12 +110,10 @@ class EmbeddedBroker:
         )
         self.retries = WaitingRetries(catalog, commits, failures)
         self.leases = Leases(store, ends, failures)
-        filters = Filters(store.clock)
         self.deliveries = Deliveries(
             catalog,
             commits,
             reader,
-            filters=filters,
             subscriptions=subscriptions,
             ends=ends,
             receipts=receipts,
@@ -124,7 +121,7 @@ class EmbeddedBroker:
             leases=self.leases,
         )
         self.flows = self.deliveries.flows
-        self.pulls = Pulls(catalog, commits, reader, filters=filters, settled=subscriptions.settled)
+        self.pulls = Pulls(catalog, commits, reader, filters=self.deliveries.filters, settled=subscriptions.settled)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
         self._add_classic(levels)
         self._add_upkeep(keep, keep_forwarded, schedules)

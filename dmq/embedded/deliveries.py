@@ -57,7 +57,6 @@ class Deliveries:
         commits: Commits,
         reader: Reader,
         *,
-        filters: Filters,
         subscriptions: Subscriptions,
         ends: LeaseEnds,
         receipts: ReceiptHandles,
@@ -67,14 +66,14 @@ class Deliveries:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
-        self._filters = filters
+        self.filters = Filters(commits.store.clock)
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
         self._failures = failures
         self._leases = leases
         self._hand_out = HandOut(
-            catalog, commits, reader, filters=filters, ends=ends, settled=subscriptions.settled, receipts=receipts
+            catalog, commits, reader, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
         )
         self._store = commits.store
         self._clock = self._store.clock
@@ -92,7 +91,7 @@ class Deliveries:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        passes = await self._filters.of(subscription)
+        passes = await self.filters.of(subscription)
         found = await self._subscriptions.subscribe(group, subscription.topic)
         queue_id = subscription.queue_id
         if queue_id >= len(found.queues):

@@ -8,7 +8,7 @@ begin at the commit, a delivery timestamp stays what it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -31,50 +31,78 @@ from dmq.sidecar.settings import SidecarConfig
 log = structlog.get_logger("dmq.sidecar")
 
 RECOVERY_MS_MAX = 3_600_000  # RocketMQ's maxTransactionRecoverySecond
+SENT_TOPICS_MAX = 1024  # of one client: as many as its settings may name
 ASK_S_MAX = 5.0  # how long a producer may take to read what it was told before
 
 
 class Producers:
     """Which connected clients publish a topic: fits ``Checker``. Belongs to the event loop, but for ``is_live``.
 
-    A client publishes what its settings say and what it sent half messages to. Of its streams the newest counts.
+    A client publishes what its last settings say, and what it sent half messages to. Of its streams the newest counts.
     """
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[str, Outbox]] = {}
-        self._topics_of: dict[str, set[str]] = {}  # by client: who leaves costs no look at all topics
-
-    def publishes(self, client_id: str, topics: Iterable[str], outbox: Outbox) -> None:
-        """Note that a client publishes ``topics`` and can be asked on ``outbox``."""
-        for topic in topics:
-            self._by_topic.setdefault(topic, {})[client_id] = outbox
-            self._topics_of.setdefault(client_id, set()).add(topic)
+        # By client, so that who leaves costs no look at all topics; of what it sent to, the topic used last comes last.
+        self._told: dict[str, set[str]] = {}
+        self._sent: dict[str, dict[str, None]] = {}
 
     def told(self, session: Session) -> None:
-        """Note what a client's settings say that it publishes."""
-        if session.settings is not None and session.outbox is not None:
-            topics = [full_name(topic) for topic in session.settings.publishing.topics]
-            self.publishes(session.client_id, topics, session.outbox)
+        """Note what a client's settings say that it publishes, instead of what earlier ones said."""
+        if session.settings is None or session.outbox is None:
+            return
+        client_id = session.client_id
+        topics = {full_name(topic) for topic in session.settings.publishing.topics}
+        sent = self._sent.get(client_id, {})
+        for topic in self._told.pop(client_id, set()) - topics - sent.keys():
+            self._unlist(topic, client_id)
+        if topics:
+            self._told[client_id] = topics
+        for topic in (*topics, *sent):
+            self._by_topic.setdefault(topic, {})[client_id] = session.outbox
+
+    def sent(self, client_id: str, topic: str, outbox: Outbox) -> None:
+        """Note that a client sent half messages to a topic and can be asked on ``outbox``."""
+        sent = self._sent.setdefault(client_id, {})
+        sent.pop(topic, None)
+        sent[topic] = None
+        self._by_topic.setdefault(topic, {})[client_id] = outbox
+        if len(sent) > SENT_TOPICS_MAX:
+            oldest = next(iter(sent))
+            del sent[oldest]
+            if oldest not in self._told.get(client_id, ()):
+                self._unlist(oldest, client_id)
 
     def left(self, client_id: str, outbox: Outbox) -> None:
         """Note that a stream ended."""
-        for topic in list(self._topics_of.get(client_id, ())):
+        for topic in self._topics_of(client_id):
             if self._by_topic[topic][client_id] is outbox:
                 self._forget(topic, client_id)
 
     def gone(self, client_id: str) -> None:
         """Note that a client said goodbye: it is not asked again, also while its streams are still open."""
-        for topic in list(self._topics_of.get(client_id, ())):
+        for topic in self._topics_of(client_id):
             self._forget(topic, client_id)
 
+    def _topics_of(self, client_id: str) -> set[str]:
+        return self._told.get(client_id, set()) | self._sent.get(client_id, {}).keys()
+
     def _forget(self, topic: str, client_id: str) -> None:
-        clients, topics = self._by_topic[topic], self._topics_of[client_id]
+        self._unlist(topic, client_id)
+        if client_id in self._told:
+            self._told[client_id].discard(topic)
+            if not self._told[client_id]:
+                del self._told[client_id]
+        if client_id in self._sent:
+            self._sent[client_id].pop(topic, None)
+            if not self._sent[client_id]:
+                del self._sent[client_id]
+
+    def _unlist(self, topic: str, client_id: str) -> None:
+        clients = self._by_topic[topic]
         del clients[client_id]
         if not clients:
             del self._by_topic[topic]
-        topics.discard(topic)
-        if not topics:
-            del self._topics_of[client_id]
 
     def is_live(self, topic: str) -> bool:
         """As ``Checker.is_live``."""
@@ -149,7 +177,7 @@ class TransactionCalls:
             return mapping.send_refusal(messages, len(halves), status_of(error, call.language))
         session = self._sessions.seen(call.client_id, wire.PRODUCER, "", call.language, call.version)
         if session.outbox is not None:
-            self.producers.publishes(call.client_id, [halves[0].envelope.topic], session.outbox)
+            self.producers.sent(call.client_id, halves[0].envelope.topic, session.outbox)
         return _response(await self._broker.prepare(halves))
 
     async def end(self, request: wire.EndTransactionRequest, call: Call) -> wire.EndTransactionResponse:

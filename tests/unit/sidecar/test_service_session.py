@@ -504,6 +504,6 @@ def test_settings_of_a_stream_are_bounded() -> None:
         assert "the settings name too many topics, got 1025, limit 1024" in await refused(sidecar, many)
         assert "settings of one telemetry stream" in await refused(sidecar, *[producer_settings()] * 65)
         assert len(await sidecar.telemetry(*[producer_settings()] * 20)) == 20
-        assert not sidecar.service._transactions.producers._topics_of
+        assert not sidecar.service._transactions.producers._by_topic
 
     run(scenario)

@@ -17,9 +17,9 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Outbox, Sessions
+from dmq.sidecar.sessions import Outbox, Session, Sessions
 from dmq.sidecar.settings import SidecarConfig
-from dmq.sidecar.transactions import Producers
+from dmq.sidecar.transactions import SENT_TOPICS_MAX, Producers
 
 TOPIC = wire.Resource(name="orders")
 HOUR_S = 3_600
@@ -254,7 +254,8 @@ def test_producers_are_asked_in_turn() -> None:
     async def scenario() -> None:
         producers, streams = Producers(), [Outbox(), Outbox(), Outbox()]
         for number, outbox in enumerate(streams):
-            producers.publishes(f"client-{number}", ["orders", "others"], outbox)
+            for topic in ("orders", "others"):
+                producers.sent(f"client-{number}", topic, outbox)
         streams[2].close()
         for number in range(8):
             assert await producers.check(a_check(number))
@@ -273,12 +274,65 @@ def test_producers_are_asked_in_turn() -> None:
     asyncio.run(scenario())
 
 
+def a_session(outbox: Outbox, *topics: str) -> Session:
+    """What a producer with these topics told about itself."""
+    settings = wire.Settings(publishing=wire.Publishing(topics=[wire.Resource(name=topic) for topic in topics]))
+    return Session(
+        client_id="one",
+        client_type=wire.PRODUCER,
+        group="",
+        language="JAVA",
+        version="5.2.0",
+        last_seen_s=0.0,
+        outbox=outbox,
+        settings=settings,
+    )
+
+
+def test_settings_replace_what_earlier_ones_said() -> None:
+    """Danger: every topic that a stream ever named was kept, 158 bytes for each that came. What it sent to stays."""
+    producers, outbox = Producers(), Outbox()
+    producers.sent("one", "sent", outbox)
+    for number in range(3):
+        producers.told(a_session(outbox, f"t-{number}", "always", "sent"))
+        live = [each for each in ("t-0", "t-1", "t-2", "always", "sent") if producers.is_live(each)]
+        assert live == [f"t-{number}", "always", "sent"]
+    producers.told(a_session(outbox))
+    assert not producers.is_live("always")
+    assert producers.is_live("sent")
+    newer = Outbox()
+    producers.told(a_session(newer, "t-0"))
+    producers.left("one", outbox)  # of its streams the newest counts
+    assert producers.is_live("t-0")
+    assert producers.is_live("sent")
+    producers.left("one", newer)
+    assert not (producers._by_topic)
+    assert not (producers._told)
+    assert not (producers._sent)
+
+
+def test_topics_that_a_client_sent_to_are_bounded() -> None:
+    """The one that it used longest ago is forgotten, unless its settings name it."""
+    producers, outbox = Producers(), Outbox()
+    producers.told(a_session(outbox, "t-1"))
+    for number in range(SENT_TOPICS_MAX):
+        producers.sent("one", f"t-{number}", outbox)
+    producers.sent("one", "t-0", outbox)
+    producers.sent("one", "new-1", outbox)
+    producers.sent("one", "new-2", outbox)
+    assert [producers.is_live(f"t-{number}") for number in range(4)] == [True, True, False, True]
+    producers.gone("one")
+    assert not (producers._by_topic)
+    assert not (producers._told)
+    assert not (producers._sent)
+
+
 def test_a_full_stream_is_waited_for() -> None:
     """More questions than a stream holds all arrive, as its client reads."""
 
     async def scenario() -> None:
         producers, outbox = Producers(), Outbox()
-        producers.publishes("one", ["orders"], outbox)
+        producers.sent("one", "orders", outbox)
 
         async def ask() -> None:
             for number in range(40):
