@@ -24,6 +24,7 @@ from dmq.processes.relays import Relays
 from dmq.sidecar.exchange import Exchange, Receive
 from dmq.sidecar.http2_server import Port
 
+ACKED_PER_TURN: Final = 1024  # receipt handles, about: one call may have as many
 _IN_DOUBT_S: Final = 1.0  # so long after a front wrote an answer to a socket its client may not have read it
 
 log = structlog.get_logger("dmq.processes")
@@ -66,14 +67,15 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # of receives
         self._handed: dict[int, _Handed] = {}
         self._taken: deque[_Taken] = deque()
-        self._acks: dict[tuple[str, str], list[frames.Ack]] = {}  # of the batch that is being read
+        self._acks: dict[tuple[str, str], deque[frames.Ack]] = {}  # by group and topic, each in its turn
+        self._is_acking = False  # in the loop's next turn
         self._wall_less_boot_ms = 0  # as it is believed while a batch is read
         self._takes: dict[type, Callable[[Any], None]] = {
             frames.Send: self._send,
             frames.ReceiveMessages: self._receive,
             frames.Taken: self._over,
             frames.NotTaken: self._not_taken,
-            frames.Ack: lambda frame: self._acks.setdefault((frame.group, frame.topic), []).append(frame),
+            frames.Ack: lambda frame: self._acks.setdefault((frame.group, frame.topic), deque()).append(frame),
             frames.ChangeInvisible: self._change_invisible,
             frames.Cancel: self._cancel,
             **relays.takes,
@@ -89,14 +91,28 @@ class Host:
                 takes[type(frame)](frame)
             except Exception as error:  # noqa: BLE001 - a fault of ours fails one call, and all others go on
                 self._fault(frame, error)
-        if self._acks:
-            acks, self._acks = self._acks, {}
-            for (group, topic), asked in acks.items():
-                try:
-                    self._ack(group, topic, asked)
-                except Exception as error:  # noqa: BLE001 - as above
-                    for each in asked:
-                        self._fault(each, error)
+        if self._acks and not self._is_acking:
+            self._ack_some()
+
+    def _ack_some(self) -> None:
+        """Acknowledge what came, so much of it in a turn of the loop: its answer may be a thousand times as large."""
+        handles = 0
+        while self._acks and handles < ACKED_PER_TURN:
+            place = next(iter(self._acks))
+            waiting, asked = self._acks.pop(place), list[frames.Ack]()
+            while waiting and handles < ACKED_PER_TURN:
+                asked.append(waiting.popleft())
+                handles += len(asked[-1].receipt_handles)
+            if waiting:
+                self._acks[place] = waiting
+            try:
+                self._ack(*place, asked)
+            except Exception as error:  # noqa: BLE001 - a fault of ours fails these calls, and all others go on
+                for each in asked:
+                    self._fault(each, error)
+        self._is_acking = bool(self._acks)
+        if self._is_acking:
+            asyncio.get_running_loop().call_soon(self._ack_some)
 
     def end(self) -> None:
         """End all calls: the daemon ends, and leases end with it, at the cost of no attempt."""

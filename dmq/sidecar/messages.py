@@ -30,6 +30,8 @@ from dmq.sidecar.exchange import Exchange, Receive
 from dmq.sidecar.settings import SidecarConfig
 from dmq.slices import Slices
 
+_ENTRIES_LIKE_ONE = 32  # so many entries of an acknowledgement take about as long as a send
+
 log = structlog.get_logger("dmq.sidecar")
 
 _Sent = TypeVar("_Sent")
@@ -48,6 +50,7 @@ class MessageCalls:
         self.slices = Slices(clock)
         self.store_host = "127.0.0.1:8081"  # as consumers are told it
         self._sends_in_flight = 0
+        self._in_flight = 0  # sends, and acknowledgements by their entries
         self._room_at = config.sends_busy // 2
         self.on_room: Callable[[], None] = lambda: None  # the transport may read on
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
@@ -60,8 +63,8 @@ class MessageCalls:
         }
 
     def is_busy(self) -> bool:
-        """Say whether so many sends are in flight that clients had better wait before they send more."""
-        return self._sends_in_flight >= self._config.sends_busy
+        """Say whether so much is in flight that clients had better wait before they send more."""
+        return self._in_flight >= self._config.sends_busy
 
     def send_message(self, request: wire.SendMessageRequest, call: Call) -> Deferred[wire.SendMessageResponse]:
         """Accept all messages of the request or none; the answer leaves once they are durable.
@@ -92,16 +95,21 @@ class MessageCalls:
         self, sending: Awaitable[_Sent], answer: Callable[[_Sent], wire.SendMessageResponse]
     ) -> Deferred[wire.SendMessageResponse]:
         self._sends_in_flight += 1
+        self._in_flight += 1
 
         def answered(sent: Deferred[_Sent]) -> wire.SendMessageResponse:
             self._sends_in_flight -= 1
-            if self._sends_in_flight == self._room_at:
-                self.on_room()
+            self._ended(1)
             if sent.error is not None:
                 raise sent.error
             return answer(sent.value)
 
         return Deferred.of(sending).convert(answered)
+
+    def _ended(self, count: int) -> None:
+        before, self._in_flight = self._in_flight, self._in_flight - count
+        if before > self._room_at >= self._in_flight:
+            self.on_room()
 
     def _envelope(self, topic: str, message: wire.Message, now_ms: int) -> Envelope:
         system, properties = message.system_properties, message.user_properties
@@ -161,7 +169,12 @@ class MessageCalls:
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
         entries = request.entries
         validate.check_entries(entries)
-        results = await self._exchange.ack(group, topic, [entry.receipt_handle for entry in entries])
+        count = 1 + len(entries) // _ENTRIES_LIKE_ONE
+        self._in_flight += count
+        try:
+            results = await self._exchange.ack(group, topic, [entry.receipt_handle for entry in entries])
+        finally:
+            self._ended(count)
         if not any(results):
             return mapping.ack_response(entries)
         statuses = [OK_STATUS if result is None else status_of(result, call.language) for result in results]

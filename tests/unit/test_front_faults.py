@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,44 @@ def test_a_receive_that_waits_for_room_and_is_cancelled_gives_its_messages_back(
         assert not pair.answers(frames.Delivered, 2)
 
     run(tmp_path, scenario, unsent_high=high)
+
+
+def test_acknowledgements_have_their_part_of_a_turn(tmp_path: Path) -> None:
+    """Danger: all that a front passed on at once were served in one go, 1,024 handles in 132 bytes each."""
+
+    async def scenario(pair: FrontPair, _: EmbeddedRig) -> None:
+        turns = 0
+        asked: list[tuple[int, str, int]] = []
+
+        def count_turns() -> None:
+            nonlocal turns
+            turns += 1
+            asyncio.get_running_loop().call_soon(count_turns)
+
+        async def ack(group: str, topic: str, handles: Sequence[str]) -> Sequence[None]:
+            return [None] * len(handles)
+
+        def noted(group: str, topic: str, handles: Sequence[str]) -> Awaitable[Sequence[None]]:
+            asked.append((turns, group, len(handles)))
+            return ack(group, topic, handles)
+
+        await pair.listen()
+        pair.host._exchange.ack = noted  # type: ignore[method-assign, assignment]
+        count_turns()
+        pair.say(
+            *(frames.Ack(call, "greedy", "orders", ["handle"] * 1024) for call in range(1, 9)),
+            *(frames.Ack(call, "modest", "orders", ["handle"]) for call in range(9, 17)),
+        )
+        for call in range(1, 17):
+            assert (await pair.answer(frames.Acked, call)).results == []
+        assert [(group, count) for _, group, count in asked[:3]] == [("greedy", 1024), ("modest", 8), ("greedy", 1024)]
+        assert len(asked) == 9
+        by_turn = Counter[int]()
+        for turn, _, count in asked:
+            by_turn[turn] += count
+        assert max(by_turn.values()) < 2 * 1024
+
+    run(tmp_path, scenario)
 
 
 def test_answers_that_a_client_does_not_take_are_bounded_where_they_are_made(tmp_path: Path) -> None:

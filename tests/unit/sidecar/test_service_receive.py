@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from unittest.mock import patch
 
 import pytest
 from support.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, from_client
@@ -270,6 +271,33 @@ def test_acknowledging() -> None:
         assert bad.status.code == wire.INVALID_RECEIPT_HANDLE
 
     run(scenario)
+
+
+def test_large_acknowledgements_make_the_transport_wait() -> None:
+    """As sends do, by their entries: a few are no reason to, and sends are refused for none of them."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        messages, gate = sidecar.service.messages, asyncio.Event()
+        told: list[bool] = []
+        messages.on_room = lambda: told.append(messages.is_busy())
+
+        async def acked(_: str, __: str, handles: Sequence[str]) -> Sequence[None]:
+            await gate.wait()
+            return [None] * len(handles)
+
+        with patch.object(messages._exchange, "ack", acked):
+            asked = [asyncio.ensure_future(sidecar.ask("AckMessage", an_ack(*["h"] * 31))) for _ in range(5)]
+            await asyncio.sleep(0)
+            assert not messages.is_busy()
+            asked.append(asyncio.ensure_future(sidecar.ask("AckMessage", an_ack(*["h"] * 1024))))
+            await asyncio.sleep(0)
+            assert messages.is_busy()
+            assert (await sidecar.ask("SendMessage", a_send(a_message("011")))).status.code == wire.OK
+            gate.set()
+            assert {(await each).status.code for each in asked} == {wire.OK}
+        assert told == [False]
+
+    run(scenario, SidecarConfig(sends_busy=6, sends_in_flight_max=2))
 
 
 def test_refused_acknowledgements() -> None:
