@@ -21,7 +21,7 @@ _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
 
 _Place = tuple[SubscribedQueue, int, int]  # queue, offset, epoch
-_Watched = tuple[int, int, list[_Place]]  # ends_ms, turn, what ends then
+_Watched = tuple[int, int, list[_Place], str]  # ends_ms, turn, what ends then, and for whom it may be renewed
 
 
 class Ended(NamedTuple):
@@ -60,25 +60,25 @@ class LeaseEnds:
                 each.renew_until_ms = each.renew_until_ms or until_ms
             if not self.clients.is_alive(lease.renew_for):
                 self.client_seen(lease.renew_for)
-        self._put(ends_ms, [(queue, offset, each.epoch) for queue, offset, each in leases])
+        self._put(ends_ms, [(queue, offset, each.epoch) for queue, offset, each in leases], renew_for)
         if self._places >= self._tidy_at:
             self._tidy()
 
-    def _put(self, ends_ms: int, places: list[_Place]) -> None:
+    def _put(self, ends_ms: int, places: list[_Place], renew_for: str) -> None:
         if not self._heap or ends_ms < self._heap[0][0]:
             self._sooner.set()
         self._turn += 1
         self._places += len(places)
-        heappush(self._heap, (ends_ms, self._turn, places))
+        heappush(self._heap, (ends_ms, self._turn, places, renew_for))
 
     def _tidy(self) -> None:
         """Drop what was finished long before its time; each time at least half is dropped or as much may come."""
         heap: list[_Watched] = []
         self._places = 0
-        for ends_ms, turn, places in self._heap:
+        for ends_ms, turn, places, renew_for in self._heap:
             left = [each for each in places if _is_held(each)]
             if left:
-                heap.append((ends_ms, turn, left))
+                heap.append((ends_ms, turn, left, renew_for))
                 self._places += len(left)
         heapify(heap)
         self._heap = heap
@@ -93,7 +93,8 @@ class LeaseEnds:
         if not self.clients.gone(client_id):
             return
         soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
-        for queue, offset, epoch in [place for _, _, places in self._heap for place in places]:
+        own = [places for _, _, places, renew_for in self._heap if renew_for == client_id]
+        for queue, offset, epoch in [place for places in own for place in places]:
             lease = queue.leases.get(offset)
             if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
                 lease.renew_for = ""
@@ -117,10 +118,10 @@ class LeaseEnds:
         now_ms = self._clock.boot_ms()
         ended: list[Ended] = []
         while self._heap and self._heap[0][0] <= now_ms and len(ended) < count_max:
-            ends_ms, turn, places = heappop(self._heap)
+            ends_ms, turn, places, renew_for = heappop(self._heap)
             room = count_max - len(ended)
             if len(places) > room:
-                heappush(self._heap, (ends_ms, turn, places[room:]))
+                heappush(self._heap, (ends_ms, turn, places[room:], renew_for))
                 del places[room:]
             self._places -= len(places)
             for queue, offset, epoch in places:

@@ -246,7 +246,7 @@ def test_a_receive_that_waits_for_room_and_is_cancelled_gives_its_messages_back(
 def test_acknowledgements_have_their_part_of_a_turn(tmp_path: Path) -> None:
     """Danger: all that a front passed on at once were served in one go, 1,024 handles in 132 bytes each."""
 
-    async def scenario(pair: FrontPair, _: EmbeddedRig) -> None:
+    async def scenario(pair: FrontPair, rig: EmbeddedRig) -> None:
         turns = 0
         asked: list[tuple[int, str, int]] = []
 
@@ -271,7 +271,11 @@ def test_acknowledgements_have_their_part_of_a_turn(tmp_path: Path) -> None:
         )
         for call in range(1, 17):
             assert (await pair.answer(frames.Acked, call)).results == []
-        assert [(group, count) for _, group, count in asked[:3]] == [("greedy", 1024), ("modest", 8), ("greedy", 1024)]
+        assert [(group, count) for turn, group, count in asked[:3]] == [
+            ("greedy", 1024),
+            ("modest", 8),
+            ("greedy", 1024),
+        ]
         assert len(asked) == 9
         by_turn = Counter[int]()
         for turn, _, count in asked:

@@ -1,0 +1,45 @@
+"""When leases end: what a goodbye looks at."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from broker_adapter.clock import ManualClock
+from dmq.embedded.group_queue import Lease
+from dmq.embedded.lease_ends import CLIENT_GONE_INVISIBLE_MS, LeaseEnds
+
+
+class Counting(dict[int, Lease]):
+    """Leases by offset, and how often one was looked for."""
+
+    looks = 0
+
+    def get(self, offset: int, default: Any = None) -> Any:  # noqa: ANN401 - as that of a dict
+        self.looks += 1
+        return super().get(offset, default)
+
+
+def test_a_goodbye_looks_at_the_leases_of_its_client_only() -> None:
+    """Danger: each goodbye of whomever looked at every lease there was, 27 ms for 200,000."""
+
+    async def scenario() -> None:
+        ends, queue = LeaseEnds(ManualClock()), SimpleNamespace(leases=Counting())
+
+        def watch(offset: int, client_id: str) -> Lease:
+            lease = queue.leases[offset] = Lease(offset, 1, 60_000, renew_for=client_id)
+            ends.watch(queue, offset, lease)  # type: ignore[arg-type]  # all that is looked at of a queue
+            return lease
+
+        others = [watch(offset, "other" if offset % 2 else "") for offset in range(100)]
+        own = watch(100, "leaves")
+        ends.client_seen("stranger")
+        ends.client_gone("stranger")
+        assert queue.leases.looks == 0
+        ends.client_gone("leaves")
+        assert queue.leases.looks == 1
+        assert own.ends_ms == CLIENT_GONE_INVISIBLE_MS
+        assert {each.ends_ms for each in others} == {60_000}
+
+    asyncio.run(scenario())
