@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,7 +42,9 @@ class Subscription:
         )
         self.reset_epoch = 0  # of the last hand-out before it was set back or forth
         self._turn = 0
-        self._waiters: deque[tuple[int, asyncio.Future[bool]]] = deque()
+        self._waits = 0  # so far
+        # By the queue that they wait for (-1: any), in their order: when each came, and what wakes it.
+        self._waiters: dict[int, dict[int, asyncio.Future[bool]]] = {}
 
     @property
     def all_queues(self) -> list[SubscribedQueue]:
@@ -119,8 +120,9 @@ class Subscription:
             return
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[bool] = loop.create_future()  # whether by an arrival
-        waiter = (queue_id, woken)
-        self._waiters.append(waiter)
+        self._waits += 1
+        number = self._waits
+        self._waiters.setdefault(queue_id, {})[number] = woken
         up = loop.call_later(timeout_s, _time_is_up, woken)
         is_taken = False
         try:
@@ -133,7 +135,7 @@ class Subscription:
         finally:
             up.cancel()
             if not is_taken:
-                self._waiters.remove(waiter)
+                self._forget(queue_id, number)
 
     def wake(self, queue_id: int) -> bool:
         """Wake the receive that has waited longest for ``queue_id`` or for any queue; say whether there was one.
@@ -141,12 +143,29 @@ class Subscription:
         The lane's number is 0, as that of the queue whose receives look there. One is enough: whoever takes something
         and leaves something wakes the next (``wake_next``).
         """
-        for position, (wanted, woken) in enumerate(self._waiters):
-            if wanted in (-1, queue_id) and not woken.done():  # else its time is up, or it was called off
-                del self._waiters[position]
-                woken.set_result(True)
-                return True
-        return False
+        first = min(filter(None, (self._first(-1), self._first(queue_id))), default=None)
+        if first is None:
+            return False
+        number, wanted = first
+        woken = self._waiters[wanted][number]
+        self._forget(wanted, number)
+        woken.set_result(True)
+        return True
+
+    def _first(self, wanted: int) -> tuple[int, int] | None:
+        """Return who waits longest for ``wanted``: when it came, and ``wanted``."""
+        while waiting := self._waiters.get(wanted):
+            number = next(iter(waiting))
+            if not waiting[number].done():
+                return number, wanted
+            self._forget(wanted, number)  # its time is up, or it was called off
+        return None
+
+    def _forget(self, wanted: int, number: int) -> None:
+        waiting = self._waiters.get(wanted, {})
+        waiting.pop(number, None)
+        if not waiting:
+            self._waiters.pop(wanted, None)
 
     def grow(self, topic: Topic) -> None:
         """Take in the queues that were added to the topic, and whatever else of it was changed."""
@@ -164,8 +183,9 @@ class Subscription:
         self.is_retired = True
         for queue in self.all_queues:
             queue.leases.clear()
-        for _, woken in self._waiters:
-            _time_is_up(woken)
+        for waiting in self._waiters.values():
+            for woken in waiting.values():
+                _time_is_up(woken)
 
     def wake_next(self) -> None:
         """Wake one receive that can use what is available, if there is one."""
@@ -175,7 +195,7 @@ class Subscription:
     @property
     def waiting(self) -> int:
         """How many receives wait."""
-        return len(self._waiters)
+        return sum(map(len, self._waiters.values()))
 
 
 def _time_is_up(woken: asyncio.Future[bool]) -> None:

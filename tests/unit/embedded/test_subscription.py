@@ -114,6 +114,31 @@ def test_a_receive_whose_time_is_up_leaves_the_queue_of_waiters() -> None:
     play(scenario)
 
 
+def test_a_wake_up_looks_at_those_who_can_use_it_only() -> None:
+    """Danger: 8,000 receives that waited for one queue were looked through for each message of another."""
+
+    async def scenario(found: Subscription) -> None:
+        tasks = await waiters(found, *[0] * 50, -1, 2, *[0] * 50)
+        looks = 0
+
+        class Counting(asyncio.Future[bool]):
+            def done(self) -> bool:
+                nonlocal looks
+                looks += 1
+                return super().done()
+
+        for waiting in found._waiters.values():
+            for number in waiting:
+                waiting[number] = Counting()
+        assert found.wake(2)
+        assert found.wake(2)
+        assert not found.wake(2)
+        assert looks <= 4
+        await woken(tasks)
+
+    play(scenario)
+
+
 def test_queues_take_turns_and_looking_is_no_turn() -> None:
     """Each receive starts with the next queue, however often somebody asked whether there is something."""
     found = Subscription(1, Topic(2, "orders", 4, 0))
