@@ -24,6 +24,7 @@ ADDRESS: Final = "address"
 LIMIT_MAX: Final = 2**40
 SET_MAX: Final = 10_000  # limits that are set; each is a few bytes in memory and in the store's one row of them
 RESERVE_PART: Final = 8  # of the bytes that may wait, operators and health checks on this host have one of so many
+_LOOK_AGAIN_S: Final = 1.0  # at thousands of names, to see which are there
 _HOLDERS_KEPT: Final = 20_000
 _OPERATORS_PART: Final = 20  # of what this host's clients share, operators keep a twentieth
 _STRANGERS_PART: Final = 4
@@ -104,6 +105,7 @@ class _Use:
 
     held: dict[Quota, int] = field(default_factory=dict)
     names: dict[Quota, set[str]] = field(default_factory=dict)
+    looked_s: dict[Quota, float] = field(default_factory=dict)  # when it was seen last which of the names are there
     left: dict[Quota, TokenBucket] = field(default_factory=dict)  # of a rate
 
 
@@ -205,12 +207,20 @@ class Quotas:
         for holder in holders:
             names, limit = self._use(holder).names.setdefault(quota, set()), self.limit(quota, holder)
             if limit is not None and len(names) >= limit and name not in names:
-                names.intersection_update([name for name in names if self.is_known(quota, name)])
+                self._look_again(self._use(holder), quota)
                 if len(names) >= limit:
                     raise OverQuota(quota, holder, used=len(names), limit=limit)
         self.spend(Quota.NEW_PER_MIN, holders)
         for holder in holders:
             self._use(holder).names[quota].add(name)
+
+    def _look_again(self, use: _Use, quota: Quota) -> None:
+        """Forget names that are not there any more; seldom, for each call beyond the limit asks for it."""
+        now_s, names = self._clock.monotonic_s(), use.names[quota]
+        if now_s < use.looked_s.get(quota, -_LOOK_AGAIN_S) + _LOOK_AGAIN_S:
+            return
+        use.looked_s[quota] = now_s
+        names.intersection_update([name for name in names if self.is_known(quota, name)])
 
     def about_to_make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
         """As ``make``, of a topic or group that a call uses, and which is created if it does not exist."""
