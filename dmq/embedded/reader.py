@@ -115,6 +115,8 @@ class Reader:
         error = StoreClosed("the broker is closed") if read.cancelled() else read.exception()
         found = [error] * asked if error is not None else read.result()
         looks, self._looks = self._looks[: len(found)], self._looks[len(found) :]
+        if self._looks:
+            self._look()
         for look, messages in zip(looks, found, strict=True):
             if look.found.done():  # whoever waited went away
                 continue
@@ -122,8 +124,6 @@ class Reader:
                 look.found.set_exception(messages)
             else:
                 look.found.set_result(messages)
-        if self._looks:
-            self._loop.call_soon(self._look)
 
     def _read(self, asked: Sequence[_Look]) -> list[list[QueuedMessage] | StoreError]:
         """Return what the first of several looks find, as many as fit into a batch, at least one.
