@@ -314,7 +314,7 @@ def _same_text(first: str, second: str, properties: Mapping[str, str]) -> bool |
 
 def _truth_of(name: str, properties: Mapping[str, str]) -> bool | None:
     text = properties.get(name)
-    return None if text is None else text.lower() == "true"
+    return None if text is None else len(text) == len("true") and text.lower() == "true"
 
 
 def _same_truth(first: Condition, second: Condition) -> Condition:
