@@ -84,6 +84,44 @@ def test_bytes_are_bounded_too(bench: Bench) -> None:
     assert len(all_rows(bench.store, Family.QUEUE)) == 2
 
 
+def test_what_is_gathered_counts_before_and_behind_its_hand_over(bench: Bench) -> None:
+    """Bytes that wait are the same for units of the loop, gathered in this turn or in one before."""
+    bench.restart(StoreOptions(pending_bytes_max=1_000, gap_event=gap_event))
+    large = append(1, payload=bytes(600))
+
+    async def scenario() -> None:
+        bench.store.attach(asyncio.get_running_loop(), lambda _: None)
+        bench.gate.hold()
+        first = bench.submit(append(0))
+        await asyncio.to_thread(bench.gate.await_sync)
+        told = asyncio.Event()
+        bench.store.commit_one(large, lambda *_: told.set())
+        for _ in range(2):  # and then behind the hand-over, at the end of the turn
+            with pytest.raises(StoreBusy):
+                bench.store.commit_one(append(2, payload=bytes(600)), lambda *_: None)
+            await asyncio.sleep(0)
+        bench.gate.let_go()
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        assert first.ended().error is None
+
+    asyncio.run(scenario())
+    assert len(all_rows(bench.store, Family.QUEUE)) == 2
+    assert bench.store.writer.pending_ops == 0
+
+
+def test_a_store_that_failed_says_why_at_each_call(bench: Bench) -> None:
+    """In the words of the first failure, which is its cause."""
+    bench.gate.fails = "sync"
+    with pytest.raises(StoreFailed) as first:
+        bench.store.commit([append(0)])
+    assert bench.store.failure is not None
+    with pytest.raises(StoreFailed) as again:
+        bench.store.commit([append(1)])
+    assert str(again.value) == str(bench.store.failure)
+    assert str(again.value) in str(first.value)
+    assert again.value.__cause__ is bench.store.failure
+
+
 def test_a_batch_is_bounded_and_units_stay_whole(bench: Bench) -> None:
     """What waits is committed in several batches, never with a unit in two of them."""
     bench.gate.hold()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.scheduler_cell import LAG_MS, Cell
+from support.stores import all_rows
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, unpack_id
@@ -106,6 +108,17 @@ def test_lateness_is_observed_when_the_message_is_durable(cell: Cell, clock: Man
     clock.advance(17)
     cell.scheduler.turn()
     assert cell.late_ms == [7, 2]
+
+
+def test_what_is_not_on_disk_yet_is_not_handed_over(cell: Cell, clock: ManualClock) -> None:
+    """From the first row on that is still being written: a power cut would take it, and its queue would have it."""
+    first_ms = clock.now_ms() + 10
+    cell.schedule(first_ms, first_ms + 1, first_ms + 2)
+    clock.advance(20)
+    keys = [int.from_bytes(key, "big") for key, _ in all_rows(cell.store, Family.TIMELINE)]
+    with patch.object(cell.store.marks, "unsynced", lambda: keys[1]):
+        cell.scheduler.turn()
+    assert cell.times() == [first_ms]
 
 
 def test_a_backlog_does_not_delay_what_is_due_now(cell: Cell, clock: ManualClock) -> None:
