@@ -135,6 +135,17 @@ async def test_many_of_one_time_do_not_fill_a_turn(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
+async def test_how_late_an_occurrence_is_counts(rig: EmbeddedRig) -> None:
+    """As for any message, from its time until it is in its queue, on disk."""
+    await add(rig, "s-1")
+    rig.late_ms.clear()
+    rig.clock.advance(1_007)
+    rig.scheduler.turn()
+    assert len(occurrences(rig, "s-1")) == 1
+    assert rig.late_ms == [7]
+
+
+@every_durable_broker()
 async def test_opening_looks_for_no_times(rig: EmbeddedRig) -> None:
     """But once, so that what finds them is loaded: a daemon with thousands of schedules starts as soon as any."""
     for number in range(5):
