@@ -217,8 +217,8 @@ class Deliveries:
     async def refused(self, group: str, topic: str, receipt_handle: str, code: int, why: str) -> None:
         """Give up a delivery that a cluster refuses for good, durable on return: it is a dead letter of the group."""
         found = await self._subscriptions.subscribe_known(group, topic)
-        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
-        await self._fail(found, queue, receipt, lease, Unwanted(code, why))
+        _, _, lease, _ = await self._lease_of(found, receipt_handle)
+        await self._fail(found, receipt_handle, lease, Unwanted(code, why))
 
     @staticmethod
     def is_held(found: Subscription, receipt_handle: str) -> bool:
@@ -244,7 +244,7 @@ class Deliveries:
         now = moment(self._clock)
         visible_at_ms = now.wall_ms + invisible_ms
         if receipt.is_push and not suspend:
-            await self._fail(found, queue, receipt, lease, Nacked(visible_at_ms))
+            await self._fail(found, receipt_handle, lease, Nacked(visible_at_ms))
             return receipt_handle
         offset = receipt.queue_offset
         ops = queue.hide(offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group)
@@ -278,33 +278,36 @@ class Deliveries:
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         found = await self._subscriptions.subscribe_known(group, topic)
-        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
+        _, receipt, lease, _ = await self._lease_of(found, receipt_handle)
         if not receipt.is_push or attempts > MAX_ATTEMPTS_LIMIT:  # more than any policy has: it means what it says
-            await self._fail(found, queue, receipt, lease, GivenUp())
+            await self._fail(found, receipt_handle, lease, GivenUp())
             return
         # By themselves push clients give up in FIFO mode only, and there at their first failure, because they are told
         # to: see dmq.sidecar.settings.
         is_last = attempts >= self._catalog.policy(found.group_id).max_attempts
-        await self._fail(found, queue, receipt, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
+        await self._fail(found, receipt_handle, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
 
     async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
         """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
         found = await self._subscriptions.subscribe_known(group, topic)
-        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
-        await self._fail(found, queue, receipt, lease, SentBack(delay_level))
+        _, _, lease, _ = await self._lease_of(found, receipt_handle)
+        await self._fail(found, receipt_handle, lease, SentBack(delay_level))
 
     async def _fail(
         self,
         found: Subscription,
-        queue: SubscribedQueue,
-        receipt: Receipt,
+        handle: str,
         lease: Lease,
         failure: Failure,
         attempts_told: int = 0,
     ) -> None:
-        if lease.is_returning:  # its end was decided a moment ago
+        """Let a delivery fail whose ``lease`` was found, durable on return; one that failed a moment ago did so."""
+        queue, receipt = _resolve(self._receipts, found, handle)
+        while lease.is_returning:
             await self._commits.flush()
-            return
+            if not lease.is_coming_back:
+                return
+            _, _, lease, _ = await self._lease_of(found, handle)  # as long as nobody else has it by now
         done = self._failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
         await self._commits.wait(done)
         found.wake_next()

@@ -82,6 +82,7 @@ class Lease:
     renew_until_ms: int = 0  # by the boot clock
     is_suspended: bool = False  # its next hand-out does not count as an attempt
     is_returning: bool = False  # its end was decided and is being written
+    is_coming_back: bool = False  # and that is that its message comes again at once
     is_changed: bool = False  # its consumer had it, and said when it ends, or failed
 
     @property
@@ -398,7 +399,8 @@ class GroupQueue:
         lease.ends_ms = now.boot_ms + for_ms
         lease.renew_for = ""  # whoever sets the time sets it
         lease.is_suspended = is_suspended
-        lease.is_returning, lease.is_changed = False, True
+        lease.is_returning = lease.is_coming_back = False
+        lease.is_changed = True
         self._rows.add(offset)
         now_ms, flags = now.wall_ms, SUSPENDED * is_suspended
         row = encode_hidden(
@@ -411,7 +413,7 @@ class GroupQueue:
         attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, ATTEMPT_MAX)
         if not lease.is_suspended and not lease.first_failed_at_ms:
             lease.first_failed_at_ms = now_ms
-        lease.is_returning = True
+        lease.is_returning = lease.is_coming_back = True
         self._rows.add(offset)
         row = encode_returned(attempt, lease.epoch, lease.first_failed_at_ms)
         return attempt, [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from support.rigs import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,
+    EmbeddedRig,
     Rig,
     ack,
     an_envelope,
     every_broker,
+    every_durable_broker,
     ids,
     leased,
     receive,
@@ -19,6 +23,7 @@ from support.rigs import (
 )
 
 from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import RETRY_STEPS_MS
 
 LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still
 SOON_MS = 5_000
@@ -266,6 +271,28 @@ async def test_what_did_not_reach_its_client_comes_again_at_once(rig: Rig) -> No
         assert list(await ack(rig, again)) == [None]
         await rig.broker.not_taken(GROUP, leased([*lost, again]))
         assert not await receive(rig)
+
+
+@every_durable_broker(queues=1)
+async def test_a_failure_that_comes_while_the_message_is_on_its_way_back_counts(rig: EmbeddedRig) -> None:
+    """Danger: its client had it, lost its front, failed it through another one, was told OK, and got it at once."""
+    await send(rig, "m-1")
+    (lost,) = await receive(rig, renew_for="push-1")
+    coming_back = asyncio.ensure_future(rig.broker.not_taken(GROUP, leased([lost])))
+    await asyncio.sleep(0)
+    found = await rig.broker.subscriptions.subscribe(GROUP, TOPIC)
+    assert found.queues[lost.queue_id].leases[lost.queue_offset].is_returning
+    await rig.broker.change_invisible(GROUP, TOPIC, lost.receipt_handle, 0)
+    await coming_back
+    await rig.settle()
+    assert not await receive(rig)
+    rig.clock.advance(RETRY_STEPS_MS[0] - 1)
+    await rig.settle()
+    assert not await receive(rig)
+    rig.clock.advance(1)
+    await rig.settle()
+    (again,) = await receive(rig)
+    assert (again.message_id, again.delivery_attempt) == ("m-1", 2)
 
 
 @every_broker()
