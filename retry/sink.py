@@ -125,10 +125,14 @@ class DelaySink(Protocol):
     def put(self, entry: Entry, *, is_held: bool = False) -> Future[Held | None]:
         """Keep ``entry`` until it is due. An entry with a key goes behind those of its key that wait already.
 
+        One whose uid waits already, or is held, under its type and key is kept once, as it was put first. (A sink
+        behind a network does so for a time, and for entries without a key.)
+
         ``ValueError`` for an entry that cannot be (its uid, key or times).
 
         With ``is_held`` the caller has it in hand from the start, and the future's result is that; the due time counts
-        from the next run on only, should this one end.
+        from the next run on only, should this one end. The result is ``None`` if it goes behind others, or waits
+        already: then it comes in its turn.
         """
         ...
 

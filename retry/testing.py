@@ -51,6 +51,10 @@ class _Row:
     number: int  # the order of arrival
     is_held: bool = False
 
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.entry.type_name, self.entry.key
+
 
 class MemorySink:
     """A ``DelaySink`` in memory: it keeps the contract, but for what survives the process.
@@ -112,11 +116,16 @@ class MemorySink:
             _check(entry)
             if is_held and not self._can_hold:
                 raise SinkError("this sink cannot hold")
+            name = (entry.type_name, entry.key)
+            of_key = [] if entry.is_new and not entry.key else [row for row in self._rows.values() if row.name == name]
+            if not entry.is_new and any(row.entry.uid == entry.uid for row in of_key):
+                return None
             if len(self._rows) >= self._entries_max:
                 raise SinkFull(f"{self._entries_max} entries wait already", limit="entries_max")
             self._next += 1
-            row = self._rows[self._next] = _Row(entry, self._next, is_held)
-            return Held(entry, row) if is_held else None
+            is_first = not (entry.key and of_key)
+            row = self._rows[self._next] = _Row(entry, self._next, is_held and is_first)
+            return Held(entry, row) if row.is_held else None
 
         return self._answer("put", put)
 

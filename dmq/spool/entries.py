@@ -59,6 +59,8 @@ class Entries:
         self.out = out if out is not None else {}  # by mark: ready, or in somebody's hands
         # Entries that their callers hold from the start, by type id and id, until they are known to lie where they do.
         self.arriving: dict[tuple[int, bytes], Ticket | None] = {}
+        # Of the entries under way, by type id and uid: a place for what becomes of their unit.
+        self._entering: dict[tuple[int, bytes], list[Unit]] = {}
         self._dead_ahead: dict[bytes, tuple[bytes, bytes | None]] = {}
         self._oldest_from: dict[int, bytes] = {}  # below it the index has nothing of a type but tombstones
         types = list(self.names.topics_by_id)
@@ -125,6 +127,11 @@ class Entries:
         type_id = self.type_id(type_name)
         return type_id is not None and self.key_queues.exists(key_queue_id(type_id, key))
 
+    def keeps(self, entry: Entry) -> bool:
+        """Say whether an entry with this uid waits, or is held, under its type and key."""
+        type_id = None if entry.is_new else self.type_id(entry.type_name)
+        return type_id is not None and ((type_id, entry.uid) in self._entering or self._has(type_id, entry))
+
     def dead(self, type_name: str, after: bytes, limit: int) -> list[DeadEntry]:
         """Return entries of the dead set, in the order of their uids."""
         type_id = self.type_id(type_name)
@@ -144,6 +151,11 @@ class Entries:
         nor in somebody else's hands.
         """
         type_id, plan = self._type(entry.type_name)
+        if self.keeps(entry):  # but perhaps not yet on disk: what is submitted now is settled after it
+            ended = self._entering.get((type_id, entry.uid), [])
+            self._count(plan, type_id)
+            self._submit(plan, lambda unit: settle(next((first for first in ended if first.error), unit), None))
+            return
         self._enter(entry, type_id, 0, EventKind.SCHEDULED, plan, settle, is_held=is_held, is_new=entry.is_new)
 
     def finish(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
@@ -262,7 +274,7 @@ class Entries:
         if plan.key_queue is not None:
             plan.ops += [Emit(event), *plan.key_queue.ops]
             self._count(plan, type_id, 1, size, died)
-            self._submit(plan, lambda unit: settle(unit, None))
+            self._submit_entering(plan, (type_id, entry.uid), lambda unit: settle(unit, None))
             return
         at = len(plan.ops)  # of the entry's own receipt
         plan.scheduled = entry_id(entry.uid, turn)
@@ -296,7 +308,7 @@ class Entries:
         if held is not None:
             self.arriving[held] = None
         try:
-            self._submit(plan, settled)
+            self._submit_entering(plan, (type_id, entry.uid), settled)
         except BaseException:
             if held is not None:
                 del self.arriving[held]
@@ -370,6 +382,30 @@ class Entries:
             self._dead_ahead[plan.dead[0]] = plan.dead
         if plan.totals is not None:
             self.totals[plan.totals[0]] = plan.totals[1]
+
+    def _submit_entering(self, plan: Plan, name: tuple[int, bytes], settle: Settle) -> None:
+        """Hand over the unit by which an entry comes, and know it until that is settled."""
+        ended: list[Unit] = []
+
+        def settled(unit: Unit) -> None:
+            ended.append(unit)
+            if self._entering.get(name) is ended:
+                del self._entering[name]
+            settle(unit)
+
+        self._entering[name] = ended
+        try:
+            self._submit(plan, settled)
+        except BaseException:
+            del self._entering[name]
+            raise
+
+    def _has(self, type_id: int, entry: Entry) -> bool:
+        """Say whether an entry is written that waits under its key, in this turn or a later one."""
+        if entry.key and self.key_queues.has_parked(key_queue_id(type_id, entry.key), entry.uid):
+            return True  # looked for first: from there it goes onto the timeline
+        start = pack_index_prefix(WAITING_GENERATION, type_id) + entry.uid
+        return bool(self.store.scan(Family.INDEX, start, start + b"\xff" * 8, limit=1).rows)
 
     def _known(self, plan: Plan) -> list[Op]:
         if plan.totals is not None:

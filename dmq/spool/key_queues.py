@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Delete, Op, Put
 from dmq.store.schema.keys import Family, pack_pair, unpack_pair
-from dmq.store.schema.spool import KeyQueueId, key_queue_key, parked_key
+from dmq.store.schema.spool import KeyQueueId, key_queue_key, parked_key, uid_key, uid_of_entry
 from dmq.store.store import Store
 
 
@@ -42,6 +42,14 @@ class KeyQueues:
         """Say whether entries of a key wait or are held."""
         return self._find(key_queue) is not None
 
+    def has_parked(self, key_queue: KeyQueueId, uid: bytes) -> bool:
+        """Say whether an entry with ``uid`` is parked, and written."""
+        (number,) = self._store.get_many(Family.GROUP, [uid_key(key_queue, uid)])
+        if number is None:
+            return False
+        (value,) = self._store.get_many(Family.GROUP, [parked_key(key_queue, int.from_bytes(number, "big"))])
+        return value is not None and uid_of_entry(value) == uid
+
     def enter(self, key_queue: KeyQueueId, value: bytes) -> Change | None:
         """Plan to park ``value`` at the end of a key queue; ``None`` if it is the first: it goes onto the timeline."""
         found = self._find(key_queue)
@@ -49,7 +57,12 @@ class KeyQueues:
             return None
         row = parked_key(key_queue, found.next)
         after = _KeyQueue(found.first, found.next + 1)
-        return Change([Put(Family.GROUP, row, value), _put(key_queue, after)], key_queue, after, parked=(row, value))
+        ops: list[Op] = [
+            Put(Family.GROUP, row, value),
+            Put(Family.GROUP, uid_key(key_queue, uid_of_entry(value)), found.next.to_bytes(8, "big")),
+            _put(key_queue, after),
+        ]
+        return Change(ops, key_queue, after, parked=(row, value))
 
     def open(self, key_queue: KeyQueueId) -> Change:
         """Plan a key queue whose first entry goes onto the timeline."""
@@ -69,7 +82,8 @@ class KeyQueues:
         if value is None:
             raise StoreCorrupt(f"entry {found.first} of a key queue of type {key_queue.type_id} is missing")
         after = _KeyQueue(found.first + 1, found.next)
-        return Change([Delete(Family.GROUP, row), _put(key_queue, after)], key_queue, after, head=value)
+        gone: list[Op] = [Delete(Family.GROUP, row), Delete(Family.GROUP, uid_key(key_queue, uid_of_entry(value)))]
+        return Change([*gone, _put(key_queue, after)], key_queue, after, head=value)
 
     def submitted(self, change: Change) -> None:
         """Keep a change whose unit was submitted."""

@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from broker_adapter.clock import Clock
 from broker_adapter.log import LibraryLog
-from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
+from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreForked, StoreLocked
 from dmq.spool.clock import ForwardClock
 from dmq.spool.copies import LOCK_FILE
 from dmq.spool.entries import Entries
@@ -55,7 +55,7 @@ class Root:
     """The folder. Methods may be called from any thread."""
 
     def __init__(self, path: Path, clock: Clock, options: StoreOptions) -> None:
-        self.path = path
+        self.path = path = path.absolute()  # a process may go into another folder
         self.damaged: dict[Path, Damaged] = {}
         self.clock = ForwardClock(clock)
         self._options = options
@@ -172,6 +172,8 @@ class Root:
             except BaseException:
                 store.close()
                 raise
+        except StoreForked:
+            raise
         except StoreLocked:
             return None
         except StoreFailed as error:  # it may be better later, and others may be better now

@@ -157,7 +157,8 @@ class Spool:
 
         try:
             with entries.lock:
-                self._bounds.make_room(entries, entry, self._usable)
+                if not entries.keeps(entry):
+                    self._bounds.make_room(entries, entry, self._usable)
                 entries.put(entry, settled, is_held=is_held)
         except StoreError as error:
             done.set_exception(self._of_ours(error))

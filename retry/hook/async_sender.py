@@ -6,8 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
-from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Tell, TryNow
+from retry.hook.loops import Loops
+from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import Patience
 from retry.hook.threads import DaemonThreads
 from retry.outcome import Outcome
@@ -18,12 +20,15 @@ HANDLER_THREADS = 32  # as many as the executor of an event loop has at most
 class AsyncSender:
     """Sends on the caller's event loop. Calls of the sink, and sync handlers, may block it, so threads make them."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, loops: Loops) -> None:
         self._sender = sender
+        self._loops = loops
         self._handlers = DaemonThreads("retry-handler", HANDLER_THREADS)
 
     async def send(self, handler: Handler, message: Message) -> Outcome:
         """Send; if cancelled, keep the message first and then be cancelled."""
+        if handler.is_async:
+            self._loops.note_running()
         tally = handler.tally
         if not tally.enter():
             return self._sender.rejected_closed(handler, message)
@@ -43,55 +48,40 @@ class AsyncSender:
     async def _run(self, handler: Handler, message: Message) -> Outcome:
         flow = self._sender.flow(handler, message)
         patience = self._sender.patience()
-        cancelled: BaseException | None = None
         try:
             step = next(flow)
             while True:
                 try:
-                    if isinstance(step, Keep | Tell):
-                        doing, interrupt = await self._in_any_case(step, patience)
-                        cancelled = cancelled or interrupt
-                        done = doing.result()
-                    else:
-                        done = await self._perform(step, handler, message, patience)
+                    done, error = await self._perform(step, handler, message, patience)
                 except GeneratorExit:
                     self._abandon(flow)
                     raise
-                except BaseException as error:  # noqa: BLE001 - the flow decides, also on a cancellation
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(done)
+                except BaseException as raised:  # noqa: BLE001 - the flow decides, also on a cancellation
+                    done, error = None, raised
+                step = flow.send(done) if error is None else flow.throw(error)
         except StopIteration as stop:
             outcome: Outcome = stop.value
             handler.tally.note_outcome(outcome)
-            if cancelled is not None:
-                raise cancelled from None
+            if patience.cancelled is not None:
+                raise patience.cancelled from None
             return outcome
 
-    async def _perform(self, step: TryNow | Ask, handler: Handler, message: Message, patience: Patience) -> Any:  # noqa: ANN401 - what the step gives
-        if isinstance(step, Ask):
-            return await self._sender.calls.ask_async(step.call, patience)
-        if handler.is_async:
-            return await message.start(handler)
-        return await asyncio.wrap_future(self._handlers.submit(lambda: receipt_of(message.start(handler))))
-
-    async def _in_any_case(
-        self, step: Keep | Tell, patience: Patience
-    ) -> tuple[asyncio.Task[Any], asyncio.CancelledError | None]:
-        """Wait for what must be done, and longer than the caller's patience; also return the cancellation."""
-        calls = self._sender.calls
-        doing: asyncio.Task[Any]
-        if isinstance(step, Keep):
-            doing = asyncio.ensure_future(calls.keep_async(step.call, patience))
-        else:
-            doing = asyncio.ensure_future(calls.tell_async(step.call, patience))
-        cancelled: asyncio.CancelledError | None = None
-        while not doing.done():
-            try:
-                await asyncio.wait([doing])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        return doing, cancelled
+    async def _perform(
+        self, step: Step, handler: Handler, message: Message, patience: Patience
+    ) -> tuple[Any, BaseException | None]:
+        """Return what the step gives, or what a sync handler raised: not every error can pass through a future."""
+        match step:
+            case TryNow() if handler.is_async:
+                return await message.start(handler), None
+            case TryNow():
+                return await asyncio.wrap_future(self._handlers.submit(lambda: _attempt(handler, message)))
+            case Ask(call):
+                return await self._sender.calls.ask_async(call, patience), None
+            case Keep(call):
+                return await self._sender.calls.keep_async(call, patience), None
+            case Tell(call):
+                await self._sender.calls.tell_async(call, patience)
+                return None, None
 
     def _abandon(self, flow: Flow) -> None:
         """The loop went away under a send: ask the sink to keep the message, and do not wait, as nobody can."""
@@ -101,3 +91,12 @@ class AsyncSender:
                 with suppress(TimeoutError):  # of the call; a future that it returns is not waited for
                     self._sender.calls.threads.submit(step.call).result(self._sender.patience().left_s)
             flow.close()
+
+
+def _attempt(handler: Handler, message: Message) -> tuple[Any, BaseException | None]:
+    try:
+        return receipt_of(message.start(handler)), None
+    except GeneratorExit as error:  # thrown into a generator it would end it
+        return None, RuntimeError(describe(error))
+    except BaseException as error:  # noqa: BLE001 - the flow decides
+        return None, error

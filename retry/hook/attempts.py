@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from retry.hook.classify import describe
 from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.logs import HookLog
+from retry.hook.loops import LoopEnded, Loops
 from retry.hook.sender import Sender
 from retry.hook.settle import Settler
 from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
@@ -42,62 +41,6 @@ def after_failed_attempt(
     return _DEATHS[step.reason] if isinstance(step, DeadLetter) else step
 
 
-class LoopThread:
-    """The event loop on which repetitions of async handlers run, started when the first one does."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def run(self, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the user's function returns
-        """Await what ``make`` returns on the loop, and wait for it in this thread."""
-
-        async def call() -> Any:  # noqa: ANN401 - what the user's function returns
-            return await make()
-
-        return asyncio.run_coroutine_threadsafe(call(), self._start()).result()
-
-    def close(self, timeout_s: float) -> None:
-        """Cancel what still runs, and end the loop."""
-        with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        loop.call_soon_threadsafe(_cancel_all, loop)
-        thread.join(timeout_s)
-
-    def after_fork(self) -> None:
-        """The thread is the parent's."""
-        self._lock = threading.Lock()
-        self._loop = self._thread = None
-
-    def _start(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="retry-loop", daemon=True)
-                self._thread.start()
-            return self._loop
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
-
-
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    # One more turn, in which the tasks see their cancellation.
-    loop.call_soon(loop.call_soon, loop.stop)
-
-
 class Attempts:
     """Makes repetitions. Thread-safe; no lock is held while a handler or a callback runs."""
 
@@ -106,8 +49,10 @@ class Attempts:
         sink: DelaySink,
         sender: Sender,
         settler: Settler,
+        *,
         log: HookLog,
         rng: Random,
+        loops: Loops,
         on_exhausted: Callable[[DeadEntry], None] | None,
     ) -> None:
         self._sink = sink
@@ -116,7 +61,7 @@ class Attempts:
         self._log = log
         self._rng = rng
         self._on_exhausted = on_exhausted
-        self._loop = LoopThread()
+        self._loops = loops
         self._to_tell: deque[DeadEntry] = deque()
 
     def make(self, handler: Handler, held: Held, permit: Permit) -> None:
@@ -125,10 +70,13 @@ class Attempts:
         try:
             self._call(handler, entry)
         except BaseException as error:  # a worker outlives what handlers do, sys.exit included
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            is_ours = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+            if is_ours or isinstance(error, LoopEnded):
                 handler.destination.on_void(permit)
                 self._again(held, self._sink.clock.now_ms(), f"interrupted: {describe(error)}", is_uncertain=True)
-                raise
+                if is_ours:
+                    raise
+                return
             self._failed(handler, held, permit, error)
             return
         handler.destination.on_success()
@@ -161,12 +109,12 @@ class Attempts:
                 )
 
     def close(self, timeout_s: float) -> None:
-        """End the event loop."""
-        self._loop.close(timeout_s)
+        """Cancel what still runs on event loops, and end ours."""
+        self._loops.close(timeout_s)
 
     def after_fork(self) -> None:
         """A child has nothing in hand."""
-        self._loop.after_fork()
+        self._loops.after_fork()
         self._to_tell = deque()
 
     def _call(self, handler: Handler, entry: Entry) -> None:
@@ -180,7 +128,7 @@ class Attempts:
                 key=entry.key,
             )
         if handler.is_async:
-            self._loop.run(lambda: handler.call(entry.payload, attempt))
+            self._loops.run(lambda: handler.call(entry.payload, attempt))
         else:
             receipt_of(handler.call(entry.payload, attempt))
 

@@ -44,6 +44,7 @@ from retry.hook.handlers import (
 )
 from retry.hook.health import CHECK_TYPE, Ages, Checked, Health, dry_run, judge_health
 from retry.hook.logs import HookLog
+from retry.hook.loops import Loops
 from retry.hook.metrics import HookMetrics, Tally
 from retry.hook.process import close_on_sigterm, guard, keep_alive, release
 from retry.hook.sender import FORKED, Call, Message, Sender, make_message
@@ -56,6 +57,7 @@ from retry.sink import DeadEntry, DelaySink, SinkClosed
 # The seed's table: an attempt at once, one after each step, and when the one after the last step fails it is over.
 SPOOL_POLICY = RetryPolicy(backoff=Table(SPOOL_STEPS_MS), max_attempts=len(SPOOL_STEPS_MS) + 1, jitter=0.1)
 
+TIMEOUT_S_MAX = 365 * 86_400  # the platform's waits end somewhere beyond
 Payload = bytes | bytearray | memoryview
 _Function = TypeVar("_Function", bound=HandlerFunction)
 
@@ -95,6 +97,9 @@ class Redelivery:
         _check_settings(mode, workers_per_type)
         if queue_max < 1:
             raise ValueError(f"queue_max is {queue_max}, it must be at least 1")
+        for name, timeout_s in (("keep_timeout_s", keep_timeout_s), ("close_timeout_s", close_timeout_s)):
+            if not 0 <= timeout_s <= TIMEOUT_S_MAX:
+                raise ValueError(f"{name} is {timeout_s}, allowed are 0 to {TIMEOUT_S_MAX:,} seconds, a year")
         self._sink = sink
         self._policy, self._mode, self._workers = policy, mode, workers_per_type
         self._classify = classify
@@ -122,8 +127,11 @@ class Redelivery:
             on_spooled=on_spooled,
             keep_timeout_s=keep_timeout_s,
         )
-        self._async_sender = AsyncSender(self._sender)
-        self._attempts = Attempts(sink, self._sender, self._settler, self._log, rng, on_exhausted)
+        self._loops = Loops()
+        self._async_sender = AsyncSender(self._sender, self._loops)
+        self._attempts = Attempts(
+            *(sink, self._sender, self._settler), log=self._log, rng=rng, loops=self._loops, on_exhausted=on_exhausted
+        )
         self._drain = Drain(sink, self._attempts, self._settler, self._log, self._health, queue_max)
         self._queue_max = queue_max
         guard(self)
@@ -228,7 +236,7 @@ class Redelivery:
         elif self._autostart and self._has_backlog(type_name):
             self.start()
 
-    def send(self, type_name: str, payload: Payload, *, key: str = "", uid: bytes | None = None) -> Outcome:
+    def send(self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None) -> Outcome:
         """Send ``payload`` now, or keep it: returns what became of it, and raises for errors of the program only.
 
         Messages of one ``key`` are sent in the order in which a thread sends them: while one waits, later ones go
@@ -239,7 +247,9 @@ class Redelivery:
             raise TypeError(f"the handler of {type_name!r} is async: await send_async(...)")
         return self._sender.send(handler, self.message(payload, key, uid))
 
-    async def send_async(self, type_name: str, payload: Payload, *, key: str = "", uid: bytes | None = None) -> Outcome:
+    async def send_async(
+        self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None
+    ) -> Outcome:
         """Send as ``send`` does, on this event loop; a sync handler runs in a thread.
 
         If the task is cancelled while the handler runs, the message is kept first: whether it got through is not known.
@@ -247,7 +257,9 @@ class Redelivery:
         handler = self._find(type_name)
         return await self._async_sender.send(handler, self.message(payload, key, uid))
 
-    def message(self, payload: Payload, key: str = "", uid: bytes | None = None, call: Call | None = None) -> Message:
+    def message(
+        self, payload: Payload, key: str | None = None, uid: bytes | None = None, call: Call | None = None
+    ) -> Message:
         """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one."""
         return make_message(payload, key, uid, self._sink.clock.now_ms(), call)
 
@@ -260,7 +272,11 @@ class Redelivery:
         return await self._async_sender.send(self._find(type_name), message)
 
     def start(self) -> None:
-        """Start the threads that send what waits; nothing happens if they run."""
+        """Start the threads that send what waits; nothing happens if they run.
+
+        Called on an event loop, that is the one on which async handlers are repeated, until one is sent by on another.
+        """
+        self._loops.note_running()
         with self._lock:
             if self._closed is not None or self._is_child:
                 return

@@ -32,6 +32,7 @@ CLOSED = "Redelivery is closed"
 # Why a message is kept that was not attempted.
 BEHIND = "earlier messages of its key wait"
 AWAY = "its destination is away"
+WAITS = "it waits already"
 HANDED_OVER = "handed over"
 IN_ORDER = "handed over: its sink keeps the order of its key"  # such a sink is asked for every key, and tells of none
 
@@ -98,13 +99,17 @@ class Message:
 
 
 def make_message(
-    payload: bytes | bytearray | memoryview, key: str, uid: bytes | None, now_ms: int, call: Call | None
+    payload: bytes | bytearray | memoryview, key: str | None, uid: bytes | None, now_ms: int, call: Call | None
 ) -> Message:
-    """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one."""
+    """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one. No key is ``None`` or empty."""
     if type(payload) is not bytes:
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise TypeError(f"a payload is bytes, not {type(payload).__name__}")
         payload = bytes(payload)  # a copy: the caller may change its buffer
+    if key is None:
+        key = ""
+    elif not isinstance(key, str):
+        raise TypeError(f"a key is text, not {type(key).__name__}: {key!r:.40}")
     if key and len(key.encode()) > KEY_BYTES_MAX:
         raise ValueError(f"a key has at most {KEY_BYTES_MAX} bytes")
     is_new = uid is None
@@ -173,6 +178,8 @@ class Sender:
                 self._health.failed(error)
                 reason = f"whether earlier messages of its key wait is not known: {describe(error)}"
                 return self._reject(handler, message, "sink", reason, error)
+            except BaseException as error:  # noqa: BLE001 - an interrupt, or a cancellation
+                return (yield from self._interrupted(handler, message, None, error, is_attempted=False))
             if behind:
                 reason = BEHIND if self._sink.can_hold else IN_ORDER
                 return (yield from self._keep(handler, message, reason=reason, type_name=behind))
@@ -193,6 +200,10 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike
             return self._not_kept(handler, message, error, None, is_uncertain=False)
         self._health.worked()
+        if held is None:  # meanwhile others of its key wait, or it does so itself: it comes in its turn
+            return self._spooled(
+                handler, message, entry.due_at_ms, BEHIND if message.key else WAITS, is_uncertain=False
+            )
         return (yield from self._attempt(handler, message, held, Permit.NORMAL))
 
     def after_error(
@@ -202,12 +213,7 @@ class Sender:
         verdict = self.judge(handler, error)
         if not isinstance(error, Exception):  # an interrupt, a cancellation, the end of the process
             handler.destination.on_void(permit)
-            reason = f"interrupted: {describe(error)}"
-            due_at_ms = self._first_step_ms(handler, message)
-            handler.tally.note_outcome(
-                (yield from self._keep_failed(handler, message, held, due_at_ms, error, reason, is_uncertain=True))
-            )
-            raise error
+            return (yield from self._interrupted(handler, message, held, error, is_attempted=True))
         if isinstance(verdict, Permanent | Unreadable):
             handler.destination.on_void(permit)
             if held is not None:
@@ -238,6 +244,18 @@ class Sender:
                 is_counted=not isinstance(verdict, Throttled) and permit is Permit.NORMAL,
             )
         )
+
+    def _interrupted(
+        self, handler: Handler, message: Message, held: Held | None, error: BaseException, *, is_attempted: bool
+    ) -> Flow:
+        """Keep what ``error`` found on its way, and raise that."""
+        due_at_ms = self._first_step_ms(handler, message) if is_attempted else message.created_at_ms
+        reason = f"interrupted: {describe(error)}"
+        kept = self._keep_failed(
+            *(handler, message, held, due_at_ms, error, reason), is_uncertain=is_attempted, is_counted=is_attempted
+        )
+        handler.tally.note_outcome((yield from kept))
+        raise error
 
     def rejected_closed(self, handler: Handler, message: Message) -> Rejected:
         """Return the outcome of a send after ``close``."""

@@ -29,11 +29,15 @@ class SinkNotAsked(SinkUnavailable):
 
 
 class Patience:
-    """How long one caller waits for the sink, in all; what passes between two calls does not count."""
+    """How long one caller waits for the sink, in all; what passes between two calls does not count.
+
+    ``cancelled`` is what asked a task to end while it waited for what must be done in any case.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.left_s = timeout_s
+        self.cancelled: asyncio.CancelledError | None = None
 
     def __enter__(self) -> float:
         self._began_s = _REAL.monotonic_s()
@@ -73,22 +77,23 @@ class SinkCalls:
     async def ask_async(self, call: Callable[[], _T], patience: Patience) -> _T:
         """As ``ask``, on an event loop."""
         asked = self.threads.submit(call)
-        return await _wait_async(asked, asked, patience)
+        with patience as left_s:
+            await asyncio.wait([_seen(asked)], timeout=left_s)
+        return _result_of(asked, asked, patience)
 
     async def keep_async(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
-        """As ``keep``, on an event loop."""
+        """As ``keep``, on an event loop. A cancellation ends it no sooner, and is noted in ``patience``."""
         asked, kept = self._keep(call)
         try:
-            return await _wait_async(asked, kept, patience)
+            await _until_done(kept, patience)
+            return _result_of(asked, kept, patience)
         except BaseException:
             self._look_after(kept)
             raise
 
     async def tell_async(self, call: Callable[[], None], patience: Patience) -> None:
-        """As ``tell``, on an event loop."""
-        told = self.threads.submit(call)
-        with patience as left_s:
-            await _until_done(told, left_s)
+        """As ``tell``, on an event loop. A cancellation ends it no sooner, and is noted in ``patience``."""
+        await _until_done(self.threads.submit(call), patience)
 
     def after_fork(self) -> None:
         """A child asks its parent's sink nothing."""
@@ -130,12 +135,6 @@ def _wait(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
     return _result_of(asked, done, patience)
 
 
-async def _wait_async(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
-    with patience as left_s:
-        await _until_done(done, left_s)
-    return _result_of(asked, done, patience)
-
-
 def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
     """Return the result if there is one, or say what is true of a call that has none yet."""
     if done.done():  # at the last moment; or what was raised is a timeout of the sink itself
@@ -145,8 +144,19 @@ def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
     raise SinkUnavailable(f"the sink gave no answer within {patience.timeout_s:g} s")
 
 
-async def _until_done(done: Future[Any], timeout_s: float) -> None:
-    """Wait on the running event loop. Given up, or cancelled, it leaves ``done`` as it is."""
+async def _until_done(done: Future[Any], patience: Patience) -> None:
+    """Wait on the running event loop, whoever cancels this task: at the end of a program its loop cancels all."""
+    seen = _seen(done)
+    while patience.left_s > 0 and not seen.done():
+        with patience as left_s:
+            try:
+                await asyncio.wait([seen], timeout=left_s)
+            except asyncio.CancelledError as error:
+                patience.cancelled = error
+
+
+def _seen(done: Future[Any]) -> asyncio.Future[Any]:
+    """Return ``done`` for the running event loop; given up, it leaves ``done`` as it is."""
     seen = asyncio.wrap_future(done)
     seen.add_done_callback(lambda told: told.cancelled() or told.exception())  # asyncio logs what nobody looks at
-    await asyncio.wait([seen], timeout=timeout_s)
+    return seen

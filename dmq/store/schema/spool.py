@@ -8,6 +8,7 @@
     l key queue     type id 4 | digest 16               first 8 | next 8: numbers of the parked entries [first, next)
     m parked   type id 4 | digest 16 | number 8    as waiting; its delivery time means nothing before those in front of
                                                    it are gone
+    u uid      type id 4 | digest 16 | uid 16      number 8: of the parked entry that has it; of none once that is gone
     d dead     type id 4 | uid 16                  version 1 | death 1 | died_at_ms 8 | waiting
     a taken    0 4 | cell id 8                     start 16 | mark 16 | number 8: how far another directory was taken
                                                    over (``dmq.spool.adopt``)
@@ -29,6 +30,7 @@ from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,
+    body_id,
     body_payload,
     decode_waiting,
     encode_body,
@@ -39,9 +41,11 @@ from retry.sink import ERROR_CHARS_MAX, UID_BYTES, DeadEntry, Death, Entry
 VERSION = 1  # of an entry of the dead set
 SPOOL_KEY_QUEUE = b"l"
 SPOOL_PARKED = b"m"
+SPOOL_UID = b"u"
 SPOOL_DEAD = b"d"
 SPOOL_TAKEN = b"a"
 
+_LETTERS = {SPOOL_KEY_QUEUE, SPOOL_PARKED, SPOOL_UID, SPOOL_DEAD, SPOOL_TAKEN}
 _DIGEST_BYTES = 16
 _HEAD = struct.Struct(">IBH")
 _DEAD = struct.Struct(">BBQ")
@@ -91,7 +95,7 @@ def spool_rows(letter: bytes) -> tuple[bytes, bytes]:
 
 def is_spool_key(key: bytes) -> bool:
     """Say whether a key of the group family is one that a spool writes."""
-    return key[:4] == GROUPS_END and key[4:5] in {SPOOL_KEY_QUEUE, SPOOL_PARKED, SPOOL_DEAD, SPOOL_TAKEN}
+    return key[:4] == GROUPS_END and key[4:5] in _LETTERS
 
 
 def type_of(key: bytes) -> int:
@@ -127,6 +131,11 @@ def parked_key(key_queue: KeyQueueId, number: int) -> bytes:
 def parked_number(key: bytes) -> int:
     """Return the number in the key of a parked entry."""
     return int.from_bytes(key[-8:], "big")
+
+
+def uid_key(key_queue: KeyQueueId, uid: bytes) -> bytes:
+    """Return the key by which a parked entry is found that has a uid."""
+    return spool_range(SPOOL_UID, key_queue.type_id, key_queue.digest + uid)[0]
 
 
 def dead_key(type_id: int, uid: bytes) -> bytes:
@@ -168,6 +177,11 @@ def spooled_body_at(value: bytes) -> int:
     if len(value) < at:
         raise StoreCorrupt(f"a spooled entry of {len(value)} bytes has no head")
     return at + int(_HEAD.unpack_from(value, WAITING_HEADER_BYTES)[2])
+
+
+def uid_of_entry(value: bytes) -> bytes:
+    """Return the uid in an entry that waits; ``StoreCorrupt`` if it ends before that."""
+    return body_id(value, spooled_body_at(value))
 
 
 def decode_entry(value: bytes, type_name: str) -> tuple[Entry, int]:

@@ -8,16 +8,18 @@ from collections.abc import Generator
 from concurrent.futures import Future
 
 import pytest
-from support.hook_rig import AWAY, Rig
+from support.hook_rig import AWAY, Rig, until
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.clock import ManualClock, SystemClock
 from retry import (
     Delivered,
     Permanent,
     Redelivery,
     Rejected,
+    RetryPolicy,
     SinkError,
     Spooled,
+    Table,
 )
 from retry.sink import Entry, Held
 from retry.testing import FakeProducer, MemorySink
@@ -154,3 +156,138 @@ def test_a_loop_that_goes_away_under_a_send_leaves_the_message_in_the_sink() -> 
     sending.close()
     (entry,) = rig.sink.entries
     assert entry.is_uncertain
+
+
+@pytest.mark.parametrize("mode", ["on_failure", "write_ahead"])
+@pytest.mark.parametrize("key", ["", "k"])
+def test_the_end_of_main_keeps_what_is_in_flight(mode: str, key: str) -> None:
+    """``asyncio.run`` cancels every task as it ends, those that keep a message included: each is kept first."""
+    rig = Rig(mode=mode)
+
+    pending: list[asyncio.Future[None]] = []
+    are_all_there = asyncio.Event()
+
+    @rig.hook.handler("a")
+    async def handler(payload: bytes) -> None:
+        pending.append(asyncio.get_running_loop().create_future())
+        if len(pending) == 5:
+            are_all_there.set()
+        await pending[-1]
+
+    async def main() -> None:
+        tasks = [asyncio.ensure_future(rig.hook.send_async("a", b"%d" % n, key=key and f"{key}{n}")) for n in range(5)]
+        await are_all_there.wait()
+        tasks[0].cancel()  # as the program ends
+        for each in pending[1:4]:
+            each.set_exception(ConnectionResetError("the client was closed"))
+
+    asyncio.run(main())
+    assert sorted(entry.payload for entry in rig.sink.entries) == [b"0", b"1", b"2", b"3", b"4"]
+    rig.hook.close()
+
+
+def test_a_send_that_is_cancelled_before_its_turn_is_kept() -> None:
+    """The sink still says what waits under its key: the message is kept as one that fails is, and goes behind those."""
+
+    class Slow(MemorySink):
+        def has_waiting(self, type_name: str, key: str) -> bool:
+            asked.set()
+            assert answer.wait(10)
+            return super().has_waiting(type_name, key)
+
+    asked, answer = threading.Event(), threading.Event()
+    rig = Rig(sink=Slow(ManualClock()))
+    rig.hook.add_handler("a", FakeProducer().send_async)
+
+    async def main() -> None:
+        sending = asyncio.ensure_future(rig.hook.send_async("a", b"1", key="k"))
+        await asyncio.to_thread(asked.wait, 10)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+    asyncio.run(main())
+    answer.set()
+    (entry,) = rig.sink.entries
+    assert (entry.payload, entry.key, entry.attempts, entry.is_uncertain) == (b"1", "k", 0, False)
+    rig.hook.close()
+
+
+@pytest.mark.parametrize("error", [StopIteration("by a sync handler"), GeneratorExit()])
+def test_whatever_a_sync_handler_raises_ends_the_send(error: BaseException) -> None:
+    """A future of asyncio cannot carry ``StopIteration``, nor a generator ``GeneratorExit``."""
+    rig = Rig()
+
+    def handler(payload: bytes) -> None:
+        raise error
+
+    rig.hook.add_handler("s", handler)
+    outcome = asyncio.run(asyncio.wait_for(rig.hook.send_async("s", b"1"), 20))
+    assert isinstance(outcome, Spooled)
+    assert type(error).__name__ in outcome.reason
+    rig.hook.close()
+
+
+def test_a_repetition_runs_on_the_loop_of_the_application() -> None:
+    """An async client belongs to the loop that it was made on: elsewhere it fails, and the message would end dead."""
+    policy = RetryPolicy(backoff=Table((1,) * 3), max_attempts=4)
+    hook = Redelivery(MemorySink(SystemClock()), policy=policy)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @hook.handler("a")
+    async def handler(payload: bytes) -> None:
+        loops.append(asyncio.get_running_loop())
+        if len(loops) == 1:
+            raise AWAY
+
+    async def main() -> None:
+        assert isinstance(await hook.send_async("a", b"1"), Spooled)
+        await asyncio.to_thread(until, lambda: hook.metrics().redelivered["a"] == 1)
+        assert loops == [asyncio.get_running_loop()] * 2
+
+    asyncio.run(main())
+    hook.close()
+
+
+def test_a_loop_that_ends_under_a_repetition_costs_no_attempt() -> None:
+    """The program's first loop ends while a message is repeated on it; the next attempt runs where there is a loop."""
+    policy = RetryPolicy(backoff=Table((1,) * 3), max_attempts=2)
+    hook = Redelivery(MemorySink(SystemClock()), policy=policy)
+    attempts: list[asyncio.AbstractEventLoop] = []
+
+    @hook.handler("a")
+    async def handler(payload: bytes) -> None:
+        attempts.append(asyncio.get_running_loop())
+        if len(attempts) == 1:
+            raise AWAY
+        if len(attempts) == 2:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        assert isinstance(await hook.send_async("a", b"1"), Spooled)
+        await asyncio.to_thread(until, lambda: len(attempts) == 2)
+
+    asyncio.run(main())
+    until(lambda: hook.metrics().redelivered["a"] == 1)
+    assert attempts[2] is not attempts[1]
+    hook.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_an_exit_in_a_repetition_is_an_attempt_that_failed(error: BaseException) -> None:
+    """It ends neither the loop on which all types are repeated nor the program's."""
+    policy = RetryPolicy(backoff=Table((1,) * 3), max_attempts=4)
+    hook = Redelivery(MemorySink(SystemClock()), policy=policy)
+    script: dict[str, list[BaseException | None]] = {"bad": [AWAY, error, None], "good": [AWAY, None]}
+
+    async def handler(payload: bytes) -> None:
+        if (raised := script[payload.decode()].pop(0)) is not None:
+            raise raised
+
+    hook.add_handler("bad", handler)
+    hook.add_handler("good", handler)
+    asyncio.run(hook.send_async("bad", b"bad"))
+    until(lambda: hook.metrics().redelivered["bad"] == 1)
+    asyncio.run(hook.send_async("good", b"good"))
+    until(lambda: hook.metrics().redelivered["good"] == 1)
+    assert hook.close().still_waiting == 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from random import Random
 
 import pytest
-from support.hook_rig import AWAY, Rig
+from support.hook_rig import AWAY, EXACT, Rig
 
 from broker_adapter.clock import ManualClock
+from dmq import Spool
 from retry import (
     Attempt,
     Delivered,
@@ -28,7 +30,7 @@ from retry import (
 )
 from retry.hook.uid import time_of
 from retry.sink import Entry, Held
-from retry.testing import MemorySink, advance, run_due
+from retry.testing import FakeProducer, MemorySink, advance, run_due
 
 
 def test_a_send_that_succeeds_is_delivered_and_touches_no_sink() -> None:
@@ -171,6 +173,48 @@ def test_write_ahead_without_a_durable_entry_attempts_nothing() -> None:
     rig.sink.fail("put", SinkUnavailable("gone"))
     assert isinstance(rig.send(), Rejected)
     assert rig.producer.calls == []
+
+
+def test_write_ahead_behind_one_that_came_meanwhile_attempts_nothing() -> None:
+    """Two threads send under one key: the later one's entry is parked, so its attempt would be out of order, and twice.
+
+    A permanent error of such an attempt would be a rejection of what is sent all the same.
+    """
+
+    class Late(MemorySink):
+        def has_waiting(self, type_name: str, key: str) -> bool:
+            return False  # the other one's entry comes after the answer
+
+    rig = Rig([AWAY, Permanent("never asked")], sink=Late(ManualClock()), mode="write_ahead")
+    assert isinstance(rig.send(b"1", key="a"), Spooled)
+    second = rig.send(b"2", key="a")
+    assert isinstance(second, Spooled)
+    assert second.reason == "earlier messages of its key wait"
+    assert not second.is_uncertain
+    assert rig.producer.calls == [b"1"]
+
+
+@pytest.mark.parametrize("mode", ["on_failure", "write_ahead"])
+@pytest.mark.parametrize("key", ["", "k"])
+def test_a_message_that_is_sent_again_while_it_waits_is_kept_once(tmp_path: Path, key: str, mode: str) -> None:
+    """By its uid, in every turn of its wait; ``write_ahead`` does not even attempt it."""
+    clock = ManualClock()
+    hook = Redelivery(Spool(tmp_path, clock=clock, is_driven=True), autostart=False, policy=EXACT, mode=mode)  # type: ignore[arg-type]
+    hook.add_handler("t", FakeProducer([AWAY]).send)
+    first = hook.send("t", b"1", key=key)
+    again = hook.send("t", b"1", key=key, uid=first.uid)
+    assert isinstance(again, Delivered if mode == "on_failure" and not key else Spooled)
+    assert hook.metrics().waiting == 1
+    hook.close()
+
+
+def test_a_key_is_text_or_none() -> None:
+    """Said at once, and not by the outage in which it would be kept."""
+    rig = Rig()
+    assert isinstance(rig.send(key=None), Delivered)
+    for key in (0, 7, b"k"):
+        with pytest.raises(TypeError, match="a key is text, not"):
+            rig.send(key=key)
 
 
 def test_write_ahead_of_a_sink_that_cannot_hold_hands_over() -> None:

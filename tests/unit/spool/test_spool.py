@@ -11,12 +11,15 @@ import pytest
 from support.rigs import End
 from support.spool_rig import PATIENCE_S, SpoolRig, an_entry, number_of, recount
 
+from dmq.errors import StoreFailed
+from dmq.spool.bounds import SpoolOptions
 from dmq.spool.running import Running
+from dmq.spool.spool import Spool
 from dmq.store.commit import Unit
 from dmq.store.ops import Op, Put
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
 from dmq.store.schema.spool import encode_entry
-from retry.sink import Death, Held, SinkClosed, SinkUnavailable
+from retry.sink import Death, Held, SinkClosed, SinkFull, SinkUnavailable
 
 
 @pytest.fixture
@@ -147,6 +150,82 @@ def test_the_same_uid_can_die_twice(rig: SpoolRig) -> None:
     assert rig.spool.stats().dead == len(rig.spool.dead("orders")) == 1
     assert rig.spool.requeue("orders", [an_entry(1).uid]) == 1
     assert rig.spool.stats().dead == 0
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+@pytest.mark.parametrize("key", ["", "k"])
+def test_an_entry_whose_uid_waits_is_kept_once(rig: SpoolRig, key: str, *, is_held: bool) -> None:
+    """Under way, waiting, in a worker's hands, in a later turn, after a restart: who puts it again is told that it is.
+
+    It stays as it was put first, and is not handed to who puts it again.
+    """
+
+    def put_again() -> None:
+        again = replace(an_entry(1, key=key), payload=b"another")
+        assert rig.spool.put(again, is_held=is_held).result(PATIENCE_S) is None
+
+    answers = [rig.spool.put(an_entry(1, key=key), is_held=at > 0 and is_held) for at in range(3)]
+    assert [each.result(PATIENCE_S) for each in answers] == [None] * 3
+    put_again()
+    (held,) = take(rig)
+    put_again()
+    rig.spool.again(held, rig.clock.now_ms() + 500, is_counted=True).result(PATIENCE_S)
+    put_again()
+    rig.restart(End.CLOSE)
+    put_again()
+    rig.clock.advance(500)
+    (held,) = take(rig)
+    assert (held.entry.payload, held.entry.attempts) == (b"payload", 1)
+    rig.spool.finish(held).result(PATIENCE_S)
+    assert not take(rig)
+    stats = rig.spool.stats()
+    assert (stats.waiting, stats.waiting_bytes, stats.held) == (0, 0, 0)
+    assert recount(rig.spool.entries).totals["orders"] == rig.spool.entries.total()
+    rig.spool.put(an_entry(1, key=key)).result(PATIENCE_S)  # it is gone, so this is another one
+    assert len(take(rig)) == 1
+
+
+@pytest.mark.parametrize("is_answered", [True, False], ids=["written", "under way"])
+def test_a_parked_entry_is_kept_once(rig: SpoolRig, *, is_answered: bool) -> None:
+    """Behind another one of its key, and once it is the first itself; the same uid under another key is another."""
+    answers = [rig.spool.put(an_entry(number, key="k")) for number in (1, 2, 3)]
+    for each in answers if is_answered else []:
+        each.result(PATIENCE_S)
+    for number in (3, 2, 3):
+        rig.spool.put(an_entry(number, key="k")).result(PATIENCE_S)
+    assert rig.spool.stats().waiting == 3
+    for number in (1, 2, 3):
+        (held,) = take(rig)
+        assert number_of(held) == number
+        rig.spool.put(an_entry(3, key="k")).result(PATIENCE_S)
+        rig.spool.finish(held).result(PATIENCE_S)
+    assert not take(rig)
+    assert rig.spool.entries.store.scan(Family.GROUP, b"", b"\xff" * 60, limit=9).rows == []
+
+
+def test_a_full_spool_knows_what_it_keeps(tmp_path: Path) -> None:
+    """It refuses what is new, and says of what waits that it does."""
+    rig = SpoolRig(tmp_path, on_disk=False, options=SpoolOptions(adopt_every_s=0, entries_max=1))
+    rig.open()
+    rig.spool.put(an_entry(1)).result(PATIENCE_S)
+    with pytest.raises(SinkFull):
+        rig.spool.put(an_entry(2)).result(PATIENCE_S)
+    rig.spool.put(an_entry(1)).result(PATIENCE_S)
+    rig.spool.close()
+
+
+def test_one_whose_unit_fails_is_told_to_all(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who put it a second time hears of the first one's failure, and not that it is kept."""
+    waiting: list[Callable[[Unit], None]] = []
+    monkeypatch.setattr(rig.spool.entries.store, "submit", lambda _, settle, *, is_urgent: waiting.append(settle))
+    answers = [rig.spool.put(an_entry(1)) for _ in range(2)]
+    failed = Unit([], lambda _: None, is_direct=False)
+    failed.error = StoreFailed("no")
+    waiting[0](failed)
+    waiting[1](Unit([], lambda _: None, is_direct=False))
+    for each in answers:
+        with pytest.raises(SinkUnavailable):
+            each.result(PATIENCE_S)
 
 
 def test_a_row_that_is_no_entry_stops_nobody(rig: SpoolRig) -> None:
@@ -324,3 +403,10 @@ def test_an_empty_directory_leaves_the_clock_as_it_is(rig: SpoolRig) -> None:
     rig.clock.step_to(rig.clock.now_ms() - _HOUR_MS)
     rig.restart(End.CLOSE)
     assert rig.spool.clock.now_ms() == rig.clock.now_ms()
+
+
+def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes into another folder, as daemons do, opens its directory where it is."""
+    monkeypatch.chdir(tmp_path)
+    with Spool("spool", options=SpoolOptions(adopt_every_s=0)) as spool:
+        assert spool.path.parent == tmp_path / "spool"
