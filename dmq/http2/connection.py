@@ -78,7 +78,19 @@ class Connection:
     @property
     def is_over(self) -> bool:
         """No more is read; what is queued may be written, then the socket is to be closed."""
-        return self.fault is not None or (self.control.is_final and not self.streams)
+        return self.fault is not None or (self.control.is_final and not self.streams and not self.out.open_halves)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Nothing is served any more, and the peer has not ended its half of a stream: it has yet to read our end.
+
+        grpcio, below the Python, C++ and PHP clients, would call such a stream lost if the socket was closed now.
+        """
+        return self.control.is_final and not self.streams and bool(self.out.open_halves)
+
+    def leave(self) -> None:
+        """Wait no longer for the peer's halves."""
+        self.out.open_halves.clear()
 
     @property
     def is_ready(self) -> bool:
@@ -259,7 +271,7 @@ class Connection:
             self._refill_connection()
         stream = self.streams.get(stream_id)
         if stream is None:
-            self._check_let_go(stream_id, size)
+            self._check_let_go(stream_id, size, ends=bool(flags & frames.END_STREAM))
             return
         self._left -= size // _DATA_BYTES_PER_UNIT
         if stream.is_ended:
@@ -281,12 +293,14 @@ class Connection:
             stream.is_ended = True
         self.out.tell(stream, ARRIVED | ENDED if ends else ARRIVED)
 
-    def _check_let_go(self, stream_id: int, size: int) -> None:
+    def _check_let_go(self, stream_id: int, size: int, *, ends: bool) -> None:
         self._check_not_idle(stream_id)
         if size < _SMALL_DATA_BYTES:
             (self._small_frames if size else self.control.idle_frames).spend(self._now_s)
         if stream_id not in self.out.let_go:
             raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA on a closed stream")
+        if ends:
+            self.out.open_halves.discard(stream_id)
 
     def _keep(self, stream: Stream, piece: bytes) -> None:
         body = stream.body
@@ -372,6 +386,7 @@ class Connection:
         if stream_id <= self.last_id:
             if stream_id in self.out.let_go:
                 self.control.resets.spend(self._now_s)
+                self.out.open_halves.discard(stream_id)
                 return
             raise ConnectionFault(Code.STREAM_CLOSED, "HEADERS on a closed stream")
         self.last_id = stream_id
@@ -464,7 +479,9 @@ class Connection:
         self._check_not_idle(stream_id)
         self.control.resets.spend(self._now_s)
         stream = self.streams.get(stream_id)
-        if stream is not None:
+        if stream is None:
+            self.out.open_halves.discard(stream_id)
+        else:
             stream.is_ended = True
             self.out.close(stream)
             self.out.tell(stream, GONE)

@@ -14,6 +14,7 @@ from dmq.http2 import frames
 from dmq.http2.bounds import Account, Allowance, Share
 from dmq.http2.errors import Code, ConnectionFault, Status, StreamFault
 from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
+from dmq.http2.methods import Bidirectional
 from dmq.http2.status import OK_TRAILERS, RESPONSE_BLOCK, trailers
 from dmq.http2.stream import DRAINED, Stream
 
@@ -45,6 +46,7 @@ class Outbound:
         "let_go",
         "lists",
         "lists_held",
+        "open_halves",
         "part_bytes",
         "parts",
         "send_left",
@@ -67,6 +69,7 @@ class Outbound:
         self.blocked: OrderedDict[int, Stream] = OrderedDict()
         self.shut: dict[int, Stream] = {}
         self.let_go: dict[int, None] = {}  # streams we ended before the peer had: what comes for them is no fault
+        self.open_halves: set[int] = set()  # of those, the ones that only the peer can end
         self.is_paused = False  # the peer does not read
         self.send_left = frames.WINDOW_DEFAULT
         self.window = frames.WINDOW_DEFAULT  # of new streams
@@ -162,10 +165,16 @@ class Outbound:
         """Let frames of the stream that are on their way be no fault."""
         self.let_go[stream_id] = None
         if len(self.let_go) > _LET_GO_MAX:
-            del self.let_go[next(iter(self.let_go))]
+            oldest = next(iter(self.let_go))
+            del self.let_go[oldest]
+            self.open_halves.discard(oldest)
 
     def close(self, stream: Stream) -> None:
-        """Be done with a stream, and let the peer stop sending if it has not."""
+        """Be done with a stream, and let the peer stop sending if it has not.
+
+        Not so of one that goes both ways, whose peer ends its half when it reads the status. Clients on Rust's h2 0.3
+        are told a reset each time they ask again, and the official one does so without a pause, for ever.
+        """
         if stream.is_closed:
             return
         stream.is_closed = True
@@ -183,7 +192,10 @@ class Outbound:
         stream.body = stream.pending = b""
         if not stream.is_ended:
             stream.is_ended = True
-            self.put(frames.rst_stream(stream.id, Code.NO_ERROR))
+            if isinstance(stream.method, Bidirectional):
+                self.open_halves.add(stream.id)
+            else:
+                self.put(frames.rst_stream(stream.id, Code.NO_ERROR))
             self.forget(stream.id)
 
     def hold(self, stream: Stream, size: int) -> None:

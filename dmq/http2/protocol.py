@@ -27,6 +27,7 @@ PlainServedTo = Literal["all", "loopback", "none"]
 
 _STALLED_LOOKS: Final = 8  # as often it is looked for stalled calls in the time that they have
 _LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
+_LEAVE_S: Final = 0.5  # for the peer to end its halves of streams
 _USEFUL_BYTES: Final = 16 * 1024  # of text in a slice of ciphertext
 _READ_BYTES: Final = 64 * 1024  # who sent so much at once is read on in its turn: the loop would read on at length
 _MUCH_BYTES: Final = 1024 * 1024  # in such reads, before others have
@@ -89,6 +90,7 @@ class ClientProtocol(asyncio.Protocol):
         self._is_behind = False  # input waits in the connection, or in the pipe
         self._due_s = math.inf  # no call has a deadline before
         self._lingering: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.TimerHandle | None = None
         self._place = Place.NOWHERE
         self.is_operators = False
 
@@ -242,8 +244,9 @@ class ClientProtocol(asyncio.Protocol):
         self._out.parts.clear()
         for account in self._accounts.values():
             self._host.accounts.close(account)
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._leaving, self._lingering):
+            if timer is not None:
+                timer.cancel()
         self._pipe = None
         self._host.lists.leave(self.address)
         if self._place is not Place.NOWHERE:
@@ -365,6 +368,7 @@ class ClientProtocol(asyncio.Protocol):
         """Close for the sake of another: at once, but not without a word to one that understands it."""
         if self.connection.is_ready:
             self.finish()
+            self._leave()
         else:
             self.abort("room_for_another")
 
@@ -402,6 +406,13 @@ class ClientProtocol(asyncio.Protocol):
             self._resume_reading()
         if is_over:
             self._close()
+        elif self._leaving is None and self.connection.is_leaving:
+            self._leaving = self._loop.call_later(_LEAVE_S, self._leave)
+
+    def _leave(self) -> None:
+        """Close, whatever the peer has not ended."""
+        self.connection.leave()
+        self.flush()
 
     def _write(self, data: bytes) -> None:
         if self._pipe is not None:

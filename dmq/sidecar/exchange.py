@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.message import Delivery, Envelope, SendReceipt
-from dmq.acl.quotas import Holder, Quota, Quotas
+from dmq.acl.quotas import Holder, Quota, Quotas, pair_name
 from dmq.sidecar.slots import Polls
 
 
@@ -100,6 +100,7 @@ class BrokerExchange:
         broker = self._broker
         self._quotas.about_to_make(Quota.TOPICS, holders, subscription.topic)
         self._quotas.about_to_make(Quota.GROUPS, holders, group)
+        self._quotas.about_to_make(Quota.SUBSCRIPTIONS, holders, pair_name(group, subscription.topic))
         await broker.ensure_group(group)
         renew_for = ""
         if is_renewed:

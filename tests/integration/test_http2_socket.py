@@ -139,6 +139,26 @@ def test_old_connection_keeps_its_calls_for_the_grace(run: Run) -> None:
     run(scenario, Limits(age_s=OFTEN))
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "left open"])
+def test_a_stream_both_ways_holds_up_the_end_for_a_moment(run: Run, ends: bool) -> None:
+    """Until the client has ended its half, which the server does not do; a client that never does is not waited for."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(wire.request("Twice", b"x", ends=False))
+        await wire.until(frames.DATA)
+        clock.advance(1000)
+        await wire.until(frames.GOAWAY)
+        clock.advance(31_000)  # the end of its age; a stop of the server would close it in any case
+        ended = await wire.until(frames.HEADERS)
+        assert ended.flags & frames.END_STREAM
+        if ends:
+            await wire.say(frames.rst_stream(ended.stream_id, Code.CANCEL))
+        assert await wire.is_closed()
+
+    run(scenario, Limits(age_s=OFTEN))
+
+
 def test_deadlines_end_in_their_order(run: Run) -> None:
     """One alarm for all: the earliest first, wherever it came in; those without a deadline stay."""
 

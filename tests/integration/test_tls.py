@@ -152,7 +152,7 @@ def test_client_certificates_without_tls_are_refused(
     for name, value in {"DMQ_TLS_CLIENT_CA": str(tmp_path / "ca.pem"), **more}.items():
         monkeypatch.setenv(name, value)
     ended = run_to_end(tmp_path / "data", "127.0.0.1:0")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "tls_client_ca" in ended.stderr.splitlines()[-1]
 
 

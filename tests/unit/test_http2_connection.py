@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
 from dmq.http2 import frames
 from dmq.http2.errors import Code, Status
-from dmq.http2.limits import Limits
+from dmq.http2.limits import Limits, Rate
+from dmq.http2.methods import Bidirectional, Sent
 from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED
 from dmq.http2.testing.peer import REQUEST, Frame, Peer, grpc_message, split
 
@@ -124,6 +125,62 @@ def test_answer_before_the_end_of_the_request_stops_the_client() -> None:
     peer.data(stream_id, b"x" * 100, ends=True)
     assert peer.hear() == []
     assert peer.connection.fault is None
+
+
+def test_the_end_of_a_stream_of_both_ways_is_its_status_alone() -> None:
+    """Danger: the official Rust client asks a stream that was reset behind its status for ever, as fast as it can."""
+    peer = Peer()
+    stream_id = peer.open()
+    peer.stream(stream_id).method = Bidirectional(lambda messages, headers: echo(messages))
+    peer.connection.out.end(peer.stream(stream_id), Status.CANCELLED)
+    (frame,) = peer.hear()
+    assert (frame.kind, frame.flags) == (frames.HEADERS, EH | ES)
+    peer.data(stream_id, b"x" * 100)
+    peer.frame(frames.RST_STREAM, 0, stream_id, b"\0\0\0\x08")  # what clients do then
+    assert peer.hear() == []
+    assert peer.connection.fault is None
+    assert not peer.connection.streams
+
+
+@pytest.mark.parametrize("kind", [frames.RST_STREAM, frames.DATA, frames.HEADERS])
+def test_the_end_waits_for_the_halves_of_the_peer(kind: int) -> None:
+    """Danger: grpcio calls a stream lost if the connection ends before it has answered the status with its own end."""
+    peer = Peer()
+    stream_id = peer.open()
+    peer.stream(stream_id).method = Bidirectional(lambda messages, headers: echo(messages))
+    peer.connection.control.finish(stream_id)
+    peer.connection.out.end(peer.stream(stream_id))
+    peer.data(stream_id, b"on its way")
+    before = (peer.connection.is_leaving, peer.connection.is_over)
+    if kind == frames.RST_STREAM:
+        peer.frame(kind, 0, stream_id, b"\0\0\0\x08")
+    elif kind == frames.DATA:
+        peer.data(stream_id, b"", ends=True)
+    else:
+        peer.frame(kind, EH | ES, stream_id, peer.encoder.encode([("x-checksum", "1")]))
+    after = (peer.connection.is_leaving, peer.connection.is_over)
+    assert (before, after) == ((True, False), (False, True))
+
+
+def test_halves_that_nobody_ends_are_forgotten() -> None:
+    """When they are too many, and when the time to leave is over."""
+    peer = Peer(Limits(resets=Rate(burst=10**6, per_s=0)))
+    for _ in range(5000):
+        stream_id = peer.open()
+        peer.stream(stream_id).method = Bidirectional(lambda messages, headers: echo(messages))
+        peer.connection.out.end(peer.stream(stream_id))
+    assert len(peer.connection.out.open_halves) == 4096
+    peer.connection.control.finish(peer.connection.last_id)
+    is_over = [peer.connection.is_over]
+    peer.connection.leave()
+    is_over.append(peer.connection.is_over)
+    assert is_over == [False, True]
+
+
+async def echo(messages: AsyncIterator[bytes]) -> AsyncGenerator[Sent, None]:
+    """Say what was said."""
+    async for message in messages:
+        yield message
 
 
 def test_nothing_is_written_after_the_end() -> None:

@@ -35,12 +35,12 @@ class Caller:
         self._encoder = Encoder()
         self._next_id = 1
 
-    def request(self, name: str, body: bytes = b"", fields: Fields = ()) -> bytes:
-        """Return a whole request of a method of ``Service``."""
+    def request(self, name: str, body: bytes = b"", fields: Fields = (), *, ends: bool = True) -> bytes:
+        """Return a request of a method of ``Service``, whole if it ``ends``."""
         head = [(key, f"/t.T/{name}" if key == ":path" else value) for key, value in REQUEST]
         stream_id, self._next_id = self._next_id, self._next_id + 2
         made = frames.header_block(stream_id, self._encoder.encode([*head, *fields]), ends=False)
-        return made + frames.frame(frames.DATA, frames.END_STREAM, stream_id, grpc_message(body))
+        return made + frames.frame(frames.DATA, frames.END_STREAM if ends else 0, stream_id, grpc_message(body))
 
 
 class Wire(Caller):
