@@ -78,6 +78,10 @@ LOW_WATER_SHARE = 20  # a twentieth of the file system
 LOW_WATER_BYTES_MIN = 32 * _MIB
 LOW_WATER_BYTES_MAX = 1024 * _MIB
 _VALUE_CHARS_MAX = 80
+_WHOLE_MAX = 2**60  # of any number: what stores and libraries are given fits into 64 bits then, also a sum of some
+_NAME_BYTES_MAX = 255  # of Linux
+_PATH_BYTES_MAX = 3840  # likewise, and room for the files of a store below it
+_SWITCHES = frozenset({"auto", "off", "on", "none", "true", "false", "yes", "no"})
 
 
 class ConfigError(Exception):
@@ -132,16 +136,50 @@ def _or_none(word: str, read: Callable[[object], object]) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value is None or value == word else read(value))
 
 
-def _trail(value: object) -> object:
-    return value if value in {"auto", "off"} else Path(str(value)).expanduser()
-
-
 def _path(value: object) -> object:
-    return Path(str(value)).expanduser()
+    if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
+        raise ValueError("a path is expected")
+    if str(value).lower() in _SWITCHES:
+        raise ValueError(f"a path is expected; if a file or folder has this name, write ./{value}")
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:  # all that the library says
+        raise ValueError(f"{Path(value).parts[0]} is the home directory of no user that is known here") from None
+    if any(len(os.fsencode(name)) > _NAME_BYTES_MAX for name in path.parts) or len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise ValueError(f"allowed: {_PATH_BYTES_MAX} bytes, and {_NAME_BYTES_MAX} of each name in it")
+    return path
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # where Path's own function raises, for a loop of links, this one ends
+
+
+def _path_or(*words: str) -> BeforeValidator:
+    def read(value: object) -> object:
+        if isinstance(value, str) and value in words:
+            return value
+        try:
+            return _path(value)
+        except ValueError as error:
+            raise ValueError(f"allowed: {', '.join(words)}, or a path: {error}") from None
+
+    return BeforeValidator(read)
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError("a text is expected")
+    return value
+
+
+def _access_key(value: object) -> object:
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not value or " " in value:
+        raise ValueError("a text of ASCII without spaces is expected")
+    return value
 
 
 def _secret(value: object) -> object:
-    return value if isinstance(value, SecretStr) else SecretStr(str(value))
+    return value if isinstance(value, SecretStr) else SecretStr(str(_text(value)))
 
 
 def _delay_levels(value: object) -> object:
@@ -169,7 +207,11 @@ def _endpoints(value: object) -> object:
 def _topic_patterns(value: object) -> object:
     if isinstance(value, TopicPatterns):
         return value
-    return parse_topic_patterns(";".join(value) if isinstance(value, (list, tuple)) else str(value))
+    written = value if isinstance(value, (list, tuple)) else [value]
+    names = [each for each in written if isinstance(each, str)]
+    if len(names) < len(written):
+        raise ValueError("names of topics are expected, or how they begin and *, such as orders;bills*")
+    return parse_topic_patterns(";".join(names))
 
 
 def _between(least: timedelta, most: timedelta) -> AfterValidator:
@@ -195,17 +237,16 @@ def _show_duration(duration: timedelta) -> str:
 
 
 _Duration = Annotated[timedelta, BeforeValidator(_duration)]
-_Whole = Annotated[int, BeforeValidator(_whole)]
-_Size = Annotated[int, BeforeValidator(_size)]
+_Whole = Annotated[int, Field(le=_WHOLE_MAX), BeforeValidator(_whole)]
+_Size = Annotated[int, Field(le=_WHOLE_MAX), BeforeValidator(_size)]
 _Processes = Annotated[Literal["auto"] | int, BeforeValidator(_processes)]
-_AutomaticSize = Annotated[int | None, Field(ge=0), _or_none("auto", _size)]
+_AutomaticSize = Annotated[int | None, Field(ge=0, le=_WHOLE_MAX), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, _or_none("off", _address)]
 _OptionalDuration = Annotated[timedelta | None, _or_none("none", _duration)]
 _SwitchedDuration = Annotated[timedelta | None, _or_none("off", _duration)]
-_OptionalSize = Annotated[int | None, Field(gt=0), _or_none("none", _size)]
-_Trail = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
-_Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
+_OptionalSize = Annotated[int | None, Field(gt=0, le=_WHOLE_MAX), _or_none("none", _size)]
+_PathOrSwitch = Annotated[Path | Literal["auto", "off"], _path_or("auto", "off")]
 _OptionalPath = Annotated[Path | None, _or_none("none", _path)]
 _Acl = Annotated[Path | None, _or_none("off", _path)]
 _Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
@@ -226,12 +267,12 @@ class DaemonConfig(BaseSettings):
     )
 
     # -- where
-    data: Annotated[Path, AfterValidator(Path.expanduser)] = Path("dmq-data")
+    data: Annotated[Path, BeforeValidator(_path)] = Path("dmq-data")
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
     transport: Literal["http2", "grpcio"] = "http2"
     processes: _Processes = 1
-    tls_certificate: _Certificate = "auto"  # one that signs itself, in <data>/tls
+    tls_certificate: _PathOrSwitch = "auto"  # one that signs itself, in <data>/tls
     tls_key: _OptionalPath = None  # None: in the file of the certificate
     tls_client_ca: _OptionalPath = None  # who signs the certificates that clients must show
     acl: _Acl = None  # a file of access keys
@@ -277,10 +318,12 @@ class DaemonConfig(BaseSettings):
     ballast_bytes: Annotated[_Size, Field(ge=0)] = 16 * _MIB
     pending_sends_max: Annotated[_Whole, Field(ge=1)] = 65_536
     pending_bytes_max: Annotated[_Size, Field(ge=2 * BODY_BYTES_MAX)] = 256 * _MIB
-    connections_max: Annotated[int | None, Field(ge=16), _or_none("auto", _whole)] = (
+    connections_max: Annotated[int | None, Field(ge=16, le=_WHOLE_MAX), _or_none("auto", _whole)] = (
         None  # None: what descriptors allow
     )
-    connections_per_address_max: Annotated[int | None, Field(ge=1), _or_none("auto", _whole)] = None  # None: a quarter
+    connections_per_address_max: Annotated[int | None, Field(ge=1, le=_WHOLE_MAX), _or_none("auto", _whole)] = (
+        None  # None: a quarter
+    )
     connection_idle: Annotated[_OptionalDuration, _at_least(timedelta(seconds=10))] = timedelta(minutes=5)
     receives_waiting_max: Annotated[_Whole, Field(ge=1)] = 10_000
     receives_per_client_max: Annotated[_Whole, Field(ge=1)] = 1024
@@ -300,7 +343,7 @@ class DaemonConfig(BaseSettings):
     broker: Literal["embedded", "rocketmq", "rocketmq-remoting"] = "embedded"
     endpoints: _Endpoints = ()  # of the cluster's proxies
     namesrv: _Endpoints = ()  # the cluster's name servers
-    cluster_access_key: Annotated[str | None, _or_none("none", str)] = None  # None: calls are not signed
+    cluster_access_key: Annotated[str | None, _or_none("none", _access_key)] = None  # None: calls are not signed
     cluster_secret_key: Annotated[SecretStr | None, _or_none("none", _secret)] = None
     cluster_tls: bool = False
     cluster_tls_ca: _OptionalPath = None  # None: what the system trusts
@@ -315,15 +358,15 @@ class DaemonConfig(BaseSettings):
     inner_group: Annotated[str, Field(pattern=r"^[%|a-zA-Z0-9_-]{1,120}$")] = "dmq_inner_group"
 
     # -- the audit trail
-    trail: _Trail = "auto"  # <data>/trail
+    trail: _PathOrSwitch = "auto"  # <data>/trail
     trail_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=1)
     trail_mode: Literal["private", "group"] = "private"  # group: its files can be read by the group of the directory
     trail_keep: Annotated[_Duration, _between(timedelta(days=1), timedelta(days=3650))] = timedelta(days=14)
 
     # -- backups by the daemon itself
     backup_every: Annotated[_SwitchedDuration, _at_least(timedelta(minutes=1))] = None  # None: off
-    backup_at: Annotated[str | None, _or_none("off", str)] = None  # a cron expression; None: off
-    backup_zone: str = "UTC"  # of backup_at
+    backup_at: Annotated[str | None, _or_none("off", _text)] = None  # a cron expression; None: off
+    backup_zone: Annotated[str, BeforeValidator(_text)] = "UTC"  # of backup_at
     backup_dir: _OptionalPath = None
     backups_kept: Annotated[_Whole, Field(ge=1, le=10_000)] = 7
 
@@ -413,6 +456,15 @@ class DaemonConfig(BaseSettings):
                     if self.broker == kind
                     else f"{key} is of broker = {kind} only; broker is {self.broker}"
                 )
+        given = [
+            key
+            for key in ("cluster_access_key", "cluster_secret_key", "cluster_tls", "cluster_tls_ca")
+            if getattr(self, key)
+        ]
+        if given and self.broker == "embedded":
+            raise ValueError(f"{given[0]} is of a cluster, and with broker = embedded there is none")
+        if self.cluster_tls_ca is not None and not self.cluster_tls:
+            raise ValueError("cluster_tls_ca says whom to trust in TLS, and cluster_tls is false: set it to true")
         if (self.cluster_access_key is None) != (self.cluster_secret_key is None):
             raise ValueError("cluster_access_key and cluster_secret_key go together")
         if self.embedded_topics != TopicPatterns() and self.broker == "embedded":
@@ -433,10 +485,23 @@ class DaemonConfig(BaseSettings):
             raise ValueError("backup_every and backup_at need backup_dir, a folder that is there, on another disk")
         if self.backup_dir is not None and not is_on:
             raise ValueError("backup_dir needs backup_every, such as 6h, or backup_at, such as '0 3 * * *'")
-        if self.backup_dir is not None and self.backup_dir.resolve().is_relative_to(self.data.resolve()):
+        if self.backup_dir is not None and _resolved(self.backup_dir).is_relative_to(_resolved(self.data)):
             raise ValueError(f"backup_dir {self.backup_dir} lies in the data directory: a backup needs another place")
         if self.backup_zone != "UTC" and self.backup_at is None:
             raise ValueError("backup_zone is the time zone of backup_at, which is not given")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> DaemonConfig:
+        """Refuse a key of no certificate, and clients' certificates where nobody asks for them."""
+        if self.tls_client_ca is not None and (self.transport == "grpcio" or self.tls_certificate == "off"):
+            raise ValueError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
+        if isinstance(self.tls_certificate, Path) and self.transport == "grpcio":
+            raise ValueError("tls_certificate needs the transport http2: grpcio speaks plain text only")
+        if self.tls_key is not None and not isinstance(self.tls_certificate, Path):
+            raise ValueError(
+                f"tls_key is the key of a tls_certificate that is a file, and tls_certificate = {self.tls_certificate}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -517,6 +582,8 @@ def load_with_origins(
         if value is not None:
             values[key] = value
             origins[key] = "--" + key.replace("_", "-")
+    for key in [key for key, value in values.items() if not _is_unicode(value)]:  # as the system takes other bytes
+        problems.append(f"{origins[key]}: {key} = {ascii(values.pop(key))[:_VALUE_CHARS_MAX]}: it is no UTF-8")
     try:
         config = DaemonConfig(**values)  # type: ignore[arg-type]  # the model is what checks them
     except ValidationError as error:
@@ -533,10 +600,15 @@ def _config_path(config_file: Path | None) -> Path:
 
 def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, object]:
     path = _config_path(config_file)
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         # Only the default file may be absent: whoever names one wants it read.
         if config_file is not None or os.environ.get("DMQ_CONFIG"):
             problems.append(f"{path}: no such configuration file")
+        return {}
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror or error}")
         return {}
     if not path.is_file():  # the library would take it for an absent one
         problems.append(f"{path}: not a regular file")
@@ -548,6 +620,10 @@ def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, 
     except OSError as error:
         problems.append(f"{path}: {error.strerror or error}")
     return {}
+
+
+def _is_unicode(value: object) -> bool:
+    return not isinstance(value, str | Path) or not any("\ud800" <= char <= "\udfff" for char in str(value))
 
 
 def _unknown_variables() -> list[str]:
@@ -575,6 +651,8 @@ def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
     origin = origins.get(key, "default")
     if details["type"] == "extra_forbidden":  # the value stays out: a misspelt key may hold a secret
         return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
+    if key == "cluster_secret_key":
+        return f"{origin}: {key}: {_allowed(details)}"
     shown = repr(_shown(details["input"]))
     if len(shown) > _VALUE_CHARS_MAX:
         shown = shown[:_VALUE_CHARS_MAX] + "..."

@@ -104,6 +104,8 @@ class Chosen(NamedTuple):
             tls = ClientTls(
                 ca=what.tls_ca, certificate=what.tls_cert, key=what.tls_key, server_name=what.tls_server_name
             )
+        if not (what.access_key.isascii() and what.access_key.isprintable()):
+            raise ContextError(f"an access key has printable ASCII characters, and {what.access_key!r:.80} has others")
         secret = _secret_of(what) if what.access_key else ""
         return Target(what.address or ADDRESS_DEFAULT, tls, what.access_key, secret)
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from dmq.cli.options import (
     TimeoutOption,
     with_connection,
 )
-from dmq.contexts import Context
+from dmq.contexts import Context, ContextError
 from dmq.errors import DmqError
 
 _EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # the others are the server's
@@ -63,6 +64,8 @@ class Root(Group):
         """Run and exit the process, whatever ``standalone_mode`` is asked for."""
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        if sys.stdout is None:  # whoever started it closed it: nobody wants the answer
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
         try:
             code = super().main(arguments, **extra)
         except Exception as error:
@@ -85,6 +88,10 @@ def _told(error: Exception) -> tuple[str, int]:
         return "aborted", ExitCode.FAILURE
     if isinstance(error, ModuleNotFoundError) and (missing := _missing(error)):
         return missing, ExitCode.FAILURE
+    if isinstance(error, ContextError):
+        return _one_line(str(error)), ExitCode.USAGE
+    if isinstance(error, UnicodeEncodeError):
+        return _no_unicode(error.object), ExitCode.USAGE
     if isinstance(error, DmqError):
         return _one_line(str(error)), ExitCode.FAILURE
     if isinstance(error, BrokenPipeError):
@@ -95,6 +102,14 @@ def _told(error: Exception) -> tuple[str, int]:
         return _one_line(str(error)), ExitCode.FAILURE
     text = _one_line(f"unexpected {type(error).__name__}: {error}")
     return f"{text} (DMQ_DEBUG=1 shows where)", ExitCode.FAILURE
+
+
+def _no_unicode(text: str) -> str:
+    """Name the variable that holds what is no UTF-8, whose value may be a secret; else it is an argument."""
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("DMQ_") and not value.isascii() and (value in text or text in value):
+            return f"{name} is no text in UTF-8"
+    return f"an argument is no text in UTF-8: {text!r:.80}"
 
 
 def _missing(error: ModuleNotFoundError) -> str:

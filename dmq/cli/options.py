@@ -20,7 +20,6 @@ from dmq.contexts import (
     CONTEXT_VARIABLE,
     Chosen,
     Context,
-    ContextError,
     ContextUnknown,
     Said,
     Target,
@@ -154,8 +153,6 @@ class Session:
             return _chosen(self.given, self.context)
         except ContextUnknown as error:
             raise CommandFailed(f"{error}; 'dmq context add' makes one", ExitCode.USAGE) from error
-        except ContextError as error:
-            raise CommandFailed(str(error), ExitCode.USAGE) from error
 
     @contextmanager
     def connect(self) -> Iterator[AdminClient]:
@@ -163,14 +160,11 @@ class Session:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs of a handshake is told in one line
         from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotAllowed, NotFound
 
-        try:
-            target = self.chosen().target()
-            client = AdminClient(
-                target.address, timeout_s=self.timeout_s, signer=_signer(target), tls=target.tls, why=self.why
-            )
-        except ContextError as error:
-            raise CommandFailed(str(error), ExitCode.USAGE) from error
-        with client:
+        target = self.chosen().target()
+        signer = _signer(target)
+        with AdminClient(
+            target.address, timeout_s=self.timeout_s, signer=signer, tls=target.tls, why=self.why
+        ) as client:
             try:
                 yield client
             except NotAllowed as error:

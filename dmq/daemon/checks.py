@@ -17,12 +17,14 @@ from pathlib import Path
 from broker_adapter.clock import Clock
 from broker_adapter.extras import ExtraMissing
 from dmq.acl.file import read as read_keys
+from dmq.admin.periodic_backups import rule_of
 from dmq.config import DaemonConfig
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.store.cell import holder_of
 from dmq.units import Address
+from dmq.upkeep.backup_folder import check_backup_dir
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name for IPv6 where there is none
 
@@ -59,8 +61,12 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
     if config.acl is not None:
         yield partial(_check_keys, config.acl)
     yield partial(_check_tls, config, clock)
-    if config.cluster_tls_ca is not None:
-        yield partial(_check_authority, config.cluster_tls_ca)
+    for key in ("tls_client_ca", "cluster_tls_ca"):
+        if (authority := getattr(config, key)) is not None:
+            yield partial(_check_authority, key, authority)
+    yield partial(rule_of, config)
+    if config.backup_dir is not None:
+        yield partial(check_backup_dir, config.backup_dir)
 
 
 def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
@@ -75,10 +81,16 @@ def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
 def check_folder(key: str, path: Path) -> None:
     """Raise ``DmqError`` if ``path`` is no directory that can be written, nor one that can be made."""
     place = path.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):  # it is made, if what is above it is a directory
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+    except OSError as error:
+        raise DmqError(f"{path} cannot be the directory of {key}: {error.strerror or error}") from error
     if not place.is_dir():
-        raise DmqError(f"{path} cannot be the directory of {key}: {place} is a file")
+        what = "is a link that leads to nothing" if place.is_symlink() else "is a file"
+        raise DmqError(f"{path} cannot be the directory of {key}: {place} {what}")
     if not os.access(place, os.W_OK | os.X_OK):
         raise DmqError(f"{path} cannot be written: the user that serves may not write {place}")
 
@@ -100,18 +112,19 @@ def _check_tls(config: DaemonConfig, clock: Clock) -> None:
     if certificates is None:
         return
     certificates.tells_expiry = False  # that is told when it is used
+    certificates.client_ca = None  # looked at by itself, for the certificate may not be made yet
     try:
         certificates.context()
     except DmqError as error:
         raise DmqError(f"tls_certificate: {error}") from error
 
 
-def _check_authority(path: Path) -> None:
+def _check_authority(key: str, path: Path) -> None:
     try:
         ssl.create_default_context(cafile=str(path))
     except (OSError, ssl.SSLError) as error:
         why = getattr(error, "reason", None) or error.strerror or str(error)
-        raise DmqError(f"cluster_tls_ca: {path} cannot be used: {why}") from error
+        raise DmqError(f"{key}: {path} cannot be used: {why}") from error
 
 
 def _check_address(key: str, address: Address, what: str) -> None:

@@ -59,8 +59,6 @@ def certificates_of(config: DaemonConfig, clock: Clock, *, makes: bool = True) -
 
     With ``makes`` one that signs itself is made if there is none; without, there is none then. Raises ``DmqError``.
     """
-    if config.tls_client_ca is not None and (config.transport == "grpcio" or config.tls_certificate == "off"):
-        raise DmqError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
     files = certificate_files(config)
     if files is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
+from dmq.acl.quotas import RESERVE_PART, Bounds, Quota, Quotas
 from dmq.config import DaemonConfig
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Put
@@ -12,21 +12,34 @@ from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store
 
 if TYPE_CHECKING:
+    from dmq.embedded.broker import EmbeddedBroker
     from dmq.embedded.catalog import Catalog
     from dmq.forwarder.front import ClusterFront
 
 
-def quotas_of(config: DaemonConfig, store: Store, names: Catalog | ClusterFront) -> Quotas:
+def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | ClusterFront) -> Quotas:
     """Return what keys and addresses may have, as it was set and kept. Raises ``StoreCorrupt``."""
+    store = broker.store
     bounds = Bounds(
         streams=config.streams_max,
         polls=config.receives_waiting_max,
+        schedules=config.schedules_max,
         bytes_held=config.held_bytes_max,
         bytes_reserve=config.held_bytes_max // RESERVE_PART,
     )
+
+    def is_known(quota: Quota, name: str) -> bool:
+        match quota:
+            case Quota.SCHEDULES:
+                return broker.schedules.is_known(name)
+            case Quota.SUBSCRIPTIONS:
+                return broker.subscriptions.has(*name.split("/"))
+            case _:
+                return names.is_known(quota, name)
+
     (kept,) = store.get_many(Family.META, [META_QUOTAS])
     try:
-        return Quotas(store.clock, bounds, kept or b"", is_known=names.is_known)
+        return Quotas(store.clock, bounds, kept or b"", is_known=is_known)
     except (ValueError, TypeError) as error:
         raise StoreCorrupt(f"the limits of keys and addresses cannot be read: {error}") from error
 

@@ -102,7 +102,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         )
         gauges.follow(metrics, store, broker, exporter, periodic)
         front = await _front(config, cell, broker, metrics, stack)
-        quotas = quotas_of(config, store, front or broker.catalog)
+        quotas = quotas_of(config, broker, front or broker.catalog)
         admin = AdminService(
             *(Operators.of(cell), snapshots, backups, store),
             quotas=QuotaCalls(quotas, partial(keep_quotas, store)),

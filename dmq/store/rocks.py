@@ -194,12 +194,17 @@ _process = _Process()
 os.register_at_fork(after_in_child=_process.after_fork_in_child)
 
 
+def check_not_forked() -> None:
+    """``StoreForked`` if no store can be opened in this process."""
+    if _process.is_forked:
+        raise StoreForked("this process is a fork of one that used a store; a store needs a process started anew")
+
+
 class RocksEngine:
     """Fits ``Engine``. Opening replays the WAL; ``recovered_cut_bytes`` is what of its end was never acknowledged."""
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
-        if _process.is_forked:
-            raise StoreForked("this process is a fork of one that used a store; a store needs a process started anew")
+        check_not_forked()
         _process.has_threads = True
         options = options or RocksOptions()
         self.path = path

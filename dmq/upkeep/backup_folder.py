@@ -40,6 +40,21 @@ class KeptBackup(NamedTuple):
     path: Path
 
 
+def check_backup_dir(folder: Path) -> None:
+    """``DmqError`` if a folder is not there, or cannot be written."""
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        why = "a daemon does not make it, for it may lie on a disk that is not mounted"
+        raise DmqError(f"backup_dir {folder} is not there: mount its disk, or make the folder; {why}") from error
+    except OSError as error:
+        raise DmqError(f"backup_dir {folder} cannot be used: {error.strerror or error}") from error
+    if not folder.is_dir():
+        raise DmqError(f"backup_dir {folder} is a file: set it to a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DmqError(f"backup_dir {folder} cannot be written by this user: change its owner or its mode")
+
+
 class BackupFolder:
     """The backups of one store in a folder that is there. Every call blocks; one at a time, but for ``cancel``."""
 
@@ -50,11 +65,7 @@ class BackupFolder:
         self._name = re.compile(rf"{self._prefix}([0-9]{{6,18}})-([0-9]{{8}}T[0-9]{{6}}Z)")
         self._child: subprocess.Popen[str] | None = None
         self._is_cancelled = False
-        if not folder.is_dir():
-            why = "a daemon does not make it, for it may lie on a disk that is not mounted"
-            raise DmqError(f"backup_dir {folder} is not there: mount its disk, or make the folder; {why}")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise DmqError(f"backup_dir {folder} cannot be written by this user: change its owner or its mode")
+        check_backup_dir(folder)
         self._device = folder.stat().st_dev
 
     def sweep(self) -> None:

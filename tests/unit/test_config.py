@@ -229,6 +229,104 @@ def test_values_of_any_type_are_refused_with_a_line(value: object) -> None:
         assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
 
 
+@pytest.mark.parametrize("value", ["", "  ", True, False, 1, [], {}, "a\0b"])
+@pytest.mark.parametrize("key", ["data", "trail", "tls_certificate", "tls_key", "acl", "backup_dir"])
+def test_what_is_no_path_is_refused(key: str, value: object) -> None:
+    """``trail = false`` was a folder named False, and no folder at all the current one."""
+    (problem,) = problems({key: value})
+    assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
+    assert problem.endswith("a path is expected")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("False", "if a file or folder has this name, write ./False"),  # what a variable says for a switch
+        ("NONE", "write ./NONE"),
+        ("~nobody-has-this-name/x", "~nobody-has-this-name is the home directory of no user that is known here"),
+        (f"a/{'x' * 256}", "255 of each name"),
+        ("a/" * 2_000, "3840 bytes"),
+        ("a\udcffb", "it is no UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("key", ["data", "trail", "acl", "backup_dir"])
+def test_what_can_be_no_path_is_refused_as_a_setting(key: str, value: str, said: str) -> None:
+    """Behind the settings each ended in another way: a folder of that name, an unexpected error, a store half made."""
+    (problem,) = problems({key: value})
+    assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
+    assert said in problem
+
+
+def test_numbers_have_a_bound_that_libraries_can_take() -> None:
+    """TOML's have none: RocksDB was given them behind an opened store."""
+    keys = ("wal_bytes_max", "memtable_bytes_max", "keep_bytes", "disk_low_water_bytes", "connections_max")
+    for key in (*keys, "pending_sends_max", "connections_per_address_max"):
+        for value in (2**70, "1180591620717411303424", "9000000TiB"):
+            (problem,) = problems({key: value})
+            assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
+    load(dict.fromkeys(keys, 2**60))
+
+
+def test_loops_of_links_are_left_to_the_checks(elsewhere: Path) -> None:
+    """Whether one folder lies in another is asked without an exception."""
+    (elsewhere / "loop").symlink_to("loop")
+    load({"data": "data", "backup_every": "6h", "backup_dir": "loop/x"})
+    load({"data": "loop", "backup_every": "6h", "backup_dir": "elsewhere"})
+    (problem,) = problems(config_file=elsewhere / "loop")
+    assert "symbolic links" in problem
+    assert "too long" in problems(config_file=Path("x" * 300))[0]
+
+
+@pytest.mark.parametrize("value", [5, True, {}, "", [1, "orders"], [None]])
+@pytest.mark.parametrize("key", ["endpoints", "embedded_topics", "cluster_access_key", "cluster_secret_key"])
+def test_what_is_no_text_is_refused_of_a_cluster(key: str, value: object) -> None:
+    """A key of 5 was a text, and a list of numbers topics. What a secret was is not shown."""
+    cluster: dict[str, object] = {"broker": "rocketmq", "endpoints": "127.0.0.1:8081"}
+    keys: dict[str, object] = {"cluster_access_key": "a", "cluster_secret_key": "hunter2"}
+    (problem,) = problems({**cluster, **keys, key: value})
+    assert problem.startswith(f"--{key.replace('_', '-')}: {key}")
+    assert (repr(value) in problem) == (key != "cluster_secret_key")
+
+
+@pytest.mark.parametrize("key", ["a b", "a\n", "\u00fc"])
+def test_an_access_key_is_a_header(key: str) -> None:
+    """So it is ASCII, and nothing that ends one."""
+    cluster = {"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "cluster_secret_key": "hunter2"}
+    (problem,) = problems({**cluster, "cluster_access_key": key})
+    assert "a text of ASCII without spaces is expected" in problem
+
+
+@pytest.mark.parametrize("key", ["backup_at", "backup_zone"])
+def test_when_backups_are_made_is_a_text(key: str) -> None:
+    """``False`` was a cron expression, and no zone at all was UTC."""
+    rest = {"backup_at": "0 3 * * *", "backup_dir": "elsewhere", "backup_zone": "UTC"}
+    for value in ("", " ", False, 5, ["0 3 * * *"], "0 3 * * *\0"):
+        (problem,) = problems({**rest, key: value})
+        assert problem.endswith("a text is expected")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"tls_client_ca": "ca.pem", "tls_certificate": "off"}, "tls_client_ca asks clients for certificates"),
+        ({"tls_client_ca": "ca.pem", "transport": "grpcio"}, "tls_client_ca asks clients for certificates"),
+        ({"tls_certificate": "own.pem", "transport": "grpcio"}, "tls_certificate needs the transport http2"),
+    ],
+)
+def test_certificates_that_nobody_would_see_are_refused(flags: dict[str, object], said: str) -> None:
+    """Who sets one wants it used."""
+    (problem,) = problems(flags)
+    assert said in problem
+
+
+@pytest.mark.parametrize("certificate", ["auto", "off"])
+def test_a_key_without_its_certificate_is_refused(certificate: str) -> None:
+    """Another certificate would be served, or none, without a word."""
+    (problem,) = problems({"tls_key": "key.pem", "tls_certificate": certificate})
+    assert f"tls_certificate = {certificate}" in problem
+    load({"tls_key": "key.pem", "tls_certificate": "certificate.pem"})
+
+
 def test_words_for_none(elsewhere: Path) -> None:
     """TOML has no null, so each optional key has a word for it; shown() writes the same words."""
     config = load({"metrics_listen": "off", "delay_max": "none", "disk_low_water_bytes": "auto"})
@@ -308,7 +406,16 @@ def test_a_file_of_access_keys_is_named_or_off(monkeypatch: pytest.MonkeyPatch) 
         ({"broker": "rocketmq-remoting", "endpoints": "127.0.0.1:8081"}, "endpoints is of broker = rocketmq only"),
         ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "namesrv": "127.0.0.1:9876"}, "namesrv is of broker"),
         ({"inner_topic": "dmq_inner_topic"}, "broker = embedded there is none"),
-        ({"cluster_access_key": "key"}, "go together"),
+        (
+            {"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "cluster_access_key": "key"},
+            "cluster_access_key and cluster_secret_key go together",
+        ),
+        ({"cluster_access_key": "key"}, "cluster_access_key is of a cluster, and with broker = embedded there is none"),
+        ({"cluster_tls": "true"}, "cluster_tls is of a cluster"),
+        (
+            {"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "cluster_tls_ca": "ca.pem"},
+            "cluster_tls is false: set it to true",
+        ),
     ],
 )
 def test_half_a_cluster_is_refused(flags: dict[str, object], expected: str) -> None:

@@ -11,6 +11,7 @@ from broker_adapter.clock import ManualClock
 from dmq.config import load
 from dmq.daemon.checks import problems_of, refuse_start
 from dmq.errors import StartRefused, StoreCorrupt, with_advice
+from dmq.sidecar.tls import self_signed
 
 
 def _key_that_is_none(folder: Path) -> tuple[str, str]:
@@ -32,8 +33,28 @@ def _file_in_the_way(folder: Path) -> tuple[str, str]:
     return f"data = '{path / 'data'}'", f"cannot be the directory of data: {path} is a file"
 
 
-def _client_authority_without_tls(folder: Path) -> tuple[str, str]:
-    return "tls_certificate = 'off'\ntls_client_ca = 'ca.pem'", "tls_client_ca asks clients for certificates"
+def _client_authority_that_is_none(folder: Path) -> tuple[str, str]:
+    return f"tls_client_ca = '{folder / 'nothing.pem'}'", "tls_client_ca: "  # and the certificate is not made yet
+
+
+def _client_authority_beside_a_certificate(folder: Path) -> tuple[str, str]:
+    certificate, key = self_signed(folder / "tls", 1_800_000_000_000)
+    return f"tls_certificate = '{certificate}'\ntls_key = '{key}'\ntls_client_ca = '{folder}'", "tls_client_ca: "
+
+
+def _loop_of_links(folder: Path) -> tuple[str, str]:
+    (folder / "loop").symlink_to("loop")
+    return f"data = '{folder / 'loop' / 'data'}'", "cannot be the directory of data: Too many levels of symbolic links"
+
+
+def _link_to_nothing(folder: Path) -> tuple[str, str]:
+    (folder / "link").symlink_to("nothing")
+    return f"data = '{folder / 'link'}'", "link is a link that leads to nothing"
+
+
+def _backups_to_a_loop_of_links(folder: Path) -> tuple[str, str]:
+    (folder / "loop").symlink_to("loop")
+    return _backups(folder, to="loop"), "cannot be used: Too many levels of symbolic links"
 
 
 def _cluster_authority_that_is_none(folder: Path) -> tuple[str, str]:
@@ -52,11 +73,35 @@ def _no_address_of_this_host(folder: Path) -> tuple[str, str]:
     return "listen = '192.0.2.1:8081'\ninsecure = true", "set listen to an address of this host"
 
 
+def _backups(folder: Path, *, at: str = "0 3 * * *", zone: str = "Europe/Berlin", to: str = "") -> str:
+    (folder / "backups").mkdir()
+    return f"backup_at = '{at}'\nbackup_zone = '{zone}'\nbackup_dir = '{folder / (to or 'backups')}'"
+
+
+def _backups_at_no_time(folder: Path) -> tuple[str, str]:
+    return _backups(folder, at="25:00"), "backup_at = '25:00', backup_zone = 'Europe/Berlin': "
+
+
+def _backups_in_no_zone(folder: Path) -> tuple[str, str]:
+    return _backups(folder, zone="Mars/X"), "the time zone 'Mars/X' is not known on this host"
+
+
+def _backups_to_a_disk_that_is_not_mounted(folder: Path) -> tuple[str, str]:
+    return _backups(folder, to="backups/nothing"), "nothing is not there: mount its disk, or make the folder"
+
+
+def _backups_to_a_file(folder: Path) -> tuple[str, str]:
+    (folder / "file").touch()
+    return _backups(folder, to="file"), "file is a file: set it to a folder"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        *(_key_that_is_none, _certificate_that_is_none, _file_in_the_way, _client_authority_without_tls),
+        *(_key_that_is_none, _certificate_that_is_none, _file_in_the_way, _client_authority_that_is_none),
+        *(_client_authority_beside_a_certificate, _loop_of_links, _link_to_nothing, _backups_to_a_loop_of_links),
         *(_cluster_authority_that_is_none, _one_port_for_two, _no_address_of_this_host),
+        *(_backups_at_no_time, _backups_in_no_zone, _backups_to_a_disk_that_is_not_mounted, _backups_to_a_file),
     ],
     ids=lambda each: each.__name__,
 )

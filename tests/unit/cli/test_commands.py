@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,6 +215,37 @@ def test_the_help_says_of_a_command_what_it_says_of_itself(name: str) -> None:
     (line,) = (line for line in run("--help").stdout.splitlines() if line.startswith(f"  {name} "))
     assert line.split(maxsplit=1)[1] == NOUNS[name]
     assert run(name, "--help").stdout.splitlines()[2].strip() == NOUNS[name]
+
+
+def test_an_argument_that_is_no_utf_8_is_a_usage_error() -> None:
+    """As a shell passes bytes on; the file system may know them, the protocol does not."""
+    result = run("topic", "show", "a\udcff", "--address", "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert result.stderr == "dmq: an argument is no text in UTF-8: 'a\\udcff'\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("DMQ_ADDRESS", "a\udcff:1"), ("DMQ_SECRET_KEY", "hunter2\udcff")])
+def test_a_variable_that_is_no_utf_8_is_named_and_not_shown(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a secret."""
+    others = {"DMQ_ADDRESS": "127.0.0.1:1", "DMQ_ACCESS_KEY": "shop", "DMQ_SECRET_KEY": "hunter2"}
+    for each, told in (others | {name: value}).items():
+        monkeypatch.setenv(each, told)
+    result = run("status")
+    assert (result.exit_code, result.stderr) == (2, f"dmq: {name} is no text in UTF-8\n")
+
+
+def test_a_closed_output_is_nobody_who_wants_an_answer() -> None:
+    """As of ``dmq ... >&-``: the command is carried out."""
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m dmq backoff show --json >&-"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_command_that_is_misspelt() -> None:

@@ -78,3 +78,21 @@ def test_what_cannot_be_used_is_not_kept(arguments: tuple[str, ...], said: str) 
     """A usage error that names what is wrong; no file is made."""
     assert said in run("context", "add", *arguments, given="", code=2)
     assert not load().by_name
+
+
+@pytest.mark.parametrize("arguments", [("context", "ls"), ("context", "use", "x"), ("status",)])
+def test_a_broken_file_is_a_wrong_configuration(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Whatever asks for it ends with the same code."""
+    file = tmp_path / "config" / "dmq" / "contexts.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{", encoding="utf-8")
+    file.chmod(0o600)
+    assert f"the file of contexts {file} cannot be used: no JSON" in run(*arguments, code=2)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb"])
+def test_an_access_key_that_no_header_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is asked, as a wrong configuration."""
+    monkeypatch.setenv("DMQ_ACCESS_KEY", key)
+    monkeypatch.setenv("DMQ_SECRET_KEY", "s3cret")
+    assert "an access key has printable ASCII characters" in run("status", code=2)

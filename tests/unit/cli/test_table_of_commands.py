@@ -102,7 +102,7 @@ EXAMPLES = {
     "msg count": Example("orders", unknown="nosuch"),
     "msg peek": Example("orders", unknown="nosuch"),
     "cron add": Example("hourly orders x --every 1h"),
-    "cron ls": Example(""),
+    "cron ls": Example("", unknown="--topic nosuch"),
     "cron show": Example("tick", unknown="nosuch", before=(TICK,)),
     "cron pause": Example("tick", unknown="nosuch", before=(TICK,)),
     "cron resume": Example("tick", unknown="nosuch", before=(TICK,)),
