@@ -42,6 +42,7 @@ class Rule(StrEnum):
     MESSAGE_CORRUPTED = "message is corrupted"
     CLIENT_ID = "client id required"
     CLIENT_TYPE = "unrecognized client type"
+    ACCESS_POINT = "illegal access point"
     REQUEST = "bad request"
     NOT_FOUND = "not found"
     UNAUTHORIZED = "unauthorized"

@@ -47,6 +47,7 @@ RETRY_STEPS_MS = DELAY_LEVELS_MS[2:]
 # -- a cell (ours) ----------------------------------------------------------------------------------------------------
 TOPICS_MAX = 10_000
 GROUPS_MAX = 10_000
+SUBSCRIPTIONS_MAX = 20_000  # pairs of a group and a topic that are used in one run: each is kept in memory
 QUEUES_PER_TOPIC_DEFAULT = 8
 QUEUES_PER_TOPIC_MAX = 1024
 

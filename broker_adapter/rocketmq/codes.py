@@ -13,7 +13,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 RULES: Mapping[int, Rule] = MappingProxyType(
     {
         wire.BAD_REQUEST: Rule.REQUEST,
-        wire.ILLEGAL_ACCESS_POINT: Rule.REQUEST,
+        wire.ILLEGAL_ACCESS_POINT: Rule.ACCESS_POINT,
         wire.ILLEGAL_TOPIC: Rule.TOPIC,
         wire.ILLEGAL_CONSUMER_GROUP: Rule.GROUP,
         wire.ILLEGAL_MESSAGE_TAG: Rule.TAG,

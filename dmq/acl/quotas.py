@@ -1,4 +1,4 @@
-"""How much one access key, and one client address, may have at a time: topics, groups, streams, polls, sends, bytes.
+"""How much one access key, and one client address, may have at a time: topics, groups, streams, polls, sends, bytes ...
 
 A call counts for its key, if it has one, and for its address; what client it says it is does not matter here. Limits
 that nobody set are defaults that a sidecar does not feel: see ``DEFAULTS``.
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from broker_adapter.clock import Clock
 from broker_adapter.errors import Overloaded
-from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
+from broker_adapter.limits import GROUPS_MAX, SUBSCRIPTIONS_MAX, TOPICS_MAX
 from dmq.acl.rules import AccessKey
 from dmq.embedded.rates import TokenBucket, refilled, spent
 from dmq.http2 import LOOPBACK
@@ -31,10 +31,12 @@ _STRANGERS_PART: Final = 4
 
 
 class Quota(StrEnum):
-    """What is limited. The first two count what was made since the daemon started and is still there."""
+    """What is limited. The first four count what was made since the daemon started and is still there."""
 
     TOPICS = "topics"
     GROUPS = "groups"
+    SCHEDULES = "schedules"
+    SUBSCRIPTIONS = "subscriptions"  # pairs of a group and a topic that it receives from, named by ``pair_name``
     NEW_PER_MIN = "new_per_min"  # topics and groups together
     STREAMS = "streams"  # telemetry streams
     WATCHES = "watches"  # watches of the health service, and streams of reflection
@@ -63,6 +65,7 @@ class Bounds:
     streams: int = 10_000
     polls: int = 10_000
     watches: int = 1024
+    schedules: int = 10_000
     bytes_held: int = 256 * 1024 * 1024
     bytes_reserve: int = 32 * 1024 * 1024
 
@@ -85,6 +88,8 @@ def default_of(quota: Quota, holder: Holder, bounds: Bounds, *, has_rules: bool 
     whole = {
         Quota.TOPICS: TOPICS_MAX,
         Quota.GROUPS: GROUPS_MAX,
+        Quota.SCHEDULES: bounds.schedules,
+        Quota.SUBSCRIPTIONS: SUBSCRIPTIONS_MAX,
         Quota.STREAMS: bounds.streams,
         Quota.WATCHES: bounds.watches,
         Quota.POLLS: bounds.polls,
@@ -107,6 +112,11 @@ class _Use:
     names: dict[Quota, set[str]] = field(default_factory=dict)
     looked_s: dict[Quota, float] = field(default_factory=dict)  # when it was seen last which of the names are there
     left: dict[Quota, TokenBucket] = field(default_factory=dict)  # of a rate
+
+
+def pair_name(group: str, topic: str) -> str:
+    """Return the name under which a subscription counts: no name of either has a slash."""
+    return f"{group}/{topic}"
 
 
 class Use(NamedTuple):
@@ -134,7 +144,7 @@ class Quotas:
         *,
         is_known: Callable[[Quota, str], bool] = lambda _, __: True,
     ) -> None:
-        """``limits`` is what ``encoded`` returned; ``is_known`` says whether a topic or a group is still there.
+        """``limits`` is what ``encoded`` returned; ``is_known`` says whether what was made is still there.
 
         Raises ValueError if ``limits`` are no limits.
         """
@@ -203,14 +213,15 @@ class Quotas:
             use.left[quota] = left
 
     def make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
-        """Count a topic or a group that is about to be made. Raises OverQuota."""
+        """Count what is about to be made, by its name. Raises OverQuota, up to a second after another was removed."""
         for holder in holders:
             names, limit = self._use(holder).names.setdefault(quota, set()), self.limit(quota, holder)
             if limit is not None and len(names) >= limit and name not in names:
                 self._look_again(self._use(holder), quota)
                 if len(names) >= limit:
                     raise OverQuota(quota, holder, used=len(names), limit=limit)
-        self.spend(Quota.NEW_PER_MIN, holders)
+        if quota in {Quota.TOPICS, Quota.GROUPS}:
+            self.spend(Quota.NEW_PER_MIN, holders)
         for holder in holders:
             self._use(holder).names[quota].add(name)
 
@@ -223,7 +234,7 @@ class Quotas:
         names.intersection_update([name for name in names if self.is_known(quota, name)])
 
     def about_to_make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
-        """As ``make``, of a topic or group that a call uses, and which is created if it does not exist."""
+        """As ``make``, of what a call uses, and which is created if it does not exist."""
         if not self.is_known(quota, name):
             self.make(quota, holders, name)
 

@@ -81,6 +81,10 @@ def _start_job(request: wire.StartJobRequest) -> Iterable[Need]:
     return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic and not request.is_dry_run else needs
 
 
+def _subscribe(request: wire.SubscribeRequest) -> Iterable[Need]:
+    return Need(ADMIN, GROUP, request.group), Need(SUB, TOPIC, request.topic)
+
+
 def _change_messages(request: wire.ChangeMessagesRequest) -> Iterable[Need]:
     """Who may send to a topic may take back what was sent, and say when it comes."""
     return (Need(f"{PUB}|{OPERATE}", TOPIC, request.topic),)
@@ -151,7 +155,8 @@ RPCS: Mapping[str, Access] = MappingProxyType(
         "RunRetriesNow": _AFTER_GROUP,
         "EndRetries": _AFTER_GROUP,
         "StartJob": Access(_start_job, _OF_GROUP.at_all, _unless_dry),
-        "StopJob": Access(_nothing, _ON_GROUP.at_all, _changes, of_job=lambda group, _: Need(OPERATE, GROUP, group)),
+        "StopJob": Access(_nothing, _AFTER_GROUP.at_all, _changes, of_job=lambda group, _: Need(ADMIN, GROUP, group)),
+        "Subscribe": Access(_subscribe, _AFTER_GROUP.at_all),  # as a receive, which is not recorded either
         "CreateGroup": _ON_GROUP,
         "RemoveGroup": _ON_GROUP,
         "ResetGroup": _ON_GROUP,

@@ -33,7 +33,10 @@ _ROWS_MAX: Final = 1_000_000
 _NAME_CHARS_MAX: Final = 255
 _TEXT_CHARS_MAX: Final = 300
 _SHOWN_OF_LIST: Final = 3
-_OF_MESSAGES: Final = frozenset({"body", "content", "payload", "properties", "messages"})  # are counted, not shown
+# Of messages: counted, and not shown. Who may look at activities need not see them, and trails are kept for years.
+_OF_MESSAGES: Final = frozenset(
+    {"body", "content", "payload", "properties", "messages", "keys", "own_keys", "recall_handles"}
+)
 _TOLD_ELSEWHERE: Final = frozenset({"topic", "group", "why"})
 _Response = TypeVar("_Response", bound=Message)
 

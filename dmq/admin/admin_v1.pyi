@@ -586,6 +586,18 @@ class ResetGroupResponse(_message.Message):
     offsets: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class SubscribeRequest(_message.Message):
+    __slots__ = ("group", "topic")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class SubscribeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DueBucket(_message.Message):
     __slots__ = ("until_ms", "count")
     UNTIL_MS_FIELD_NUMBER: _ClassVar[int]

@@ -298,6 +298,11 @@ class AdminClient:
         """Let a group go on from elsewhere, and return from where in each queue; may take minutes."""
         return self._call(wire.METHODS["ResetGroup"], request, wire.ResetGroupResponse, self._long_s).offsets
 
+    def subscribe(self, group: str, topic: str) -> None:
+        """Let a group read a topic from its beginning, unless it reads it already."""
+        request = wire.SubscribeRequest(group=group, topic=topic)
+        self._call(wire.METHODS["Subscribe"], request, wire.SubscribeResponse)
+
     @property
     def _long_s(self) -> float:
         return max(self._timeout_s, _REMOVAL_TIMEOUT_S)

@@ -162,6 +162,11 @@ class Groups:
         marks = {"begin": BEGIN, "end": END}
         return await self._broker.operator.reset_group(group, topic, to if isinstance(to, int) else marks[to])
 
+    async def subscribe(self, group: str, topic: str) -> None:
+        """Let a group begin with a topic that is not a cluster's; either is made as a receive would make it."""
+        if self._broker.names.stay.has(topic):
+            await self._broker.subscriptions.subscribe(group, topic, group_start="earliest")
+
 
 def _with_lag(group: status.GroupStatus, lags: Sequence[Lag]) -> status.GroupStatus:
     """Return a group with how far it is behind in all topics, as far as that is known."""

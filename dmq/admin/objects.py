@@ -34,6 +34,7 @@ class ObjectCalls:
             "CreateGroup": self.create_group,
             "RemoveGroup": self.remove_group,
             "ResetGroup": self.reset_group,
+            "Subscribe": self.subscribe,
         }
 
     async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
@@ -100,6 +101,11 @@ class ObjectCalls:
             case _:
                 raise Refused(Rule.REQUEST, "the target must be the beginning, the end, or a time", value=request.at_ms)
         return wire.ResetGroupResponse(offsets=await self._groups.reset_group(group, topic, to))
+
+    async def subscribe(self, request: wire.SubscribeRequest) -> wire.SubscribeResponse:
+        """Let a group begin with a topic."""
+        await self._groups.subscribe(check_group(request.group), check_topic(request.topic))
+        return wire.SubscribeResponse()
 
 
 def _keep_of(given: wire.KeepChange) -> KeepChange:

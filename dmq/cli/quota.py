@@ -32,7 +32,10 @@ NameArgument = Annotated[
 ]
 QuotaArgument = Annotated[
     str,
-    typer.Argument(metavar="QUOTA", help="topics, groups, new_per_min, streams, watches, polls, sends_per_s or bytes."),
+    typer.Argument(
+        metavar="QUOTA",
+        help="topics, groups, schedules, subscriptions, new_per_min, streams, watches, polls, sends_per_s or bytes.",
+    ),
 ]
 
 
@@ -41,7 +44,8 @@ QuotaArgument = Annotated[
 def ls(session: Session) -> None:
     """List the quotas that are in use or were set, by key and address.
 
-    Topics and groups are those it made since the daemon started; new_per_min counts both.
+    Topics, groups, schedules and subscriptions (pairs of a group and a topic that it receives from) are those it made
+    since the daemon started; new_per_min counts the first two.
     """
     with session.connect() as client:
         _show(session, client.quotas())

@@ -21,7 +21,7 @@ from dmq.embedded.filters import Filters
 from dmq.embedded.group_flows import GroupFlows
 from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
 from dmq.embedded.hand_out import HandOut, Looked, Terms
-from dmq.embedded.lease_ends import LeaseEnds
+from dmq.embedded.lease_ends import IN_HAND_SHARE, LeaseEnds
 from dmq.embedded.leases import Leases
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
@@ -128,6 +128,8 @@ class Deliveries:
 
     async def _take(self, found: Subscription, group: str, terms: Terms, look: int, until_s: float) -> Looked | None:
         """Take what is available, as far as its flow lets the group have it, or wait for that; ``None``: time is up."""
+        if self._ends.is_full():
+            terms, look = self._within_share(found, terms, look)
         allowed = self.flows.take(group, terms.batch_max)
         if not allowed:
             is_left = await self._wait_for_flow(found, group, until_s - self._clock.monotonic_s())
@@ -142,6 +144,14 @@ class Deliveries:
         finally:
             self.flows.give_back(group, unused)
         return looked
+
+    def _within_share(self, found: Subscription, terms: Terms, look: int) -> tuple[Terms, int]:
+        """Return what a group may still have where all together have in hand what they may; ``Overloaded``: none."""
+        left = IN_HAND_SHARE - found.in_hand
+        if left <= 0:
+            what = "all consumers together have as many messages in hand as they may: finish some"
+            raise Overloaded(what, limit=f"{IN_HAND_SHARE} of a group and a topic meanwhile")
+        return terms._replace(batch_max=min(terms.batch_max, left)), min(look, left)
 
     async def _wait_for_flow(self, found: Subscription, group: str, left_s: float) -> bool:
         """Wait until a group may be given what is available; say whether there is time left to look again."""

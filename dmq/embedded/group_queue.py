@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
-from dmq.embedded.order import MessageOrder
+from dmq.embedded.order import MessageOrder, Remembered
 from dmq.embedded.receipt import Receipt
 from dmq.store.ops import Delete, Op, Put, Tally
 from dmq.store.schema.group import (
@@ -45,6 +45,8 @@ from dmq.store.schema.record import QueuedMessage
 LEASES_MAX = 10_000
 ATTEMPT_MAX = 0xFFFF  # what its field holds
 PARKED_MAX = 100_000  # beyond it, nothing new of the queue is looked at until some of them were handed out
+REMEMBERED_MAX = 4_000_000  # messages of all queues that are parked or came back; each is some 150 to 250 bytes
+REMEMBERED_SHARE = 32  # what a queue may have beyond that before it looks at new ones
 _MOVED_KEPT = 4096
 
 _NO_TIME = Moment(0, 0)
@@ -152,7 +154,7 @@ class GroupQueue:
                 if row.message_group:
                     self.order.hold(offset, row.message_group, row.epoch)
             else:
-                self._returned[offset] = Returned(row.attempt, row.epoch, row.first_failed_at_ms)
+                self._remember(offset, Returned(row.attempt, row.epoch, row.first_failed_at_ms))
 
     def start_at(self, offset: int) -> list[Op]:
         """Begin a new group at ``offset``."""
@@ -179,9 +181,10 @@ class GroupQueue:
             return []
         finished = self.finished_count
         self.floor = begin
-        for offsets in (self.leases, self._returned):
-            for offset in [each for each in offsets if each < begin]:
-                del offsets[offset]
+        for offset in [each for each in self.leases if each < begin]:
+            del self.leases[offset]
+        for offset in [each for each in self._returned if each < begin]:
+            self._forget(offset)
         self._unread = {offset for offset in self._unread if offset >= begin}
         gone = [offset for offset in self._rows if offset < begin]
         self._rows.difference_update(gone)
@@ -227,7 +230,10 @@ class GroupQueue:
             heappop(ready)
         if ready:
             return True
-        if self.order.parked_count >= PARKED_MAX:
+        parked = self.order.parked_count
+        # While nothing is in hand nothing comes by itself: what came back before a restart lies behind the cursor.
+        is_full = self.order.everywhere.total >= REMEMBERED_MAX and bool(leases)
+        if parked >= PARKED_MAX or (is_full and parked + len(self._returned) >= REMEMBERED_SHARE):
             return False
         cursor, end = self.cursor, self.end
         while cursor < end and (cursor in leases or self.is_finished(cursor)):
@@ -324,7 +330,7 @@ class GroupQueue:
         changed: dict[int, bytearray] = {}
         for offset in offsets:
             self.leases.pop(offset, None)
-            self._returned.pop(offset, None)
+            self._forget(offset)
             self._unread.discard(offset)
             number, at = divmod(offset, CHUNK_OFFSETS)
             chunk = self._chunks.get(number)
@@ -423,9 +429,22 @@ class GroupQueue:
         if self.leases.get(offset) is not lease or not lease.is_returning:
             return False
         del self.leases[offset]
-        self._returned[offset] = Returned(attempt, lease.epoch, lease.first_failed_at_ms)
+        self._remember(offset, Returned(attempt, lease.epoch, lease.first_failed_at_ms))
         self._offer(offset)
         return True
+
+    def _remember(self, offset: int, returned: Returned) -> None:
+        self.order.everywhere.total += offset not in self._returned
+        self._returned[offset] = returned
+
+    def _forget(self, offset: int) -> None:
+        if self._returned.pop(offset, None) is not None:
+            self.order.everywhere.total -= 1
+
+    def count_apart(self) -> None:
+        """Count no more among the others: the queue is not used any more."""
+        self.order.everywhere.total -= self.order.parked_count + len(self._returned)
+        self.order.everywhere = Remembered()
 
     def _raise_floor(self) -> list[int]:
         """Move the floor over finished offsets; return the chunks that are complete and no longer needed."""

@@ -17,6 +17,9 @@ from dmq.embedded.group_queue import Lease
 from dmq.embedded.subscription import SubscribedQueue
 
 CLIENT_GONE_INVISIBLE_MS = 1_000
+IN_HAND_MAX = 1_000_000  # leases of all groups; each is some 600 bytes
+IN_HAND_SHARE = 32  # what a group still gets of a topic beyond that: as many as clients ask for at a time
+TIDY_AGAIN_S = 30.0  # at that bound, where it takes a fifth of a second
 _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
 
@@ -41,6 +44,7 @@ class LeaseEnds:
         self._places = 0  # in it
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
+        self._tidied_s = -TIDY_AGAIN_S
         self._sooner = asyncio.Event()
         self.clients = LiveClients(clock)
 
@@ -71,10 +75,17 @@ class LeaseEnds:
         self._places += len(places)
         heappush(self._heap, (ends_ms, self._turn, places, renew_for))
 
+    def is_full(self) -> bool:
+        """Say whether there are as many leases as may be; of what was finished, some may count for half a minute."""
+        if self._places >= IN_HAND_MAX and self._clock.monotonic_s() >= self._tidied_s + TIDY_AGAIN_S:
+            self._tidy()
+        return self._places >= IN_HAND_MAX
+
     def _tidy(self) -> None:
         """Drop what was finished long before its time; each time at least half is dropped or as much may come."""
         heap: list[_Watched] = []
         self._places = 0
+        self._tidied_s = self._clock.monotonic_s()
         for ends_ms, turn, places, renew_for in self._heap:
             left = [each for each in places if _is_held(each)]
             if left:

@@ -12,6 +12,15 @@ from dataclasses import dataclass, field
 RUN_MAX = 32  # messages of one group that are offered at a time when those before them are finished
 
 
+class Remembered:
+    """How many messages all queues that share this remember: those that are parked, and those that came back."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 @dataclass(slots=True)
 class _Line:
     """One message group: offsets that were looked at and are not finished."""
@@ -34,10 +43,16 @@ class _Line:
 class MessageOrder:
     """All message groups of one queue. Methods that change something return the offsets that may be offered now."""
 
-    def __init__(self) -> None:
+    def __init__(self, everywhere: Remembered | None = None) -> None:
+        """``everywhere`` counts what is parked here, beside others."""
         self._lines: dict[str, _Line] = {}
         self._group_of: dict[int, str] = {}
         self.parked_count = 0
+        self.everywhere = everywhere or Remembered()
+
+    def _count(self, parked: int) -> None:
+        self.parked_count += parked
+        self.everywhere.total += parked
 
     def admit(self, offset: int, message_group: str, epoch: int, *, first_epoch: int, run_max: int) -> bool:
         """Say whether ``offset`` may go out with a receive whose epochs begin at ``first_epoch``; else it is parked.
@@ -55,7 +70,7 @@ class MessageOrder:
             line.out[offset] = epoch
             return True
         insort(line.parked, offset)
-        self.parked_count += 1
+        self._count(1)
         return False
 
     def park(self, offset: int, message_group: str) -> None:
@@ -64,7 +79,7 @@ class MessageOrder:
         self._forget(line, offset)
         self._group_of[offset] = message_group
         insort(line.parked, offset)
-        self.parked_count += 1
+        self._count(1)
 
     def is_out(self, message_group: str) -> bool:
         """Say whether something of a message group is handed out."""
@@ -96,7 +111,7 @@ class MessageOrder:
         line = self._lines[self._group_of[offset]]
         self._forget(line, offset)
         insort(line.parked, offset)
-        self.parked_count += 1
+        self._count(1)
         return line.ready()
 
     def finished(self, offset: int) -> list[int]:
@@ -113,5 +128,5 @@ class MessageOrder:
     def _forget(self, line: _Line, offset: int) -> None:
         before = len(line.parked)
         line.unpark(offset)
-        self.parked_count -= before - len(line.parked)
+        self._count(len(line.parked) - before)
         line.out.pop(offset, None)

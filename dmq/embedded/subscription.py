@@ -9,6 +9,7 @@ from typing import Any
 from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
+from dmq.embedded.order import MessageOrder, Remembered
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.record import QueuedMessage
 
@@ -19,6 +20,7 @@ class SubscribedQueue(GroupQueue):
     def __init__(self, subscription: Subscription, topic_id: int, queue_id: int) -> None:
         super().__init__(subscription.group_id, topic_id, queue_id)
         self.subscription = subscription
+        self.order = MessageOrder(subscription.remembered)
 
 
 class Subscription:
@@ -29,7 +31,11 @@ class Subscription:
     to read (``Names.reads``) it has the lane alone.
     """
 
-    def __init__(self, group_id: int, topic: Topic, *, has_queues: bool = True) -> None:
+    def __init__(
+        self, group_id: int, topic: Topic, *, has_queues: bool = True, remembered: Remembered | None = None
+    ) -> None:
+        """``remembered`` counts what all subscriptions remember."""
+        self.remembered = remembered or Remembered()
         self.group_id = group_id
         self.topic = topic
         self.has_queues = has_queues
@@ -50,6 +56,11 @@ class Subscription:
     def all_queues(self) -> list[SubscribedQueue]:
         """The topic's queues, and the lane."""
         return self.queues if self.lane is None else [*self.queues, self.lane]
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages are handed out and not finished."""
+        return sum(len(queue.leases) for queue in self.all_queues)
 
     def attach(self, lane_id: int) -> SubscribedQueue:
         """Take in the lane. Of a message group that lies there and in a queue, one message goes out at a time."""

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Literal
 
 from broker_adapter.clock import moment
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.limits import SUBSCRIPTIONS_MAX
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import subscribed_event
 from dmq.embedded.catalog import Catalog
@@ -15,6 +16,7 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.names import Group, Topic
+from dmq.embedded.order import Remembered
 from dmq.embedded.queue_log import Place
 from dmq.embedded.reader import Reader
 from dmq.embedded.recent import LAG_MAX
@@ -24,6 +26,8 @@ from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.store.ops import Appended, Emit, Op
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
+
+GroupStart = Literal["earliest", "latest"]
 
 
 class Subscriptions:
@@ -36,7 +40,7 @@ class Subscriptions:
         reader: Reader,
         ends: LeaseEnds,
         *,
-        group_start: Literal["earliest", "latest"],
+        group_start: GroupStart,
     ) -> None:
         self._catalog = catalog
         self._names = catalog.names
@@ -50,6 +54,7 @@ class Subscriptions:
         self._readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
         self._by_topic: dict[int, list[Subscription]] = {}  # also by lane
         self._retired: list[Subscription] = []
+        self._remembered = Remembered()
         self._begins: dict[Place, int] = {}  # of queues that lost their front in this run, from the order on
 
     # -- finding ------------------------------------------------------------------------------------------------------
@@ -70,14 +75,24 @@ class Subscriptions:
         """Return the ids of the groups that subscribed to a topic in this run."""
         return self._readers.get(topic_id, set())
 
-    async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
-        """As ``subscribe``, for a receipt handle: create nothing, since it was given out for names that exist."""
-        if group_name not in self._names.groups or topic_name not in self._names.topics:
-            raise Refused(Rule.RECEIPT_HANDLE, "no such delivery", value=f"{group_name}, {topic_name}")
-        return await self.subscribe(group_name, topic_name)
+    def has(self, group_name: str, topic_name: str) -> bool:
+        """Say whether a subscription is there, loaded or about to be."""
+        group, topic = self._names.groups.get(group_name), self._names.topics.get(topic_name)
+        return group is not None and topic is not None and (group.group_id, topic.topic_id) in self._by_key
 
-    async def subscribe(self, group_name: str, topic_name: str) -> Subscription:
-        """Return the state of (group, topic), loaded; creates what is missing."""
+    async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
+        """As ``subscribe``, for a receipt handle: creates nothing, since it was given out for what exists."""
+        if group_name not in self._names.groups or topic_name not in self._names.topics:
+            raise _no_such_delivery(group_name, topic_name)
+        return await self.subscribe(group_name, topic_name, is_known=True)
+
+    async def subscribe(
+        self, group_name: str, topic_name: str, *, is_known: bool = False, group_start: GroupStart | None = None
+    ) -> Subscription:
+        """Return the state of (group, topic), loaded; creates what is missing, unless it has to be known.
+
+        A group begins as configured, or by ``group_start``. ``Overloaded`` if there are too many subscriptions.
+        """
         await self._catalog.group(group_name)
         await self._catalog.topic(topic_name)
         while True:  # either may have been removed while something was awaited
@@ -88,8 +103,10 @@ class Subscriptions:
             if known.is_loaded.is_set():
                 return known
             await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+        if len(self._by_key) >= SUBSCRIPTIONS_MAX and group.group_id != self._names.forwarder_id:
+            raise Overloaded("too many groups receive from too many topics", limit=f"{SUBSCRIPTIONS_MAX} pairs")
         has_queues = self._names.reads(group.group_id, topic.name)
-        found = Subscription(group.group_id, topic, has_queues=has_queues)
+        found = Subscription(group.group_id, topic, has_queues=has_queues, remembered=self._remembered)
         self._by_key[group.group_id, topic.topic_id] = found
         self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
@@ -97,7 +114,7 @@ class Subscriptions:
         if lane is not None:
             self._attach(found, lane)
         try:
-            begun = await self._load(found)
+            begun = await self._load(found, group_start or self._group_start, is_known=is_known)
         except BaseException:
             self._detach(found)
             found.is_loaded.set()
@@ -117,6 +134,8 @@ class Subscriptions:
         found.is_loaded.set()
 
     def _detach(self, found: Subscription) -> None:
+        for queue in found.all_queues:
+            queue.count_apart()
         key = found.group_id, found.topic.topic_id
         if self._by_key.get(key) is found:  # and not what holds its place
             del self._by_key[key]
@@ -176,7 +195,9 @@ class Subscriptions:
             raise Refused(Rule.TOPIC_UNKNOWN, "it was removed, and made anew", value=topic_name)
         return await self.subscribe(group_name, topic_name)
 
-    async def _load(self, found: Subscription) -> asyncio.Future[list[Receipt]]:
+    async def _load(
+        self, found: Subscription, group_start: GroupStart, *, is_known: bool
+    ) -> asyncio.Future[list[Receipt]]:
         """Read what is stored of it, and return the unit that it begins with, which was submitted."""
         ops: list[Op] = []
         (reset,) = await self._reader.values(Family.META, [reset_key(found.group_id, found.topic.topic_id)])
@@ -184,18 +205,23 @@ class Subscriptions:
         queues = found.all_queues
         if found.topic.name.startswith(DEAD_LETTER_PREFIX):
             await self.settled.load(found.topic.topic_id)
-        for queue, (rows, begin, end) in zip(queues, await self._reader.progress(queues), strict=True):
+        progress = await self._reader.progress(queues)
+        if is_known and not any(rows for rows, _, _ in progress):
+            raise _no_such_delivery(self._names.groups_by_id[found.group_id].name, found.topic.name)
+        for queue, (rows, begin, end) in zip(queues, progress, strict=True):
             queue.end = max(queue.end, end)
             begin = max(begin, self._begins.get(Place(queue.topic_id, queue.queue_id), 0))  # noqa: PLW2901
             if rows:
                 queue.load(rows, moment(self._clock))
                 ops += queue.skip_to(begin)
             else:
-                ops += await self._begin(found, queue, begin)
+                ops += await self._begin(found, queue, begin, group_start)
         # Also without ops: behind this unit, what lies below the ends that were read is durable.
         return self._commits.submit(ops)
 
-    async def _begin(self, found: Subscription, queue: SubscribedQueue, begin: int) -> list[Op]:
+    async def _begin(
+        self, found: Subscription, queue: SubscribedQueue, begin: int, group_start: GroupStart
+    ) -> list[Op]:
         """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event.
 
         What went to a cluster is not for groups here, and what all groups here have finished is not for the cluster.
@@ -203,7 +229,7 @@ class Subscriptions:
         if queue is found.lane:
             return queue.start_at(begin)
         forwarder_id = self._names.forwarder_id
-        is_late = self._group_start == "latest" and found.group_id != forwarder_id
+        is_late = group_start == "latest" and found.group_id != forwarder_id
         offset, above = queue.end if is_late else begin, list[int]()
         if forwarder_id and not is_late:
             is_forwarder = found.group_id == forwarder_id
@@ -264,3 +290,7 @@ class Subscriptions:
                 self._reader.recent.forget(place)
         for found in grown:
             found.wake_next()  # one: who takes something and leaves something wakes the next
+
+
+def _no_such_delivery(group_name: str, topic_name: str) -> Refused:
+    return Refused(Rule.RECEIPT_HANDLE, "no such delivery", value=f"{group_name}, {topic_name}")

@@ -32,6 +32,7 @@ CODES: Mapping[Rule, wire.Code] = MappingProxyType(
         Rule.MESSAGE_CORRUPTED: wire.MESSAGE_CORRUPTED,
         Rule.CLIENT_ID: wire.CLIENT_ID_REQUIRED,
         Rule.CLIENT_TYPE: wire.UNRECOGNIZED_CLIENT_TYPE,
+        Rule.ACCESS_POINT: wire.ILLEGAL_ACCESS_POINT,
         Rule.REQUEST: wire.BAD_REQUEST,
         Rule.NOT_FOUND: wire.MESSAGE_NOT_FOUND,
         Rule.UNAUTHORIZED: wire.UNAUTHORIZED,

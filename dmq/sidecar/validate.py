@@ -244,7 +244,7 @@ def endpoints_of(endpoints: wire.Endpoints) -> wire.Endpoints:
     """Return the endpoints by which a client reached us: they are not too long to be repeated in an answer."""
     size = endpoints.ByteSize()
     if size > ENDPOINTS_BYTES_MAX:
-        raise Refused(Rule.REQUEST, "the endpoints have too many bytes", value=size, limit=ENDPOINTS_BYTES_MAX)
+        raise Refused(Rule.ACCESS_POINT, "the endpoints have too many bytes", value=size, limit=ENDPOINTS_BYTES_MAX)
     return endpoints
 
 

@@ -223,7 +223,7 @@ def test_what_a_filter_passed_over_fails_with_the_store_and_quietly(tmp_path: Pa
         await send(rig, "m-1")
         await receive(rig, tags=["x"], topic="another")  # makes the group
         await receive(rig, group="warm")
-        await rig.broker.ack(GROUP, TOPIC, [])
+        await rig.broker.subscriptions.subscribe(GROUP, TOPIC)
         rig.memory.fail_next_sync = True
         assert not await receive(rig, tags=["x"])
         await until(lambda: rig.store.failure is not None)

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
     INVISIBLE_MS,
@@ -14,6 +15,7 @@ from support.rigs import (
     EmbeddedRig,
     End,
     ack,
+    an_envelope,
     every_durable_broker,
     ids,
     play,
@@ -24,10 +26,15 @@ from support.rigs import (
 from support.trail import read_facts
 
 from broker_adapter import live_clients
+from broker_adapter.errors import Overloaded, Refused
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from broker_adapter.message import Delivery
+from dmq.admin.groups import Groups
 from dmq.audit.events import EventKind
-from dmq.embedded import lease_ends
+from dmq.embedded import group_queue, lease_ends, subscriptions
 from dmq.embedded.hand_out import HandOut
+from dmq.embedded.lease_ends import IN_HAND_SHARE, TIDY_AGAIN_S
+from dmq.embedded.operator import END
 
 SOON_MS = 5_000
 
@@ -41,6 +48,87 @@ async def pass_time(rig: EmbeddedRig, ms: int, *, seen: str = "") -> None:
             rig.broker.client_seen(seen)
         rig.clock.advance(step)
         await rig.settle()
+
+
+def test_leases_of_all_groups_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds very many gets no more; everybody else gets a batch, and all goes on once they are finished."""
+    monkeypatch.setattr(lease_ends, "IN_HAND_MAX", 100)
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, *(f"m-{number}" for number in range(200)))
+        greedy = [each for _ in range(4) for each in await receive(rig, batch_max=25, group="greedy")]
+        assert len(greedy) == 100
+        with pytest.raises(Overloaded, match="messages in hand"):
+            await receive(rig, batch_max=25, group="greedy")
+        honest = await receive(rig, batch_max=50)
+        assert len(honest) == IN_HAND_SHARE
+        with pytest.raises(Overloaded):
+            await receive(rig)
+        await ack(rig, *honest)
+        assert len(await receive(rig, batch_max=2)) == 2
+        await ack(rig, *greedy[:50], group="greedy")
+        rig.clock.advance(round(TIDY_AGAIN_S * 1000))  # it is looked through again, seldom
+        assert len(await receive(rig, batch_max=25, group="greedy")) == 25
+        await rig.restart(End.KILL)
+        assert len(await receive(rig, batch_max=100, group="greedy")) == 100
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
+
+
+def test_what_waits_behind_its_message_group_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it a group looks at a batch of a queue, whose order goes on; what is removed or reset makes room."""
+    monkeypatch.setattr(group_queue, "REMEMBERED_MAX", 100)
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        def parked(group: str) -> int:
+            names = rig.broker.names
+            found = rig.broker.subscriptions.get(names.groups[group].group_id, names.topics[TOPIC].topic_id)
+            return sum(queue.order.parked_count for queue in found.queues) if found is not None else 0
+
+        await rig.broker.send([an_envelope(f"m-{number}", message_group="all in a line") for number in range(300)])
+        heads = {group: (await receive(rig, group=group, batch_max=1))[0] for group in ("greedy", GROUP)}
+        for group in heads:
+            for _ in range(20):
+                assert not await receive(rig, group=group)
+        first = heads[GROUP]
+        assert 100 <= parked("greedy") < 100 + 32
+        assert 32 <= parked(GROUP) < 64
+        for number in range(1, 100):
+            await ack(rig, first)
+            (first,) = await receive(rig, batch_max=1)
+            assert first.message_id == f"m-{number}"
+        await rig.broker.operator.reset_group("greedy", TOPIC, END)
+        for _ in range(20):
+            assert not await receive(rig)
+        assert parked(GROUP) > 100
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
+
+
+def test_what_came_back_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it a group gets what came back and nothing new, also after a restart; what is finished makes room."""
+    monkeypatch.setattr(group_queue, "REMEMBERED_MAX", 100)
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, *(f"m-{number}" for number in range(300)))
+        taken = [each.message_id for _ in range(4) for each in await receive(rig)]
+        done: set[str] = set()
+        again: list[Delivery] = []
+        for end in (None, End.KILL, End.CLOSE):
+            await pass_time(rig, INVISIBLE_MS + 1_000)
+            if end is not None:
+                await rig.restart(end)
+            again = [each for _ in range(8) for each in await receive(rig)]
+            assert set(ids(again)) <= set(taken), end
+            assert len(again) >= 32
+        while left := 300 - len(done):
+            found = await receive(rig)
+            await ack(rig, *again, *found)
+            done |= {*ids(again), *ids(found)}
+            again = []
+            assert len(done) > 300 - left
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
 
 def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,3 +362,57 @@ async def test_clients_that_fell_silent_are_forgotten(rig: EmbeddedRig) -> None:
         patch.setattr(live_clients, "CLIENTS_MAX", 10)
         rig.broker.client_seen("c-700")
     assert list(seen) == [*(f"c-{number}" for number in range(991, 1_000)), "c-700"]
+
+
+def test_a_handle_that_is_none_makes_no_subscription(tmp_path: Path) -> None:
+    """Danger: an acknowledgement with any text for a handle made one for good, in memory, on disk and in the trail."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        good = await receive_one(rig)
+        await rig.broker.ensure_group("stranger")
+        (refused,) = await rig.broker.ack("stranger", TOPIC, [good.receipt_handle])
+        assert "no such delivery" in str(refused)
+        with pytest.raises(Refused, match="no such delivery"):
+            await rig.broker.change_invisible("stranger", TOPIC, good.receipt_handle, INVISIBLE_MS, suspend=False)
+        assert not rig.broker.subscriptions.has("stranger", TOPIC)
+        stranger = rig.broker.names.groups["stranger"].group_id
+        events = [event for _, event in read_outbox(rig.broker.store) if event.kind is EventKind.SUBSCRIBED]
+        assert events
+        assert stranger not in {event.group_id for event in events}
+        assert await ack(rig, good) == [None]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+def test_pairs_of_groups_and_topics_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is kept in memory for as long as the daemon runs: beyond the bound a new one is refused."""
+    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", 2)
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        for group in ("first", "second"):
+            await receive(rig, group=group, wait_ms=0)
+        with pytest.raises(Overloaded, match=r"too many groups receive from too many topics \(limit 2 pairs\)"):
+            await receive(rig, group="third", wait_ms=0)
+        await send(rig, "m-1")
+        await ack(rig, await receive_one(rig, group="first"), group="first")
+        await rig.broker.operator.remove_group("second", is_forced=True)
+        assert ids(await receive(rig, group="third", wait_ms=0)) == ["m-1"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+def test_a_subscription_begins_where_it_is_said(tmp_path: Path) -> None:
+    """By a daemon whose groups begin at the end, too: whoever subscribes by hand reads what was there before."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        groups = Groups(rig.store, rig.broker)
+        for _ in range(2):  # who reads the topic already goes on where it is
+            await groups.subscribe("by-hand", TOPIC)
+        assert ids(await receive(rig, group="late")) == []
+        await send(rig, "m-2")
+        assert sorted(ids(await receive(rig, group="by-hand"))) == ["m-1", "m-2"]
+        assert ids(await receive(rig, group="late")) == ["m-2"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, group_start="latest"), scenario))

@@ -283,7 +283,7 @@ def test_a_scan_goes_no_faster_than_it_becomes_durable(tmp_path: Path) -> None:
         await fill(rig, 5_000, every=5_000)
         await receive(rig, group="others", batch_max=1)
         await receive(rig, topic="another")  # makes the group
-        await rig.broker.ack(GROUP, TOPIC, [])
+        await rig.broker.subscriptions.subscribe(GROUP, TOPIC)
         reads = rig.engine.reads
         rig.engine.gate.clear()
         scan = asyncio.ensure_future(take(rig, "wanted = 'never'"))

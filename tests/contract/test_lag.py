@@ -223,7 +223,7 @@ async def test_what_retention_took_has_no_age(rig: EmbeddedRig) -> None:
         TOPIC, queues=1, message_type=None, keep=KeepChange(time_ms=60_000, unread="no")
     )
     await rig.broker.operator.create_group(GROUP)
-    await rig.broker.ack(GROUP, TOPIC, [])
+    await rig.broker.subscriptions.subscribe(GROUP, TOPIC)
     await send(rig, "m-1")
     rig.clock.advance(50_000)
     await send(rig, "m-2")

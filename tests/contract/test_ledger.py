@@ -119,10 +119,10 @@ async def test_what_retention_takes_unread_is_expired(rig: EmbeddedRig) -> None:
     )
     for each in (GROUP, "asleep"):
         await rig.broker.operator.create_group(each)
-        await rig.broker.ack(each, TOPIC, [])
+        await rig.broker.subscriptions.subscribe(each, TOPIC)
     await send(rig, *(f"m-{number}" for number in range(3)))
     await rig.restart(End.KILL)
-    await rig.broker.ack(GROUP, TOPIC, [])
+    await rig.broker.subscriptions.subscribe(GROUP, TOPIC)
     rig.clock.advance(61_000)
     await rig.broker.retention.turn()
     assert topic(rig).expired == 3
@@ -132,7 +132,7 @@ async def test_what_retention_takes_unread_is_expired(rig: EmbeddedRig) -> None:
     await rig.broker.operator.reset_group("asleep", TOPIC, BEGIN)  # looks at a copy of its progress only
     assert terms(group(rig, "asleep"), "expired", "unread") == {"expired": 3}
     await rig.restart(End.KILL)
-    await rig.broker.ack("asleep", TOPIC, [])
+    await rig.broker.subscriptions.subscribe("asleep", TOPIC)
     assert terms(group(rig, "asleep"), "expired", "unread") == {"expired": 3}
 
 

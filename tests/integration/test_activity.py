@@ -233,12 +233,16 @@ def test_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_of_messages_is_in_it() -> None:
-    """Bodies and properties are counted, long lists and texts are cut."""
+    """Bodies, properties, keys and recall handles are counted, long lists and texts are cut."""
     schedule = wire.Schedule(name="hourly", topic="orders", content=wire.Content(body=b"secret", tag="secret"))
     assert what_of(wire.AddScheduleRequest(schedule=schedule, replace=True)) == (
         "schedule=(name=hourly topic=orders content=(...)) replace=True"
     )
     many = wire.ChangeMessagesRequest(topic="orders", message_ids=list("abcde"), cancel=True)
     assert what_of(many) == "message_ids=a,b,c and 2 more cancel=True"
+    named = wire.ChangeMessagesRequest(topic="orders", own_keys=["a", "b"], recall_handles=["handle"])
+    assert what_of(named) == "recall_handles=(1) own_keys=(2)"
+    dead = wire.StartJobRequest(group="billing", filter=wire.DeadFilter(keys=["secret"], topics=["orders"]))
+    assert what_of(dead) == "filter=(topics=orders keys=(1))"
     replay = wire.ReplayMessagesRequest(inner_topic="inner", messages=[wire.InnerMessage()] * 3)
     assert what_of(replay) == "inner_topic=inner messages=(3)"

@@ -17,6 +17,8 @@ from support.cost_oracle import Meter
 from support.daemon import Daemon, run_command
 from support.protocol import a_message, a_send
 from support.raw_client import METADATA, RawClient
+from support.wire_client import WireClient, a_receive
+from support.wire_client import a_message as a_wire_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import frames
@@ -256,6 +258,23 @@ def test_one_client_cannot_make_all_topics(daemon: Daemon, tmp_path: Path) -> No
 
 def _route(topic: str) -> wire.QueryRouteRequest:
     return wire.QueryRouteRequest(topic=wire.Resource(name=topic))
+
+
+def test_pairs_of_groups_and_topics_are_bounded(daemon: Daemon, tmp_path: Path) -> None:
+    """Danger: 100 groups and 100 topics are 10,000 pairs, each in memory for good; those that are there go on."""
+    with daemon, WireClient(daemon.address, signer=SHOP.signer()) as client:
+        dmq(daemon, tmp_path, "quota", "set", "address", "loopback", "subscriptions", "2")
+        for _ in range(2):
+            for topic in ("orders-1", "orders-2"):
+                assert client.receive(topic, "billing") == []
+        (refused, *_) = client.frames("ReceiveMessage", a_receive("orders-3", "billing"))
+        assert refused.status.code == wire.TOO_MANY_REQUESTS
+        assert "quota subscriptions of address loopback: 2 in use (limit 2)" in refused.status.message
+        daemon.stop()
+        daemon.restart()
+        client.send(a_wire_message("orders-3", "M1"))
+        (received,) = client.receive("orders-3", "billing", wait_s=5)  # what was made counts since the start
+        client.ack("orders-3", "billing", [received])
 
 
 def test_a_limit_that_operators_set_counts_at_once_and_after_a_restart(daemon: Daemon, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ _BAD = wire.Resource(name="not a name")
 
 _NEVER = {
     wire.CODE_UNSPECIFIED: "every answer has a code",
-    wire.ILLEGAL_ACCESS_POINT: "clients are told the address that they dialled, whatever it is",
     wire.ILLEGAL_LITE_TOPIC: "lite topics are not served: 50100",
     wire.INVALID_CLIENT_PROPERTIES: "nothing a client says about itself is needed to serve it",
     wire.PAYMENT_REQUIRED: "nobody pays",
@@ -132,6 +131,12 @@ def _one_good_handle_and_one_bad(client: WireClient) -> wire.Status:
     client.send(a_message("mixed", "m"))
     (good,) = client.receive("mixed", "billing", wait_s=5)
     return client.ack("mixed", "billing", [good, good._replace(receipt_handle="nonsense")]).status
+
+
+@_gives(wire.ILLEGAL_ACCESS_POINT)
+def _a_host_that_is_none(client: WireClient) -> wire.Status:
+    dialled = wire.Endpoints(scheme=wire.DOMAIN_NAME, addresses=[wire.Address(host="h" * 2000, port=1)])
+    return _answered(client, "QueryRoute", wire.QueryRouteRequest(topic=_TOPIC, endpoints=dialled))
 
 
 @_gives(wire.BAD_REQUEST)

@@ -95,6 +95,7 @@ from dmq.store.schema.spool import (
     parked_number,
     taken_key,
     turn_of,
+    uid_key,
 )
 from dmq.store.store import Store, StoreOptions
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
@@ -448,6 +449,13 @@ def _spool_rows() -> list[Case]:
             value,
             lambda key, value: (parked_number(key), decode_entry(value, "orders")),
             (3, (ENTRY, 4)),
+        ),
+        Case(
+            "spool: uid",
+            uid_key(lane, ENTRY.uid),
+            (3).to_bytes(8, "big"),
+            lambda key, value: (key[-16:], int.from_bytes(value, "big")),
+            (ENTRY.uid, 3),
         ),
         Case(
             "spool: dead",

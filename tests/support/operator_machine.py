@@ -138,7 +138,7 @@ class OperatorRules(RuleBasedStateMachine):
 
     def subscribe(self, group: str, topic: str) -> None:
         """Let a group begin with a topic."""
-        self.run(self.rig.broker.ack(group, topic, []))
+        self.run(self.rig.broker.subscriptions.subscribe(group, topic))
         self.books.subscribed(group, topic)
 
     # -- producers ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import structlog
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.client.admin import NotFound, admin, admin_wire
-from dmq.sidecar.client.calls import Calls, HoldLost
+from dmq.sidecar.client.calls import Calls
 from dmq.sidecar.client.entries import GROUP
 from retry.policy import MAX_ATTEMPTS_LIMIT
 from retry.sink import SinkError
@@ -68,7 +68,8 @@ class Setup:
         route = wire.QueryRouteRequest()
         route.topic.name = topic
         self._calls.ask_now("QueryRoute", route)
-        self._subscribe(topic)
+        with admin(self._calls) as client:  # also in a daemon whose new groups begin at the end
+            client.subscribe(GROUP, topic)
         with self._lock:
             self._topics.add(topic)
 
@@ -106,16 +107,3 @@ class Setup:
                 log.warning("group_gives_up_early", group=GROUP, max_attempts=group.policy.max_attempts)
         with self._lock:
             self._has_group = True
-
-    def _subscribe(self, topic: str) -> None:
-        """Let the group begin at the start of the topic, also in a daemon whose new groups begin at the end.
-
-        An acknowledgement that is refused is the one call that subscribes and hands out nothing.
-        """
-        request = wire.AckMessageRequest()
-        request.group.name, request.topic.name = GROUP, topic
-        request.entries.add(message_id="none", receipt_handle="none")
-        try:
-            self._calls.ask_now("AckMessage", request)
-        except HoldLost:
-            return

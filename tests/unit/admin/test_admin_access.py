@@ -109,6 +109,9 @@ def test_a_viewer_looks_at_everything_and_changes_nothing(dispatcher: AdminDispa
         if rpc == "TakeSnapshot":
             assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN, "it writes a file"
             continue
+        if rpc == "Subscribe":
+            assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN, "it is as a receive, which is not recorded"
+            continue
         if rpc == "VerifyLedger":
             assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN, "to begin one reads the whole store"
             request = wire.VerifyLedgerRequest(number=1)
@@ -150,6 +153,29 @@ def test_a_group_has_its_own_administrators(rpc: str, dispatcher: AdminDispatche
     assert status_of(dispatcher, HOOK, rpc, request_class(group=OTHER)) == FORBIDDEN
     assert status_of(dispatcher, HOOK, rpc, request_class()) == FORBIDDEN
     assert status_of(dispatcher, SHOP, rpc, request_class(group="billing")) == FORBIDDEN
+
+
+def test_who_looks_after_a_group_and_may_consume_may_subscribe_it(dispatcher: AdminDispatcher) -> None:
+    """Both are needed: it reads the topic from then on."""
+    for topic, group, may in (
+        ("redelivery_notes", OWN, True),
+        ("orders", OWN, False),
+        ("redelivery_notes", OTHER, False),
+    ):
+        status = status_of(dispatcher, HOOK, "Subscribe", wire.SubscribeRequest(group=group, topic=topic))
+        assert (status == ADMITTED) == may, (topic, group)
+    for key in (SHOP, VIEWER):
+        assert status_of(dispatcher, key, "Subscribe", wire.SubscribeRequest(group=OWN, topic="orders")) == FORBIDDEN
+
+
+def test_who_starts_a_job_may_stop_it(dispatcher: AdminDispatcher) -> None:
+    """ADMIN on its group is enough for both."""
+    request = wire.StopJobRequest(job_id=1)
+    assert status_of(dispatcher, HOOK, "StopJob", request) == ADMITTED  # there is none
+    assert status_of(dispatcher, SHOP, "StopJob", request) == FORBIDDEN
+    of_job = RPCS["StopJob"].of_job
+    assert of_job is not None
+    assert [of_job(OWN, request)] == list(RPCS["StartJob"].needs(wire.StartJobRequest(group=OWN)))
 
 
 @pytest.mark.parametrize(

@@ -168,5 +168,6 @@ def test_nothing_is_kept_of_what_is_finished() -> None:
     line = Line("abab-")
     line.ack(*line.receive())
     assert line.queue.order.group_of(0) == ""
-    fresh = MessageOrder()
+    assert line.queue.order.everywhere.total == 0
+    fresh = MessageOrder(line.queue.order.everywhere)
     assert vars(line.queue.order) == vars(fresh)

@@ -176,7 +176,7 @@ def test_what_is_repeated_for_each_queue_is_short() -> None:
             assert answer.status.code == wire.OK
             assert unknown not in answer.SerializeToString()
             refused = await sidecar.ask(rpc, request(many))
-            assert refused.status.code == wire.BAD_REQUEST
+            assert refused.status.code == wire.ILLEGAL_ACCESS_POINT
             assert "the endpoints have too many bytes" in refused.status.message
             assert refused.status.message.endswith("limit 1024")
             assert refused.ByteSize() < 200
