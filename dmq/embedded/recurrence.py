@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from hashlib import blake2b
@@ -94,7 +95,8 @@ def read_cron(text: str) -> Cron:
         raise RuleError(f"there is no alias {text!r}; allowed are {', '.join(ALIASES)}")
     parts = expanded.lower().split()
     if len(parts) != len(_FIELDS):
-        raise RuleError(f"the cron expression {text!r} has {len(parts)} fields; expected are {_ALLOWED}")
+        count = "1 field" if len(parts) == 1 else f"{len(parts)} fields"
+        raise RuleError(f"the cron expression {text!r} has {count}; expected are {_ALLOWED}")
     minutes, hours, days, months, weekdays = (_numbers(part, field) for part, field in zip(parts, _FIELDS, strict=True))
     either_day = not parts[2].startswith("*") and not parts[4].startswith("*")
     weekdays = tuple(sorted({day % 7 for day in weekdays}))
@@ -192,11 +194,18 @@ def _until(schedule: Schedule, from_ms: int, until_ms: int) -> int | None:
 
 
 def due_ms(schedule: Schedule, name: str, at_ms: int) -> int:
-    """Return when an occurrence is due whose rule says ``at_ms``: up to the jitter later, the same each time."""
-    if not schedule.jitter_ms:
+    """Return when an occurrence is due whose rule says ``at_ms``: up to the jitter later, the same each time.
+
+    It is never later than the rule's next time, however long the jitter: occurrences are due one after the other.
+    """
+    jitter_ms = schedule.jitter_ms
+    if not jitter_ms:
         return at_ms
+    with suppress(RuleError):  # of a zone that this host does not know
+        following = next_time(schedule, at_ms)
+        jitter_ms = jitter_ms if following is None else min(jitter_ms, following - at_ms)
     digest = blake2b(f"{name}/{at_ms}".encode(), digest_size=8).digest()
-    return at_ms + int.from_bytes(digest, "big") % (schedule.jitter_ms + 1)
+    return at_ms + int.from_bytes(digest, "big") % (jitter_ms + 1)
 
 
 class Turn(NamedTuple):
@@ -220,7 +229,9 @@ def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most
             times.append(following)
             following = next_time(schedule, following)
     else:
-        times[0] = last_time(schedule, first_ms, max(first_ms, now_ms - schedule.jitter_ms))
+        times[0] = last_time(schedule, first_ms, now_ms)
+        if due_ms(schedule, name, times[0]) > now_ms:  # then the one before it is due: no later than this time
+            times[0] = last_time(schedule, first_ms, times[0] - 1)
         following = next_time(schedule, times[0])
         if schedule.catch_up is CatchUp.SKIP and now_ms - due_ms(schedule, name, times[0]) > MISSED_AFTER_MS:
             times = []

@@ -143,6 +143,7 @@ class Schedules:
         self._store = commits.store
         self._clock = self._store.clock
         self._topics: dict[str, int] = {}  # topic id by schedule, those included that are about to be made
+        self._asked_for: Counter[str] = Counter()  # names by adds that are under way
         self._grouped: set[str] = set()  # schedules whose message has a message group
         self._turn = asyncio.Lock()  # changes come one after the other: they are few
         self._changes: set[asyncio.Task[object]] = set()
@@ -163,6 +164,10 @@ class Schedules:
     async def close(self) -> None:
         """Let changes that are under way come to their end."""
         await asyncio.gather(*self._changes, return_exceptions=True)
+
+    def is_known(self, name: str) -> bool:
+        """Say whether there is one of this name, also one that has ended, or is asked for at this moment."""
+        return name in self._topics or name in self._asked_for
 
     def of_topic(self, topic: Topic) -> list[str]:
         """Return the names of a topic's schedules, in order, those included that are about to be made."""
@@ -243,7 +248,13 @@ class Schedules:
         check_name(wanted.name)
         _check_own(wanted.topic, self._names.is_derived(wanted.topic))
         _check_rule(wanted.made_at(0, self._clock.now_ms()))
-        return await self._change(lambda: self._add(wanted, is_replacing=is_replacing))
+        self._asked_for[wanted.name] += 1
+        try:
+            return await self._change(lambda: self._add(wanted, is_replacing=is_replacing))
+        finally:
+            self._asked_for[wanted.name] -= 1
+            if not self._asked_for[wanted.name]:
+                del self._asked_for[wanted.name]
 
     async def pause(self, name: str) -> ScheduleStatus:
         """Send nothing until it is resumed. One that is paused stays so."""

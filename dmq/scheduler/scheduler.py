@@ -139,6 +139,9 @@ class Scheduler:
             overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=is_live))
             rows += _besides(rows, overdue)  # the backlog may go on over them
             is_backlog_done = is_backlog_done and is_skipped_done
+            if not self._marks.has_backlog():  # nothing older is left: a topic with a rate goes on in its order
+                rows.sort()
+                ahead = 0
         held: list[Hold] = []
         if not self._held.is_idle:
             read = ReadSoFar(low, live, None if self._marks.has_unread() else self._left)
@@ -154,7 +157,7 @@ class Scheduler:
         halves = [row for row in staying if not is_recurring(row[1])]
         checked = self._checks.plan(halves, now_ms, self._store.get_many) if halves else []
         made = self._with_occurrences(moved, schedules, now_ms) if schedules else moved
-        receipts = self._store.commit([*made, *checked, *held, Done(self._marks.low())], is_urgent=True)
+        receipts = self._store.commit([*made, *checked, *held, Done(self._marks.low(), now_ms)], is_urgent=True)
         if checked:
             self._checks.planned(checked, receipts[len(made) :][: len(checked)])
         done_ms = self._clock.now_ms()

@@ -94,7 +94,9 @@ class RecurringCalls:
             raise Refused(Rule.REQUEST, why, value=len(messages), limit=1)
         try:
             wanted = wanted_of(topic, messages[0])
-            self._quotas.about_to_make(Quota.TOPICS, holders_of(call.admission), topic)
+            holders = holders_of(call.admission)
+            self._quotas.about_to_make(Quota.SCHEDULES, holders, wanted.name)
+            self._quotas.about_to_make(Quota.TOPICS, holders, topic)
             await self._add(wanted)
         except Refused as error:
             if error.rule is not Rule.REQUEST:

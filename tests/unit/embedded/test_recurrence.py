@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from unittest.mock import patch
 from zoneinfo import ZoneInfo
@@ -264,6 +265,44 @@ def test_a_turn_sends_what_its_policy_says(
 def test_jitter_is_spread() -> None:
     """Over all of it, by the name: schedules of one time do not come together."""
     schedule = Schedule(1, cron="@daily", jitter_ms=JITTER_MS_MAX)
-    found = {due_ms(schedule, f"s-{number}", NOW) - NOW for number in range(100)}
+    at_ms = next_time(schedule, NOW) or 0
+    found = {due_ms(schedule, f"s-{number}", at_ms) - at_ms for number in range(100)}
     assert len(found) == 100
     assert max(found) - min(found) > JITTER_MS_MAX // 2
+
+
+@pytest.mark.parametrize("catch_up", list(CatchUp))
+@pytest.mark.parametrize("cron", ["* * * * *", "*/7 9-10 * * *"])
+def test_a_jitter_longer_than_the_spacing_skips_nothing(cron: str, catch_up: CatchUp) -> None:
+    """A daemon that is never down sends every occurrence, once, when it is due, and not after the rule's next time."""
+    schedule = Schedule(1, cron=cron, jitter_ms=3_600_000, catch_up=catch_up, created_at_ms=NOW)
+    progress = Progress(Phase.WAITING, 0, 0, next_time(schedule, NOW) or 0)
+    now_ms, until_ms = NOW, NOW + 86_400_000
+    sent: list[int] = []
+    while progress.next_ms < until_ms:
+        assert due_ms(schedule, "s", progress.next_ms) >= now_ms
+        now_ms = due_ms(schedule, "s", progress.next_ms)
+        found = turn(schedule, "s", progress, now_ms, 64)
+        sent += found.times
+        assert found.times == (progress.next_ms,)
+        progress = progress._replace(next_ms=found.next_ms or 0, occurrences=progress.occurrences + 1)
+        assert now_ms <= progress.next_ms
+    assert list(_times(schedule, until_ms)) == sent
+
+
+@pytest.mark.parametrize("late_ms", [0, 90_000, 3_599_000])
+def test_one_for_all_that_were_missed_is_one_whatever_the_jitter(late_ms: int) -> None:
+    """After a downtime the last occurrence that is due by now is sent, and what follows is not due yet."""
+    schedule = Schedule(1, cron="* * * * *", jitter_ms=600_000, catch_up=CatchUp.ONE, created_at_ms=NOW)
+    first = next_time(schedule, NOW) or 0
+    now_ms = due_ms(schedule, "s", first) + late_ms
+    found = turn(schedule, "s", Progress(Phase.WAITING, 0, 0, first), now_ms, 64)
+    assert len(found.times) == 1
+    assert due_ms(schedule, "s", found.times[0]) <= now_ms < due_ms(schedule, "s", found.next_ms or 0)
+
+
+def _times(schedule: Schedule, until_ms: int) -> Iterator[int]:
+    found = next_time(schedule, NOW)
+    while found is not None and found < until_ms:
+        yield found
+        found = next_time(schedule, found)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.outbox import read_outbox
 from support.scheduler_cell import LAG_MS, Cell
 from support.stores import all_rows
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, unpack_id
+from dmq.audit.events import EventKind
 from dmq.embedded.topic_settings import FlowChange
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.store.engine import Rows
+from dmq.store.ops import Op
+from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_queue_key, timeline_mark
 from dmq.store.schema.record import decode_queued
 
@@ -263,6 +267,22 @@ def test_a_flood_holds_up_no_topic_with_a_rate(cell: Cell, clock: ManualClock, m
     assert len(cell.times()) < 600
 
 
+@pytest.mark.parametrize("rate", [300, 1], ids=["within its rate", "beyond its rate"])
+def test_a_topic_with_a_rate_keeps_its_order_where_the_backlog_ends(cell: Cell, clock: ManualClock, rate: int) -> None:
+    """Danger: a turn that reads the last of the backlog has what fell due now in its hand already."""
+    slowed = FlowChange(deliver_rate=rate).applied_to(cell.topic, 0)
+    cell.store.commit(cell.names.plan_change(slowed))
+    cell.names.add_topic(slowed)
+    began_ms = clock.now_ms()
+    cell.schedule(*(began_ms + LAG_MS * number for number in (1, 2, 3, 4)))
+    clock.advance(4 * LAG_MS)
+    for _ in range(20):
+        cell.scheduler.turn()
+        clock.advance(LAG_MS)
+        assert cell.times() == sorted(cell.times())
+    assert len(cell.times()) == 4
+
+
 def test_what_cannot_be_read_for_want_of_descriptors_is_read_a_moment_later(
     cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +381,28 @@ def test_a_step_back_holds_messages_until_the_clock_says_their_time(
     clock.advance(5)
     cell.drain()
     assert cell.times() == [now_ms + 10, at_ms, at_ms + 5]
+
+
+def test_a_step_back_behind_a_decision_calls_nothing_early(
+    cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trail says when the scheduler decided: the writer may be late, as on a full disk, and the clock set back."""
+    now_ms = clock.now_ms()
+    cell.schedule(now_ms + 10)
+    clock.advance(10)
+    commit = cell.store.commit
+
+    def late(ops: Sequence[Op], *, is_urgent: bool = False) -> list[Receipt]:
+        clock.step_to(now_ms - 3_600_000)
+        return commit(ops, is_urgent=is_urgent)
+
+    monkeypatch.setattr(cell.store, "commit", late)
+    cell.drain()
+    (delivered,) = [each for each in read_outbox(cell.store) if each.event.kind is EventKind.DELIVERED]
+    assert delivered.record.committed_at_ms == now_ms + 10
+    monkeypatch.undo()
+    cell.schedule(now_ms)
+    assert [each.record.committed_at_ms for each in read_outbox(cell.store)][-1] == now_ms - 3_600_000
 
 
 def test_a_step_back_outlives_a_kill(cell: Cell, clock: ManualClock) -> None:

@@ -15,8 +15,11 @@ from support.stores import waiting_rows
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode
+from dmq.acl.quotas import ADDRESS, Holder, Quota
 from dmq.embedded.catalog import ScheduleLimits
 from dmq.embedded.schedules import Schedules
+from dmq.http2 import Admission
+from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.recurring import WAITING_MAX, wanted_of
 from dmq.sidecar.service import MessagingService
@@ -40,11 +43,13 @@ class Served:
         service = MessagingService(
             rig.broker, rig.clock, Sessions(rig.clock), SidecarConfig(), rig.broker.transactions, add_schedule=add
         )
+        self.quotas = service.quotas
         self.rig, self.dispatcher = rig, Dispatcher(service, clock=rig.clock, observer=_Quiet())
 
-    async def send(self, *messages: wire.Message) -> wire.SendMessageResponse:
+    async def send(self, *messages: wire.Message, call: Call | None = None) -> wire.SendMessageResponse:
         """Send messages in one request."""
-        answer = await self.dispatcher.unary("SendMessage")(a_send(*messages).SerializeToString(), from_client())
+        body = a_send(*messages).SerializeToString()
+        answer = await self.dispatcher.unary("SendMessage")(body, call or from_client())
         return wire.SendMessageResponse.FromString(answer)
 
 
@@ -241,6 +246,29 @@ def test_their_number_is_bounded(tmp_path: Path) -> None:
         assert "schedules_max = 2" in answers[2].status.message
         assert "sends in flight that make schedules" in answers[-1].status.message
         assert len(check_rows(served.rig)) == 2
+
+    run(scenario, tmp_path)
+
+
+def test_schedules_of_one_address_are_bounded(tmp_path: Path) -> None:
+    """Danger: one client takes all there may be. One that was removed makes room, one that is under way does not."""
+
+    async def scenario(served: Served) -> None:
+        schedules, clock, quotas = served.rig.broker.schedules, served.rig.clock, served.quotas
+        there = from_client()
+        there.admission = Admission(address="10.0.0.7")
+        quotas.is_known = lambda quota, name: quota is not Quota.SCHEDULES or schedules.is_known(name)
+        quotas.change(Holder(ADDRESS, "10.0.0.7"), Quota.SCHEDULES, 2)
+        sends = [served.send(recurring(DMQ_SCHEDULE_NAME=name), call=there) for name in ("one", "two", "three", "one")]
+        one, two, three, one_again = [answer.status for answer in await asyncio.gather(*sends)]
+        assert one.code == two.code == one_again.code == wire.OK
+        assert three.code == wire.TOO_MANY_REQUESTS
+        assert three.message.startswith("quota schedules of address 10.0.0.7: 2 in use (limit 2)")
+        assert not schedules.is_known("three")
+        await schedules.remove("one")
+        clock.advance(1_000)
+        assert (await served.send(recurring(DMQ_SCHEDULE_NAME="three"), call=there)).status.code == wire.OK
+        assert (await served.send(recurring(DMQ_SCHEDULE_NAME="four"))).status.code == wire.OK  # of somebody else
 
     run(scenario, tmp_path)
 
