@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
@@ -30,6 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from broker_adapter.clock import SystemClock
 from dmq.counting import CallCounts, Spread
 from dmq.errors import AddressInUse, DmqError
 from dmq.units import Address
@@ -43,6 +44,9 @@ LATENESS_BOUNDS_S = (
 COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 1.0, 5.0)
 _CONNECTIONS_MAX = 16  # of scrapers and probes
 _NO_DESCRIPTOR_S = 0.1
+_REAL = SystemClock()
+_REST: Final = 4  # of what it took to make all figures, before they are made again
+_REST_S_MAX: Final = 1.0
 LAG_PAIRS_MAX = 1_000  # of topic and group: five series each
 COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 COMMIT_BYTES_BOUNDS = tuple(4.0**power for power in range(4, 14))  # 256 B to 64 MiB
@@ -415,6 +419,46 @@ class Metrics:
             child.set(1 if name == state else 0)
 
 
+class Exposition:
+    """The text of all figures, made by one thread at a time: who asks meanwhile shares the next one, and nothing older.
+
+    After each it rests, four times as long as that took, a second at most: many scrapers take a fifth of a processor,
+    and not all of it from those who send.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._changed = threading.Condition()
+        self._begun = self._ended = 0
+        self._is_making = False
+        self._rests_until_s = 0.0
+        self._text = b""
+
+    def text(self) -> bytes:
+        """Return the figures as they are at some time from now on."""
+        with self._changed:
+            wanted = self._begun + 1
+            while self._ended < wanted:
+                rest_s = self._rests_until_s - _REAL.monotonic_s()
+                if self._is_making or rest_s > 0:
+                    self._changed.wait(None if self._is_making else rest_s)
+                    continue
+                self._begun += 1
+                self._is_making = True
+                self._changed.release()
+                try:
+                    began_s = _REAL.monotonic_s()
+                    made = generate_latest(self._registry)
+                finally:
+                    self._changed.acquire()
+                    self._is_making = False
+                    self._changed.notify_all()
+                ended_s = _REAL.monotonic_s()
+                self._rests_until_s = ended_s + min(_REST_S_MAX, _REST * (ended_s - began_s))
+                self._text, self._ended = made, self._begun
+            return self._text
+
+
 class MetricsServer:
     """The HTTP port with ``/metrics`` and ``/healthz``, served by daemon threads until ``stop``."""
 
@@ -443,7 +487,7 @@ def start_http(
     """
 
     class Handler(_Handler):
-        registry = metrics.registry
+        exposition = Exposition(metrics.registry)
         ready = staticmethod(is_ready)
         remark = staticmethod(say)
 
@@ -489,7 +533,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    registry: CollectorRegistry
+    exposition: Exposition
     ready: Callable[[], bool]
     remark: Callable[[], str]
     timeout = 10.0  # an idle connection gives its thread back
@@ -500,7 +544,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer one request."""
         match self.path.partition("?")[0]:
             case "/metrics":
-                self._answer(200, generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4)
+                self._answer(200, self.exposition.text(), CONTENT_TYPE_PLAIN_0_0_4)
             case "/healthz" if self.ready():
                 remark = self.remark()
                 self._answer(200, f"ready\n{remark}\n".encode() if remark else b"ready\n")

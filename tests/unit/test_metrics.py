@@ -8,16 +8,23 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from support.hook_rig import until
 
+from broker_adapter.clock import ManualClock
 from dmq.errors import AddressInUse, DmqError
-from dmq.metrics import LATENESS_BOUNDS_S, Distribution, GroupLags, Metrics, MetricsServer, start_http
+from dmq.metrics import LATENESS_BOUNDS_S, Distribution, Exposition, GroupLags, Metrics, MetricsServer, start_http
 from dmq.units import Address
 from dmq.usage import ProcessStatus
 
@@ -291,6 +298,77 @@ def test_the_port_serves_metrics(port: Port) -> None:
     assert status == 200
     assert "dmq_messages_accepted_total 7.0" in text
     assert port.server.address.port > 0
+
+
+def test_scrapers_share_what_is_made_and_get_nothing_older() -> None:
+    """While one makes the figures, all others wait for the next ones, which are made once for all of them."""
+
+    class Slow(Collector):
+        made = 0
+
+        def collect(self) -> Iterator[Metric]:
+            self.made += 1
+            is_making.set()
+            assert go_on.wait(20)
+            yield GaugeMetricFamily("made", "How often.", value=self.made)
+
+    is_making, go_on = threading.Event(), threading.Event()
+    registry, slow = CollectorRegistry(), Slow()
+    registry._collector_to_names[slow] = []  # as ``register`` does, which would collect
+    exposition = Exposition(registry)
+    with ThreadPoolExecutor(12) as pool:
+        first = pool.submit(exposition.text)
+        assert is_making.wait(20)
+        others = [pool.submit(exposition.text) for _ in range(11)]
+        until(lambda: len(exposition._changed._waiters) == len(others))  # type: ignore[attr-defined]
+        go_on.set()
+        assert b"made 1.0" in first.result(20)
+        assert all(b"made 2.0" in each.result(20) for each in others)
+    assert slow.made == 2
+
+
+def test_making_the_figures_takes_a_fifth_of_the_time() -> None:
+    """Whoever asks at once waits until it rested four times as long as it worked, a second at most."""
+    clock, made = ManualClock(), 0
+
+    class Long(Collector):
+        def collect(self) -> Iterator[Metric]:
+            nonlocal made
+            made += 1
+            clock.advance(100)
+            yield GaugeMetricFamily("made", "How often.", value=made)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry._collector_to_names[Long()] = []
+    with patch("dmq.metrics._REAL", clock):
+        exposition = Exposition(registry)
+        assert b"made 1.0" in exposition.text()
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(exposition.text)
+            until(lambda: len(exposition._changed._waiters) == 1)  # type: ignore[attr-defined]
+            clock.advance(399)
+            assert not second.done()
+            clock.advance(1)
+            assert b"made 2.0" in second.result(20)
+
+
+def test_an_error_of_a_collector_is_for_one_scraper() -> None:
+    """The next one makes the figures itself."""
+
+    class Fails(Collector):
+        errors = [RuntimeError("no")]  # noqa: RUF012 - one test, one list
+
+        def collect(self) -> Iterator[Metric]:
+            if self.errors:
+                raise self.errors.pop()
+            yield GaugeMetricFamily("made", "How often.", value=1)
+
+    registry = CollectorRegistry()
+    registry._collector_to_names[Fails()] = []
+    exposition = Exposition(registry)
+    with pytest.raises(RuntimeError):
+        exposition.text()
+    assert b"made 1.0" in exposition.text()
 
 
 def test_health_follows_the_daemon(port: Port) -> None:
