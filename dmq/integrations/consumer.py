@@ -23,6 +23,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import update_wrapper
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from broker_adapter.clock import SystemClock
@@ -323,17 +324,36 @@ class Consumer:
             self._count("given_back")
 
 
+class Ending:
+    """What a signal handler tells its thread: an event will not do, whose lock the interrupted thread may hold."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self._told: SimpleQueue[None] = SimpleQueue()  # its ``put`` may interrupt its ``get``
+
+    def tell(self) -> None:
+        """End all waits."""
+        self.is_told = True
+        self._told.put(None)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when it is told, or when time is up."""
+        if not self.is_told:
+            with suppress(Empty):
+                self._told.get(timeout=timeout_s)
+
+
 def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
     """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. For the main thread of a process.
 
     A daemon that is away at the start is waited for. A second signal does what it did before this was called. At
     ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
     """
-    ending = threading.Event()
+    ending = Ending()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def end(number: int, _: object) -> None:
-        ending.set()
+        ending.tell()
         signal.signal(number, before[signal.Signals(number)])
 
     pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}
@@ -363,9 +383,9 @@ def _health_page(consumers: Sequence[Consumer]) -> Page:
     return Page(200 if all(health.is_well for health in healths.values()) else 503, JSON, text)
 
 
-def _start(consumer: Consumer, ending: threading.Event) -> None:
+def _start(consumer: Consumer, ending: Ending) -> None:
     for pause_s in _forever(_START_STEPS_S):
-        if ending.is_set():
+        if ending.is_told:
             return
         try:
             consumer.start()

@@ -17,6 +17,7 @@ from dmq.contexts import ContextError, Target, target_by
 from dmq.units import parse_duration, parse_size
 from retry.hook.environment import EnvironmentInvalid
 from retry.hook.handlers import MODES, WORKERS_MAX
+from retry.hook.redelivery import TIMEOUT_S_MAX
 from retry.policy import MAX_ATTEMPTS_LIMIT, SPOOL_STEPS_MS, PolicyError, RetryPolicy, Table
 from retry.sink import DelaySink
 
@@ -51,8 +52,8 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
 
 def _seconds(text: str) -> float:
     duration_ms = parse_duration(text)
-    if duration_ms == 0:
-        raise ValueError("a duration longer than 0 is expected, such as 5s")
+    if not 0 < duration_ms <= TIMEOUT_S_MAX * 1000:
+        raise ValueError("a duration longer than 0 and of a year at most is expected, such as 5s")
     return duration_ms / 1000
 
 

@@ -94,11 +94,13 @@ class WorkerHook:
         except Exception as error:  # noqa: BLE001 - any of them is for whoever sends
             _log.error("hook_not_started", error=f"{type(error).__name__}: {error}")
 
-    def send(self, type_name: str, payload: Payload, *, key: str = "", uid: bytes | None = None) -> Outcome:
+    def send(self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None) -> Outcome:
         """As ``Redelivery.send``."""
         return self.redelivery.send(type_name, payload, key=key, uid=uid)
 
-    async def send_async(self, type_name: str, payload: Payload, *, key: str = "", uid: bytes | None = None) -> Outcome:
+    async def send_async(
+        self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None
+    ) -> Outcome:
         """As ``Redelivery.send_async``. Opening the hook takes some milliseconds of the event loop, once."""
         return await self.redelivery.send_async(type_name, payload, key=key, uid=uid)
 

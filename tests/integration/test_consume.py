@@ -89,6 +89,7 @@ class App:
         until_s = time.monotonic() + _SOON_S
         while "it is stopping" not in self.page("/health")[1]:
             assert time.monotonic() < until_s, self.errors()
+            threading.Event().wait(0.05)  # each look is a thread there, and takes its main thread's turn
 
     def ended(self) -> int:
         """Return the exit code of a process that is to end in order, once all that it said was read."""

@@ -21,6 +21,7 @@ import pytest
 from support.daemon import Daemon, free_port, run_command
 from support.effort import at_length
 from support.hook_app import Consumer
+from support.wire_client import WireClient, a_message
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BIN = Path(sys.executable).parent
@@ -213,11 +214,15 @@ def _send_task(home: Path, body: str) -> None:
 
 
 def test_a_function_consumes(daemon: Daemon, tmp_path: Path) -> None:
-    """What it takes is acknowledged, what it refuses is a dead letter after one attempt; SIGTERM ends it in order."""
+    """What it takes is acknowledged and has a line of its own, although four threads write; what it refuses is a dead
+    letter after one attempt; SIGTERM ends it in order.
+    """
+    orders = [f"order {number}" for number in range(7, 407)]
+    with WireClient(daemon.address, "sender") as client:
+        client.send(*(a_message("orders", f"many {order}", order.encode()) for order in orders))
+    spam = run_command("msg", "send", "orders", "spam", "--address", daemon.address).stdout.strip()
     with Shop("consume.py", tmp_path, daemon, "python", str(EXAMPLES / "consume.py")) as shop:
-        sent = [run_command("msg", "send", "orders", body, "--address", daemon.address) for body in ("order 7", "spam")]
-        spam = sent[1].stdout.strip()
-        _until(lambda: "billed order 7" in shop.said(), shop)
+        _until(lambda: {f"billed {order}" for order in orders} <= set(shop.said().splitlines()), shop)
         _until(lambda: spam in _dead(daemon), shop)
         assert shop.end() == 0
     (letter,) = [each for each in json.loads(_dead(daemon)) if each["message_id"] == spam]

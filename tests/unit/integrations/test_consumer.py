@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from broker_adapter.errors import Refused
-from dmq.integrations.consumer import consume
+from dmq.integrations.consumer import Ending, consume
 from retry import EnvironmentInvalid
 
 
@@ -74,3 +75,29 @@ def test_what_is_missing_is_named(words: tuple[str, str], said: str) -> None:
         [sys.executable, "-c", _START, *words], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.startswith(said)
+
+
+def test_a_signal_that_interrupts_the_wait_ends_it() -> None:
+    """Danger: an event's lock may be held by the thread that the handler runs in, and both wait for ever.
+
+    The end is told from within the wait, in front of each line that it runs.
+    """
+    at, is_reached = 0, True
+    while is_reached:
+        at, ending, lines = at + 1, Ending(), 0
+
+        def trace(frame: FrameType, event: str, argument: object, at: int = at, ending: Ending = ending) -> Any:  # noqa: ANN401 - as ``settrace`` has it
+            nonlocal lines
+            lines += event == "line"
+            if lines == at and not ending.is_told:
+                ending.tell()
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            ending.wait(0.05)
+        finally:
+            sys.settrace(before)
+        is_reached = ending.is_told
+    assert at > 3

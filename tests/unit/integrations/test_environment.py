@@ -82,7 +82,11 @@ def test_an_argument_beats_its_variable(tmp_path: Path) -> None:
         ({"DMQ_HOOK_WORKERS": "65"}, "DMQ_HOOK_WORKERS is '65': a whole number from 1 to 64 is expected"),
         ({"DMQ_HOOK_WORKERS": "²"}, "DMQ_HOOK_WORKERS is '²': a whole number from 1 to 64 is expected"),
         ({"DMQ_HOOK_CLOSE_TIMEOUT": "soon"}, "DMQ_HOOK_CLOSE_TIMEOUT is 'soon': a duration is expected, such as 500ms"),
-        ({"DMQ_HOOK_CLOSE_TIMEOUT": "0"}, "DMQ_HOOK_CLOSE_TIMEOUT is '0': a duration longer than 0 is expected"),
+        (
+            {"DMQ_HOOK_CLOSE_TIMEOUT": "0"},
+            "DMQ_HOOK_CLOSE_TIMEOUT is '0': a duration longer than 0 and of a year at most",
+        ),
+        ({"DMQ_HOOK_KEEP_TIMEOUT": "366d"}, "DMQ_HOOK_KEEP_TIMEOUT is '366d': a duration longer than 0 and of a year"),
         ({"DMQ_HOOK_STEPS": "3s, 5s"}, "DMQ_HOOK_STEPS is '3s, 5s': durations separated by spaces are expected"),
         ({"DMQ_HOOK_STEPS": "900d"}, "DMQ_HOOK_STEPS is '900d': "),
         ({"DMQ_HOOK_BYTES_MAX": "1GB"}, "DMQ_HOOK_BYTES_MAX is '1GB': a size is expected, such as 512KiB"),
@@ -110,11 +114,12 @@ def test_what_cannot_be_is_refused_by_its_name(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_argument_that_cannot_be_leaves_no_spool_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "value"), [("queue_max", 0), ("keep_timeout_s", 1e12), ("close_timeout_s", -1)])
+def test_an_argument_that_cannot_be_leaves_no_spool_open(tmp_path: Path, option: str, value: float) -> None:
     """Its directory can be taken again at once."""
     for _ in range(2):
-        with pytest.raises(ValueError, match="queue_max is 0"):
-            Redelivery.from_env({"DMQ_SPOOL": str(tmp_path)}, queue_max=0)
+        with pytest.raises(ValueError, match=f"{option} is "):
+            Redelivery.from_env({"DMQ_SPOOL": str(tmp_path)}, **{option: value})
     assert len(list(tmp_path.glob("spool-*"))) == 1
 
 

@@ -52,11 +52,18 @@ hook._lock = threading.Lock()
 print(in_child(keeps))  # takes over what the one before it left, so two messages wait
 hook.start()
 print(in_child(lambda: not hook.readiness()[0]), hook.readiness()[0], hook.close())
+def makes_none():
+    before = sorted(os.listdir(os.environ["DMQ_SPOOL"]))
+    return not any(hook.readiness()[0] for _ in range(3)) and sorted(os.listdir(os.environ["DMQ_SPOOL"])) == before
+print(in_child(makes_none))
 """
 
 
 def test_each_child_opens_its_own(tmp_path: Path) -> None:
-    """Also if another thread held the lock at the fork. The child of a process that used a hook is not ready."""
+    """Also if another thread held the lock at the fork.
+
+    The child of a process that used a hook is not ready; it makes no directory, and calls none damaged.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _FORKS],
         env=os.environ | {"DMQ_SPOOL": str(tmp_path / "spool")},
@@ -67,7 +74,9 @@ def test_each_child_opens_its_own(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[:2] == ["0", "1"], done.stderr
     assert done.stdout.splitlines()[2].startswith("0 True Closed(sent=0"), done.stderr
+    assert done.stdout.splitlines()[3] == "0", done.stderr
     assert "StoreForked: this process is a fork of one that used a store" in done.stderr
+    assert "damaged" not in done.stderr
 
 
 def test_what_is_declared_late_is_known_too() -> None:
