@@ -29,7 +29,7 @@ from dmq.audit.outbox_rows import Row, chunks_of, drop_of, files_of, read_rows
 from dmq.audit.retention import retire
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.commit import Unit
-from dmq.store.ops import Emit, HoldOutbox, Op, SkipOutbox
+from dmq.store.ops import DropOutbox, Emit, HoldOutbox, Op, SkipOutbox
 from dmq.store.schema.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.schema.outbox import block_head
@@ -324,8 +324,10 @@ class Exporter:
     def _recover(self) -> None:
         found = recovery.recover(self._layout, self._options.role, socket.gethostname())
         last = found.last_sequence
-        if not self._is_settled and last >= self._opened_end:
-            self._tell_lost_tail(last)
+        if not self._is_settled:
+            first = min(self._opened_end, self._first_of_others(last))
+            if first <= last:
+                self._tell_lost_tail(first, last)
         self._is_settled = True
         self._drop_exported(last)
         self._cell = found.cell
@@ -334,19 +336,56 @@ class Exporter:
             self._next = last + 1
             self._wake.notify_all()
 
-    def _tell_lost_tail(self, last: int) -> None:
-        """The trail has events that the store does not know of: go on behind them, and say what is missing."""
-        first, count = self._opened_end, last + 1 - self._opened_end
-        used_twice = self._store.outbox_state.next_sequence - first
+    def _first_of_others(self, last: int) -> int:
+        """Return the first event of the outbox whose number is another one's in the trail; behind ``last``: none.
+
+        Of a store that was put back to an earlier state, and ran where its trail could not be looked at.
+        """
+        start = self._store.outbox_state.first_sequence
+        if start > last:
+            return last + 1
+        from dmq.audit.files import Committed  # pyarrow is not needed where a run ended in order
+
+        committed = Committed(self._layout)
+        while start <= last:
+            rows = read_rows(self._store, start, last + 1, events_max=self._options.rows_max, breathe=_no_breath)
+            for row in rows:
+                if committed.at(row.first_sequence) not in {None, (row.boot, row.at_ms)}:
+                    return row.first_sequence
+            start = rows[-1].end if rows else last + 1
+        return last + 1
+
+    def _tell_lost_tail(self, first: int, last: int) -> None:
+        """The trail has events that the store does not know of: go on behind them, and say what is missing.
+
+        Events of this store that were given their numbers, before the trail could be looked at, are dropped.
+        """
+        state = self._store.outbox_state
+        starts, total_bytes, total, end = [], [], 0, last + 1
+        at = state.first_sequence
+        while at <= last:
+            rows = read_rows(self._store, at, last + 1, events_max=self._options.rows_max, breathe=_no_breath)
+            for row in rows:
+                total += len(row.value)
+                starts.append(row.first_sequence)
+                total_bytes.append(total)
+                end = max(end, row.end)
+            at = rows[-1].end if rows else last + 1
+        dropped = max(0, min(state.next_sequence, end) - first)
+        count = last + 1 - first
         log.log(
             logging.CRITICAL,
             "trail_tail_lost",
             cell=self._layout.cell,
             first=first,
             count=count,
-            not_exported=min(count, used_twice),
+            not_exported=dropped,
         )
-        self._store.commit([SkipOutbox(last + 1), Emit(tail_lost_event(first, count))], is_urgent=True)
+        ops: list[Op] = [DropOutbox(end, starts, total_bytes)] if starts else []
+        ops += [SkipOutbox(last + 1), Emit(tail_lost_event(first, count))]
+        if dropped:
+            ops.append(Emit(gap_event(first, dropped)))
+        self._store.commit(ops, is_urgent=True)
 
     def _drop_exported(self, last: int) -> None:
         """Drop what is in the outbox though it was exported: the process was killed in between."""

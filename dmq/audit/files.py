@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dmq.audit.columns import SCHEMA, TRAIL_VERSION
-from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name
+from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name, sequences_of
 from dmq.store.durable import make_directory, sync_directory, sync_file
 
 _ROW_GROUP = 131_072
@@ -66,6 +66,37 @@ def verify_events(layout: Layout, path: Path, first: int, last: int) -> Listed:
     if hours != {path.parent}:
         raise ValueError(f"{path} holds events of other hours")
     return _listed(layout, path, first, last, int(at_ms[0]), int(at_ms[-1]))
+
+
+class Committed:
+    """When, and in which run, the events of a cell's trail were committed. Reads a file at a time."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._spans = [
+            (span, path)
+            for path in layout.events.glob("date=*/hour=*/*.parquet")
+            if path.name[0] not in "._" and (span := sequences_of(path.name)) is not None
+        ]
+        self._span, self._known = (1, 0), np.empty((0, 2), dtype=np.int64)
+
+    def at(self, sequence: int) -> tuple[int, int] | None:
+        """Return run and time of an event; None if no file has it, or none that can be read."""
+        first, last = self._span
+        if not first <= sequence <= last:
+            found = next((each for each in self._spans if each[0][0] <= sequence <= each[0][1]), None)
+            if found is None:
+                return None
+            try:
+                table = pq.read_table(found[1], columns=["boot", "at_ms"], partitioning=None)
+                known = np.stack([table[name].to_numpy() for name in ("boot", "at_ms")], axis=1)
+            except (pa.ArrowException, OSError, KeyError):
+                return None
+            first, last = found[0]
+            if len(known) != last + 1 - first:
+                return None
+            self._span, self._known = (first, last), known
+        boot, at_ms = self._known[sequence - first]
+        return int(boot), int(at_ms)
 
 
 def _listed(layout: Layout, path: Path, first: int, last: int, first_at_ms: int, last_at_ms: int) -> Listed:

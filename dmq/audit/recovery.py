@@ -6,13 +6,14 @@ Whatever is not expected is put aside under a name that begins with ``_unexpecte
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
 from dmq.audit import manifest
 from dmq.audit.manifest import CellFile, Layout, Listed, read_manifest, sequences_of
+from dmq.audit.retention import Span, contradiction
 from dmq.store.durable import sync_directory, sync_file
 
 log = LibraryLog("dmq.audit")
@@ -30,9 +31,10 @@ class Recovered(NamedTuple):
 def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
     """Bring a cell's trail in order and return what it holds; OSError if it cannot be read or written."""
     layout.tail = None
-    cell = _cell(layout, role, host)
-    last, listed, broken = _manifests(layout)
-    last = max(last, cell.retired_sequence)
+    lines, broken = _manifests(layout)
+    listed = {line.path for line in lines}
+    cell = _cell(layout, role, host, lines)
+    last = max((cell.retired_sequence, *(line.last_sequence for line in lines)))
     for path in _files(layout):
         if path.name.endswith(".tmp"):
             path.unlink(missing_ok=True)
@@ -40,8 +42,11 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
         found = sequences_of(path.name)
         if found is None:
             _put_aside(path, "this is no name of a file of events")
-        elif found[1] <= cell.retired_sequence:  # its manifest is gone, then the process was
-            path.unlink(missing_ok=True)
+        elif found[1] <= cell.retired_sequence and layout.relative(path) not in listed:
+            if lines:  # its manifest is gone, then the process was
+                path.unlink(missing_ok=True)
+            else:
+                _put_aside(path, "it is said to be removed, and no manifest is left that says what stays")
     for path in sorted(_files(layout), key=lambda each: each.name):
         found = sequences_of(path.name)
         if found is None or layout.relative(path) in listed:
@@ -55,28 +60,36 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
     return Recovered(last, cell)
 
 
-def _cell(layout: Layout, role: manifest.Role, host: str) -> CellFile:
+def _cell(layout: Layout, role: manifest.Role, host: str, lines: Sequence[Listed]) -> CellFile:
+    """Return what is known of the cell; what it says of retention has to agree with what is left.
+
+    By its manifests, or where there are none by the names of its files.
+    """
     layout.cell_file.with_name(layout.cell_file.name + ".tmp").unlink(missing_ok=True)
     try:
         known = manifest.read_cell(layout)
     except ValueError as error:
         _put_aside(layout.cell_file, str(error))
         known = None
-    cell = CellFile(
-        cell=layout.cell, role=role, host=host, retired_sequence=known.retired_sequence if known is not None else 0
-    )
+    retired = known.retired_sequence if known is not None else 0
+    left = [Span(line.date, line.first_sequence, line.last_sequence) for line in lines] or [
+        Span(manifest.date_of(path), *found) for path in _files(layout) if (found := sequences_of(path.name))
+    ]
+    if why := contradiction(retired, left):
+        _put_aside(layout.cell_file, f"retired_sequence is {retired}: {why}")
+        known, retired = None, min((span.first_sequence for span in left), default=1) - 1
+    cell = CellFile(cell=layout.cell, role=role, host=host, retired_sequence=retired)
     if cell != known:
         manifest.write_cell(layout, cell)
     return cell
 
 
-def _manifests(layout: Layout) -> tuple[int, set[str], set[str]]:
-    """Return the last sequence in a manifest, the paths of all files in one, and the dates whose manifest is no good.
+def _manifests(layout: Layout) -> tuple[list[Listed], set[str]]:
+    """Return the lines of all manifests, and the dates whose manifest is no good.
 
     Torn last lines are cut. A manifest that cannot be read is put aside, and made anew from the files of its date.
     """
-    last = 0
-    listed: set[str] = set()
+    found: list[Listed] = []
     broken: set[str] = set()
     for path in sorted(layout.manifests.glob("*.jsonl")):
         if path.name.startswith("_"):
@@ -91,10 +104,8 @@ def _manifests(layout: Layout) -> tuple[int, set[str], set[str]]:
             log.warning("trail_manifest_cut", path=str(path), cut_bytes=path.stat().st_size - whole_bytes)
             os.truncate(path, whole_bytes)
             sync_file(path)
-        for each in lines:
-            last = max(last, each.last_sequence)
-            listed.add(each.path)
-    return last, listed, broken
+        found += lines
+    return found, broken
 
 
 def _files(layout: Layout) -> Iterator[Path]:

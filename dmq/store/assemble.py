@@ -125,6 +125,7 @@ class Assembler:
         # Of the batch being assembled:
         self._batch = Batch()
         self._now_ms = 0
+        self._decided_ms = 0  # when what is handed over in this batch was found to be due
         self._floor_ms = 0
         self._known: dict[bytes, Receipt] = {}
         self._waiting: dict[bytes, bytes | None] = {}  # index rows of what may be withdrawn or moved
@@ -152,7 +153,7 @@ class Assembler:
         nothing of it.
         """
         batch = self._batch = Batch()
-        self._now_ms = self._clock.now_ms()
+        self._now_ms, self._decided_ms = self._clock.now_ms(), 0
         self._rows, self._records, self._appended = {}, [], {}
         self._gone, self._gone_count = set(), 0
         self._counts.begin()
@@ -187,7 +188,7 @@ class Assembler:
         self._counts.put(batch)
         if self._ledger is not None:
             self._ledger.put(batch, self._records, self._appended)
-        self.outbox.put(batch, self._records, self._now_ms)
+        self.outbox.put(batch, self._records, max(self._now_ms, self._decided_ms))
         if self._sequence >= first_sequence:
             puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
         return batch, receipts, self._appended
@@ -509,6 +510,7 @@ class Assembler:
 
     def _done_op(self, op: Done) -> Receipt:
         self._withdrawn.clear()
+        self._decided_ms = max(self._decided_ms, op.decided_ms)
         mark = min(op.mark, self._marks.low())
         if mark != self._done:
             self._put_done(mark)

@@ -221,9 +221,13 @@ class Recur(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Everything on the timeline below ``mark`` is finished once this unit is committed."""
+    """Everything on the timeline below ``mark`` is finished once this unit is committed.
+
+    The unit was decided at ``decided_ms``: its batch's events are not of before that, though the clock was set back.
+    """
 
     mark: int
+    decided_ms: int = 0
 
 
 class Delete(NamedTuple):

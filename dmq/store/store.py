@@ -27,7 +27,7 @@ from dmq.store.ledger_opening import open_ledger, read_head
 from dmq.store.marks import Marks
 from dmq.store.ops import Append, Appended, Batch, Op, Put, Schedule
 from dmq.store.recount import read_ledger
-from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.rocks import RocksEngine, RocksOptions, check_not_forked
 from dmq.store.schema import keys
 from dmq.store.schema.clock import decode_clock, encode_clock
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
@@ -166,11 +166,12 @@ class Store:
     def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
         """Open the cell in ``path``, or make it.
 
-        Raises ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, ``StoreFailed``, each with
-        one clear line, and leaves nothing open.
+        Raises ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, ``StoreFailed``,
+        ``StoreForked``, each with one clear line, and leaves nothing open.
         """
         options = options or StoreOptions()
         started_s = clock.monotonic_s()
+        check_not_forked()  # before a directory is made
         cell = Cell(path)
         with ExitStack() as undo:
             undo.callback(cell.close)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 from support.trail_cell import CELL, DAY_MS, Cell
@@ -110,8 +112,28 @@ def test_a_manifest_that_cannot_be_read_is_made_anew(cell: Cell) -> None:
     assert cell.numbers() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
-    """An older copy of the store was put back: numbers go on behind the trail, before this run's first event."""
+@pytest.mark.parametrize("damage", ["other bytes", "rows missing", "columns missing"])
+def test_a_damaged_file_of_what_was_exported_stops_no_export(cell: Cell, damage: str) -> None:
+    """A kill left its rows in the outbox, so they are compared with it: what cannot be read accuses nobody."""
+    cell.emit(1, batches=5)
+    before = cell.memory.reopened()
+    cell.memory._is_closed = False
+    cell.exporter.flush()
+    cell.store._writer.close()
+    cell.memory = before
+    (path,) = (cell.trail / name for name in data_files(cell.trail, CELL))
+    if damage == "other bytes":
+        path.write_bytes(b"PAR1")
+    else:
+        table = pq.ParquetFile(path).read()
+        pq.write_table(table.slice(1) if damage == "rows missing" else table.select(["sequence"]), path)
+    cell.open()
+    cell.emit(2)
+    assert cell.exporter.flush() == 7
+
+
+def put_back(cell: Cell) -> None:
+    """End the run, and leave the store as it was after five events, while the trail has ten."""
     cell.emit(3)
     cell.exporter.flush()
     cell.emit(2)
@@ -121,6 +143,11 @@ def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
     cell.exporter.flush()
     cell.store._writer.close()
     cell.memory = older
+
+
+def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
+    """An older copy of the store was put back: numbers go on behind the trail, before this run's first event."""
+    put_back(cell)
     with capture_logs() as logs:
         cell.open()
     assert [entry["log_level"] for entry in logs if entry["event"] == "trail_tail_lost"] == ["critical"]
@@ -133,6 +160,37 @@ def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
     cell.check_outbox()
     cell.restart()
     assert cell.store.outbox_state.next_sequence == 13, "the jump is durable"
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["in one run", "in the next run"])
+@pytest.mark.parametrize("meanwhile", [2, 5, 20])
+def test_what_got_numbers_of_a_lost_tail_is_a_gap(cell: Cell, meanwhile: int, *, restarts: bool) -> None:
+    """An older copy was put back, and its trail could not be looked at when it began: nothing is taken for exported."""
+    put_back(cell)
+    cell.clock.advance(60_000)
+    away = cell.trail.rename(cell.trail.with_name("away"))
+    cell.trail.touch()
+    cell.open()
+    cell.emit(meanwhile)
+    if restarts:
+        cell.restart()
+    cell.trail.unlink()
+    away.rename(cell.trail)
+    if restarts:
+        cell.restart()
+    cell.exporter.flush()
+    cell.emit(3)
+    end = cell.exporter.flush()
+    told = read_trail(cell.trail, CELL, has_gaps=True)
+    there = {event["sequence"] for event in told}
+    (lost,) = [event for event in told if event["kind"] == "TAIL_LOST"]
+    (gap,) = [event for event in told if event["kind"] == "GAP"]
+    assert (lost["detail"], lost["due_ms"]) == (6, 5)
+    assert (gap["detail"], gap["due_ms"]) == (6, meanwhile)
+    assert set(range(1, end + 1)) - there == set(range(11, 6 + meanwhile))
+    cell.check_outbox()
+    cell.emit(1)
+    assert cell.exporter.flush() == end + 1
 
 
 def test_a_new_trail_begins_where_the_outbox_does(cell: Cell) -> None:
@@ -221,6 +279,60 @@ def test_a_kill_while_old_dates_go_is_no_loss(cell: Cell, monkeypatch: pytest.Mo
     assert cell.numbers() == [3, 4]
 
 
+@pytest.mark.parametrize("raised_to", [5, 7, 8, 10, 12, 10**9])
+def test_more_is_not_said_to_be_retired_than_retention_removes(cell: Cell, raised_to: int) -> None:
+    """A number in the file of the cell, changed by hand or by damage, removes nothing that a manifest lists."""
+    keep_three_days(cell)
+    cell.how = ExportOptions(keep=timedelta(days=3650))
+    file = cell.trail / "cells" / f"{CELL}.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(told | {"retired_sequence": raised_to}), encoding="utf-8")
+    with capture_logs() as logs:
+        cell.restart()
+    assert cell.numbers() == list(range(5, 13))
+    is_whole_date = raised_to in {8, 10}  # as retention itself says it before it begins
+    assert json.loads(file.read_text(encoding="utf-8")) == (
+        told | {"retired_sequence": raised_to if is_whole_date else 4}
+    )
+    assert [each["event"] for each in logs if each["log_level"] == "error"] == (
+        [] if is_whole_date else ["trail_unexpected"]
+    )
+    cell.emit(1)
+    assert cell.exporter.flush() == 13
+    cell.check_outbox()
+
+
+def test_without_manifests_nothing_is_removed(cell: Cell) -> None:
+    """They say what stays; files that are said to be retired are put aside then, aloud."""
+    keep_three_days(cell)
+    files = data_files(cell.trail, CELL)
+    for path in (cell.trail / "manifest").rglob("*.jsonl"):
+        path.unlink()
+    file = cell.trail / "cells" / f"{CELL}.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(told | {"retired_sequence": 8}), encoding="utf-8")
+    cell.restart()
+    left = sorted(path.name.removeprefix("_unexpected-") for path in (cell.trail / "events").rglob("*.parquet"))
+    assert left == sorted(path.rsplit("/", 1)[-1] for path in files)
+
+
+def test_dates_that_a_clock_mixed_go_together(cell: Cell) -> None:
+    """Set back over midnight, it puts later events into an earlier date: neither can go without the other."""
+    cell.how = ExportOptions(keep=timedelta(days=3))
+    cell.restart()
+    for by_ms in (DAY_MS, -DAY_MS, DAY_MS, DAY_MS):
+        cell.emit(2)
+        cell.exporter.flush()
+        cell.clock.step_to(cell.clock.now_ms() + by_ms)
+    for _ in range(8):
+        cell.restart()
+        cell.clock.advance(DAY_MS)
+        cell.emit(1)
+        cell.exporter.flush()
+    assert cell.numbers()[0] > 8
+    assert json.loads((cell.trail / "cells" / f"{CELL}.json").read_text(encoding="utf-8"))["retired_sequence"] >= 8
+
+
 def test_the_newest_date_stays_however_old(cell: Cell) -> None:
     """So the next run finds where to go on."""
     cell.emit(2)
@@ -259,3 +371,24 @@ def test_each_line_names_the_one_before_whatever_happens(cell: Cell) -> None:
     cell.exporter.flush()
     after = chain_of(cell)
     assert [previous for previous, _ in after] == ["", *(digest for _, digest in after[:-1])]
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_without_manifests_nothing_that_waits_is_taken_for_exported(cell: Cell, has_files: bool) -> None:
+    """A number beyond the end drops no event from the outbox, and numbers go on where they ended."""
+    keep_three_days(cell)
+    cell.how = ExportOptions(keep=timedelta(days=3650))
+    cell.emit(2)
+    shutil.rmtree(cell.trail / "manifest")
+    if not has_files:
+        shutil.rmtree(cell.trail / "events")
+    file = cell.trail / "cells" / f"{CELL}.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(told | {"retired_sequence": 10**9}), encoding="utf-8")
+    with capture_logs() as logs:
+        cell.restart()
+    assert [each["event"] for each in logs if each["log_level"] in {"error", "critical"}] == ["trail_unexpected"]
+    cell.emit(1)
+    assert cell.exporter.flush() == 15
+    assert cell.numbers() == list(range(5 if has_files else 13, 16))
+    cell.check_outbox()
