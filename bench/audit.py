@@ -65,12 +65,9 @@ def _command_of_duckdb(trail: Path, out: Path) -> list[str]:
 
 
 def _command(trail: Path, out: Path) -> list[str]:
-    import pyspark
-
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    options = ["--master", f"local[{CORES}]", "--driver-memory", DRIVER_MEMORY]
-    job = [str(ROOT / "spark_audit" / "__main__.py"), "run", "--trail", str(trail), "--out", str(out)]
-    return [str(submit), *options, *job]
+    options = ["--engine", "spark", "--master", f"local[{CORES}]", "--driver-memory", DRIVER_MEMORY, "--no-snapshot"]
+    job = ["audit", "run", "--trail", str(trail), "--out", str(out), *options]
+    return [sys.executable, "-m", "dmq", *job]
 
 
 def _watched(command: Sequence[str]) -> _Run:

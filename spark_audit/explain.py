@@ -17,10 +17,11 @@ from spark_audit.report import text
 from spark_audit.report.message import words
 from spark_audit.report.message.files import Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
 from spark_audit.report.message.verdict import Judge
+from spark_audit.undone import TAIL_LOST, Undone, undone_of
 
 FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is what ends with a traceback
 GRACE_MS = 120_000
-_CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "TAIL_LOST")
+_CONTEXT = ("GAP", "SUBSCRIBED", "RESET", TAIL_LOST)
 
 
 def main(
@@ -56,47 +57,61 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
     found = files.rows(files.files, "message_id", ids, "looking for the id")
     home = sorted({row["cell"] for row in found})
     topics = sorted({str(row["topic"]) for row in found if row["topic"] is not None})
+    looked_at = [file for file in files.files if file.cell in (home or cells)]
+    context = files.rows(looked_at, "kind", pa.array(_CONTEXT, pa.string()), "looking for gaps and groups")
+    undone = undone_of(context)
     # without an event a snapshot may still hold it, and then that is all there is
     shots = {
         cell: shot
         for cell in home or cells
-        if (shot := files.snapshot(cell, ids, topics)) is not None and (home or shot.entries)
+        if (shot := files.snapshot(cell, ids, topics, undone)) is not None and (home or shot.entries)
     }
-    at_home = [file for file in files.files if file.cell in home]
-    context = files.rows(at_home, "kind", pa.array(_CONTEXT, pa.string()), "looking for gaps and groups")
     gaps = [*(gap for cell in home for gap in files.gaps(cell)), *_told_gaps(context)]
     as_of_ms = {cell: files.last_at_ms(cell) for cell in home}
-    judge = Judge(shots=shots, gaps=gaps, context=context, as_of_ms=as_of_ms, grace_ms=grace_ms)
+    standing = _standing(context, undone)
+    judge = Judge(shots=shots, gaps=gaps, context=standing, as_of_ms=as_of_ms, grace_ms=grace_ms)
+    left = _standing(found, undone)
+    gone = [row for row in found if row["cell"] not in {each["cell"] for each in left}]
     return {
         "message_id": message_id,
         "found": bool(found or shots),
         "searched": {"cells": cells, "files": len(files.files), "unreadable": sorted(set(files.unreadable))},
         "events": [
-            {**row, "message_id": unpacked(row["message_id"]), "words": words.event_in_words(row)}
+            {
+                **row,
+                "message_id": unpacked(row["message_id"]),
+                "words": words.event_in_words(row),
+                "is_undone": _is_undone(row, undone),
+            }
             for row in _by_time(found)
         ],
         "gaps": [asdict(gap) for gap in judge.gaps_that_matter(found)],
         "snapshots": [_held(shot) for shot in shots.values()],
-        "outcomes": [asdict(outcome) for outcome in judge.outcomes(found)],
+        "outcomes": [asdict(outcome) for outcome in (*judge.outcomes(left), *judge.undone(gone))],
     }
+
+
+def _is_undone(row: Row, undone: Sequence[Undone]) -> bool:
+    return any(each.has(row["cell"], row["sequence"]) for each in undone)
+
+
+def _standing(rows: Sequence[Row], undone: Sequence[Undone]) -> list[Row]:
+    """Return the rows that tell of what a store did not forget."""
+    return [row for row in rows if not _is_undone(row, undone)]
 
 
 def _told_gaps(context: Sequence[Row]) -> list[Gap]:
-    """Gaps that the trail itself tells of: events dropped before export, and a store that lost its end."""
-    whys = {
-        "GAP": "dropped before export, to keep a bound",
-        "TAIL_LOST": "the store lost its own end: what these tell of is not in it",
-    }
+    """Gaps that the trail itself tells of: events dropped before export."""
     return [
         Gap(
             cell=row["cell"],
             first=row["detail"],
             last=row["detail"] + (row["due_ms"] or 1) - 1,
-            why=whys[row["kind"]],
+            why="dropped before export, to keep a bound",
             before_ms=row["at_ms"],
         )
         for row in context
-        if row["kind"] in whys and row["detail"] is not None
+        if row["kind"] == "GAP" and row["detail"] is not None
     ]
 
 
@@ -141,7 +156,8 @@ def _timeline(told: dict[str, Any]) -> Iterator[str]:
         for gap in [gap for gap in gaps if gap["cell"] == event["cell"] and gap["first"] <= event["sequence"]]:
             gaps.remove(gap)
             yield _gap_line(gap)
-        yield f"{text.utc(event['at_ms']).removesuffix(' UTC'):<23}  {event['words']}"
+        undone = " - UNDONE: the store was put back to before this" if event["is_undone"] else ""
+        yield f"{text.utc(event['at_ms']).removesuffix(' UTC'):<23}  {event['words']}{undone}"
         topic = event["topic"] or "no topic"
         yield (
             f"{'':25}{topic}; {event['kind']}, cell {event['cell']}, run {event['boot']}, "

@@ -183,6 +183,7 @@ SEVERITY: Final = {
     "EARLY": "late",
     "LATE": "late",
     "OVERDUE": "late",
+    "PUT_BACK": "notice",
     "UNCHAINED": "notice",
     "UNKNOWN_KIND": "notice",
 }

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from spark_audit.frames.table import Engine, Table
@@ -20,7 +20,9 @@ from spark_audit.schema import ENTRIES, EVENTS, PROGRESS, QUEUES, ROWS, TRAIL_VE
 
 _EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2})/([0-9]{20})-([0-9]{20})\.parquet)$")
 _MANIFEST_PATH = re.compile(r"manifest/cell=([^/]+)/[0-9-]{10}\.jsonl$")
-_SNAPSHOT_PATH = re.compile(r"snapshots/cell=([^/]+)/([0-9]{20})/manifest\.json$")
+_SNAPSHOT_PATH = re.compile(r"snapshots/cell=([^/]+)/([0-9]{20})/manifest\.json")
+
+CONTENTS: Final[Mapping[str, Fields]] = {"entries": ENTRIES, "progress": PROGRESS, "queues": QUEUES}  # of a snapshot
 
 
 class EventFile(NamedTuple):
@@ -48,21 +50,30 @@ class ManifestLine(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What ``cells/<cell>.json`` says; a cell without that file is taken for a daemon's."""
+    """What ``cells/<cell>.json`` says; a cell without that file is taken for a daemon's.
+
+    ``retired`` is held to what is there: see ``_held_to``. ``doubt`` is why less was retired than the file says.
+    """
 
     cell: str
     role: str
     retired: int
+    doubt: str = ""
 
 
 class Snapshot(NamedTuple):
-    """The head of a snapshot."""
+    """A snapshot: cell and sequence by its path, the rest by its head.
+
+    ``doubts`` are what contradicts its head: what it says of cell and sequence, and names of files.
+    """
 
     cell: str
     sequence: int
     taken_ms: int
     path: str  # relative to the trail
+    rows: dict[str, int]  # by table
     sha256: dict[str, str]
+    doubts: tuple[str, ...] = ()
 
 
 class Listing(NamedTuple):
@@ -94,14 +105,19 @@ def list_trail(engine: Engine, trail: str) -> Listing:
     wanted = [
         path
         for path, _ in paths
-        if _MANIFEST_PATH.search(path) or _SNAPSHOT_PATH.search(path) or re.fullmatch(r"cells/[^/]+\.json", path)
+        if _MANIFEST_PATH.search(path) or _SNAPSHOT_PATH.fullmatch(path) or re.fullmatch(r"cells/[^/]+\.json", path)
     ]
     texts = engine.texts(root, wanted)
     lines = [line for path in wanted if path.startswith("manifest/") for line in _manifest(path, texts[path])]
     cells = {cell.cell: cell for path in wanted if path.startswith("cells/") for cell in [_cell(path, texts[path])]}
-    snapshots = [_snapshot(path, texts[path]) for path in wanted if path.startswith("snapshots/")]
-    for name in {file.cell for file in files} - cells.keys():
+    sizes = dict(paths)
+    snapshots = [_snapshot(path, texts[path], sizes) for path in wanted if path.startswith("snapshots/")]
+    for name in {each.cell for found in (files, lines, snapshots) for each in found} - cells.keys():
         cells[name] = Cell(name, "daemon", 0)
+    for name, cell in cells.items():
+        if cell.retired:
+            own = [file for file in files if file.cell == name]
+            cells[name] = _held_to(cell, own, [line for line in lines if line.cell == name])
     return Listing(
         root,
         tuple(sorted(files)),
@@ -146,33 +162,72 @@ def _cell(path: str, text: str) -> Cell:
     with _fields(path):
         if value["role"] not in {"daemon", "spool"}:
             raise TrailError(f"{path}: role {value['role']!r} is not known")
+        if value["cell"] != unquote(path.rsplit("/", 1)[1].removesuffix(".json")):
+            raise TrailError(f"{path}: it is of another cell, {value['cell']!r}")
         return Cell(value["cell"], value["role"], int(value.get("retired_sequence", 0)))
 
 
-def _snapshot(path: str, text: str) -> Snapshot:
+def _held_to(cell: Cell, files: Sequence[EventFile], lines: Sequence[ManifestLine]) -> Cell:
+    """Return what retention can have removed: whole dates, the oldest events first, and never the newest.
+
+    No chain covers what the file of the cell says of it. It says so before it removes a date: one of which every file
+    is there is not removed yet, and is judged.
+    """
+    said = cell.retired
+    spans = [(each.first, each.last) for each in files] + [(each.first, each.last) for each in lines]
+    begins = min((first for first, _ in spans), default=said + 1)
+    before_all = min(said, begins - 1)
+    if not any(last > said for _, last in spans):
+        return cell._replace(retired=before_all, doubt=f"{said:,}, and nothing is there behind it")
+    removed = {_date_of(line.path) for line in lines if line.first <= said}
+    if halved := removed & {_date_of(line.path) for line in lines if line.last > said}:
+        return cell._replace(retired=before_all, doubt=f"{said:,}, which is inside of {min(halved)}")
+    there = {file.path for file in files}
+    gone = {_date_of(line.path) for line in lines if line.first <= said and line.path not in there}
+    begun = [line.last for line in lines if _date_of(line.path) in gone]
+    is_left = any(line.first <= said for line in lines)
+    return cell._replace(retired=max(begun, default=before_all if is_left else said))
+
+
+def _date_of(path: str) -> str:
+    found = _EVENTS_PATH.search(path)
+    return found[3] if found is not None else ""
+
+
+def _snapshot(path: str, text: str, sizes: Mapping[str, int]) -> Snapshot:
     value = _parse(path, text)
+    match = _SNAPSHOT_PATH.fullmatch(path)
+    assert match is not None
+    cell, sequence, where = unquote(match[1]), int(match[2]), path.removesuffix("/manifest.json")
     with _fields(path):
-        sha256 = {name: str(each["sha256"]) for name, each in value["files"].items()}
-        where = path.removesuffix("/manifest.json")
-        return Snapshot(value["cell"], int(value["sequence"]), int(value["taken_ms"]), where, sha256)
+        files = {name: (str(each["sha256"]), int(each["bytes"])) for name, each in value["files"].items()}
+        rows = {name: int(value[name]) for name in CONTENTS}
+        said = {"cell": value["cell"], "sequence": int(value["sequence"])}
+        taken_ms = int(value["taken_ms"])
+    is_its = {"cell": cell, "sequence": sequence}
+    doubts = [f"its head is of {name} {said[name]}" for name in is_its if said[name] != is_its[name]]
+    names = sorted({f"{name}.parquet" for name in CONTENTS} | files.keys())
+    doubts += [name for name in names if name not in files or sizes.get(f"{where}/{name}") != files[name][1]]
+    sha256 = {name: sha256 for name, (sha256, _) in files.items()}
+    return Snapshot(cell, sequence, taken_ms, where, rows, sha256, tuple(doubts))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def read_events(engine: Engine, listing: Listing, files: Iterable[EventFile]) -> Table:
-    """Return the rows of some files with their cell (columns of ``ROWS``), and ``path``: the URL of their file."""
+    """Return the rows of some files with their cell (columns of ``ROWS``), and the URL and name of their file."""
     chosen = list(files)
     rows = engine.read_parquet([listing.url(file.path) for file in chosen], EVENTS, [file.cell for file in chosen])
-    return rows.select(*(name for name, _ in ROWS), "path")
+    return rows.select(*(name for name, _ in ROWS), "path", "file_name")
 
 
 def read_contents(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot], name: str) -> Table:
-    """Return one table of some snapshots (``entries``, ``queues`` or ``progress``), with ``cell``."""
-    fields = {"entries": ENTRIES, "queues": QUEUES, "progress": PROGRESS}[name]
+    """Return one table of some snapshots (one of ``CONTENTS``), with ``cell``."""
+    fields = CONTENTS[name]
     urls = [listing.url(f"{each.path}/{name}.parquet") for each in snapshots]
     engine.check_schema(urls, fields)
-    return engine.read_parquet(urls, fields, [each.cell for each in snapshots]).drop("path")
+    return engine.read_parquet(urls, fields, [each.cell for each in snapshots]).drop("path", "file_name")
 
 
 def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Table:

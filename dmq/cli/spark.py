@@ -6,6 +6,7 @@ starts.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -34,8 +35,20 @@ MEANINGS = {
 }
 _MIB = 2**20
 _MEMORY_MAX = 4 * 1024 * _MIB
-# An audit of less is over before the second compiler has paid: a third of its processor time. The job's own bound, too.
-_SMALL_BYTES = 500_000
+# Java's collector and compilers by the bytes of a trail. The second compiler takes a third to a half of the time of two
+# processors: an audit of one or two million events is over before it has paid, and of more it gets the hottest only.
+# The first bound is the job's own for a small trail (``SMALL_BYTES``).
+_HOTTEST = (
+    "Tier4InvocationThreshold=100000",
+    "Tier4MinInvocationThreshold=20000",
+    "Tier4CompileThreshold=300000",
+    "Tier4BackEdgeThreshold=800000",
+)
+_JAVA: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (500_000, ("TieredStopAtLevel=1", "+UseSerialGC")),
+    (25_000_000, ("TieredStopAtLevel=1", "+UseParallelGC")),
+    (math.inf, ("+UseParallelGC", *_HOTTEST)),
+)
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 # Java's and Spark's own lines. What is none of these is the job's, and meant for who started it.
 _NOISE = re.compile(
@@ -139,7 +152,8 @@ def submit_command(
         else:
             options += ["--conf", each]
     if not any(_COLLECTOR.search(each) for each in java_options):  # Java starts with one only
-        java_options.append("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if _is_small(trail) else "-XX:+UseParallelGC")
+        size = _bytes_of(trail)
+        java_options += [f"-XX:{each}" for each in next(options for most, options in _JAVA if size <= most)]
     command = [str(spark.submit), "--master", master, "--driver-memory", memory]
     command += ["--driver-java-options", " ".join(java_options), *options]
     if not master.startswith("local"):
@@ -147,10 +161,10 @@ def submit_command(
     return [*command, str(launcher), "run", "--trail", trail, *arguments]
 
 
-def _is_small(trail: str) -> bool:
-    """Say whether a trail lies on this machine and holds little; of any other nothing is known before Java starts."""
+def _bytes_of(trail: str) -> float:
+    """Return how large a trail on this machine is; of any other nothing is known before Java starts."""
     folder = Path(trail)
-    return folder.is_dir() and sum(file.stat().st_size for file in folder.rglob("*.parquet")) <= _SMALL_BYTES
+    return sum(file.stat().st_size for file in folder.rglob("*.parquet")) if folder.is_dir() else math.inf
 
 
 def _zipped(package: Path, scratch: Path) -> Path:

@@ -16,7 +16,7 @@ import duckdb
 
 from spark_audit.frames.columns import Column, Dialect, Order, order_of
 from spark_audit.frames.local import check_types, read_texts, walk_folder
-from spark_audit.frames.table import Engine, How, Row, Table, name_of
+from spark_audit.frames.table import OF_A_FILE, Engine, How, Row, Table, name_of
 from spark_audit.schema import TRAIL_VERSION, Fields, TrailError
 
 _DIALECT = Dialect.DUCKDB
@@ -150,13 +150,19 @@ class DuckEngine(Engine):
     def read_parquet(self, urls: Sequence[str], fields: Fields, cells: Sequence[str]) -> DuckTable:
         names = tuple(name for name, _ in fields)
         if not urls:
-            return self.local_table([], (*fields, ("cell", "string"), ("path", "string")))
+            return self.local_table([], (*fields, *OF_A_FILE))
         by_cell: dict[str, list[str]] = {}
         for url, cell in zip(urls, cells, strict=True):
             by_cell.setdefault(cell, []).append(url)
         columns = ", ".join(f'"{name}"' for name in names)
+        added = [name for name, _ in OF_A_FILE if name not in names]
+
+        def of_a_file(cell: str) -> str:
+            made = {"cell": _value(cell), "path": "filename", "file_name": "parse_filename(filename)"}
+            return ", ".join(f"{made[name]} AS {name}" for name in added)
+
         parts = [
-            f"SELECT {columns}, {_value(cell)} AS cell, filename AS path "
+            f"SELECT {columns}, {of_a_file(cell)} "
             f"FROM read_parquet([{', '.join(map(_value, some))}], filename = true, hive_partitioning = false)"
             for cell, some in by_cell.items()
         ]
@@ -165,7 +171,7 @@ class DuckEngine(Engine):
             name = f"view_{self.new_name().removeprefix('kept_')}"
             self.run(f'CREATE TEMP VIEW "{name}" AS {sql}')
             sql = f'SELECT * FROM "{name}"'
-        return DuckTable(self, sql, (*names, "cell", "path"))
+        return DuckTable(self, sql, (*names, *added))
 
     def check_schema(self, urls: Sequence[str], fields: Fields) -> None:
         for url in urls:

@@ -147,9 +147,9 @@ def text_of(operand: Operand, begin: int) -> Column:
     return made(spark, _of(operand), duckdb=f"TRY(decode(from_hex(substr(hex({{0}}), {2 * begin - 1}))))")
 
 
-def regexp_extract(operand: Operand, pattern: str, group: int) -> Column:
-    """Return what a group of a pattern matched."""
-    return made("regexp_extract({0}, {1}, {2})", _of(operand), lit(pattern), lit(group))
+def left(operand: Operand, count: int) -> Column:
+    """Return so many characters of a text from its beginning."""
+    return made(f"left({{0}}, {count})", _of(operand))
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_audit.frames.columns import Column, Dialect, Order, order_of
 from spark_audit.frames.local import check_types, is_hidden, plain, read_texts, walk_folder
-from spark_audit.frames.table import Engine, How, Row, Table, name_of
+from spark_audit.frames.table import OF_A_FILE, Engine, How, Row, Table, name_of
 from spark_audit.schema import TRAIL_VERSION, Fields, TrailError
 from spark_audit.session import READ_ERRORS, is_small, set_for
 
@@ -142,16 +142,21 @@ class SparkEngine(Engine):
     def read_parquet(self, urls: Sequence[str], fields: Fields, cells: Sequence[str]) -> SparkTable:  # noqa: ARG002
         names = [name for name, _ in fields]
         if not urls:
-            return self.local_table([], (*fields, ("cell", "string"), ("path", "string")))
+            return self.local_table([], (*fields, *OF_A_FILE))
         schema = ", ".join(f"`{name}` {kind}" for name, kind in fields)
         reader = self.spark.read.schema(schema)
         has_cell = "/cell=" in urls[0]  # in what was read back from a cluster there is none
         if has_cell:
             reader = reader.option("basePath", re.sub(r"/cell=.*", "", urls[0]))
-        rows, cell = reader.parquet(*urls), "cell" if has_cell else "'' AS cell"
+        of_a_file = {
+            "cell": "cell" if has_cell else "'' AS cell",
+            "path": "_metadata.file_path AS path",
+            "file_name": "_metadata.file_name AS file_name",
+        }
+        added = [name for name in of_a_file if name not in names]
         quoted = [f"`{name}`" for name in names]
-        made = rows.selectExpr(*quoted, cell, "_metadata.file_path AS path")
-        return SparkTable(self, made, (*names, "cell", "path")).gathered()
+        made = reader.parquet(*urls).selectExpr(*quoted, *(of_a_file[name] for name in added))
+        return SparkTable(self, made, (*names, *added)).gathered()
 
     def check_schema(self, urls: Sequence[str], fields: Fields) -> None:
         jvm, conf = self._jvm, self._hadoop

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from spark_audit.frames.columns import Column, Order, col, lit, made
 from spark_audit.schema import Fields
 
 Row: TypeAlias = dict[str, Any]
+OF_A_FILE: Final[Fields] = (("cell", "string"), ("path", "string"), ("file_name", "string"))
 How: TypeAlias = Literal["inner", "left", "full", "left_semi", "left_anti"]
 
 
@@ -148,7 +149,7 @@ class Engine(ABC):
 
     @abstractmethod
     def read_parquet(self, urls: Sequence[str], fields: Fields, cells: Sequence[str]) -> Table:
-        """Read these columns of files, with ``cell`` (one for each file) and ``path``, their URL."""
+        """Read these columns of files, and what they lack of ``OF_A_FILE``: whose file, its URL and its name."""
 
     @abstractmethod
     def check_schema(self, urls: Sequence[str], fields: Fields) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.table import Engine, Row, Table, keep
@@ -14,15 +14,18 @@ from spark_audit.jobs.border import Border, look_at_border
 from spark_audit.jobs.health import CellState, Files, Finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, make_outcome
-from spark_audit.jobs.pipeline import Held, Judged, Known
+from spark_audit.jobs.pipeline import Held, Judged, Known, Scan
 from spark_audit.jobs.state import Facts, State, load_state, save_state
 from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
 from spark_audit.tables import EventFile, Listing, list_trail
-from spark_audit.transforms.findings import first_findings, with_history
+from spark_audit.transforms.findings import first_findings, join_findings, with_history
 from spark_audit.transforms.rows import is_fired, kind_in, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
+from spark_audit.transforms.undone import is_undone, undone_findings
+from spark_audit.undone import Undone, undone_of
 
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
+_OF_FILES = ("OPENED", "CLOSED", "GAP", "TAIL_LOST")  # what happened to the trail, whatever its store forgot
 _OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED)
 
 
@@ -99,14 +102,11 @@ def _audit(
     run.figures |= {"files": len(new), "bytes": sum(file.bytes for file in new)}
     run.done("files", sum(facts.rows for facts in found.facts.values()))
 
-    scan = pipeline.scan_rows(raw, options)
-    counts, rare = scan.counts, scan.rare
-    if kept is not None:
-        counts = keep(merge_counts(kept.counts, counts))
-        rare = keep(kept.rare.union(rare))
-    of_cells = rare.where(kind_in(*_OF_CELLS)).order_by("cell", "sequence").collect()
-    snapshots, of_snapshots = health.sound_snapshots(engine, listing, options)
+    told = _read_through(raw, options, kept)
+    scan, counts, rare, of_cells = told.scan, told.counts, told.rare, told.of_cells
+    snapshots, of_snapshots = health.sound_snapshots(engine, listing, told.undone, options)
     cells = health.cell_states(listing, files, of_cells, snapshots, options)
+    of_snapshots += health.vanished(listing, cells, snapshots)
     entry_min = {
         row["cell"]: row["first"] for row in counts.group_by("cell").agg(F.min_of("entry_min").alias("first")).collect()
     }
@@ -126,14 +126,19 @@ def _audit(
     rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, held, spools)
     judged: Judged | None = None
     if rows is not None:
-        table = pipeline.cells_table(engine, cells, entry_min, of_cells)
-        known = Known(subscriptions, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
+        table = pipeline.cells_table(engine, cells, entry_min, of_cells, options)
+        removals = pipeline.removals_of(engine, of_cells)
+        known = Known(subscriptions, removals, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)
     border = None
     if read_back is not None:
-        border = look_at_border(engine, scan.rows, cells, read_back, options)
+        border = look_at_border(engine, told.all_rows, cells, read_back, options)
         run.done("cluster", sum(row["sent"] for row in border.table))
-    outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border)
+    apart = [] if border is None else [(border.findings, border.rows)]
+    if told.undone:
+        apart.append(_look_at_undone(run, told, cells, held))
+    of_snapshots += health.put_back_findings(told.undone)
+    outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border, apart)
     if where is not None:
         facts = Facts(
             files=files,
@@ -148,6 +153,50 @@ def _audit(
         save_state(engine, where, options, kept, facts)
         run.done("state")
     return outcome
+
+
+class _Told(NamedTuple):
+    """What a pass over the new rows gave beside what was kept, without what a store forgot; and with that."""
+
+    scan: Scan
+    counts: Table
+    rare: Table
+    of_cells: list[Row]
+    undone: list[Undone]
+    all_rows: Table  # with letters
+    all_of_cells: list[Row]
+
+
+def _read_through(raw: Table, options: Options, kept: State | None) -> _Told:
+    """Count rows; of a trail whose store was put back, once more without what it forgot."""
+    scan = pipeline.scan_rows(raw, options)
+    counts, rare = scan.counts, scan.rare
+    if kept is not None:
+        counts = keep(merge_counts(kept.counts, counts))
+        rare = keep(kept.rare.union(rare))
+    of_cells = rare.where(kind_in(*_OF_CELLS)).order_by("cell", "sequence").collect()
+    undone = undone_of(of_cells)
+    if not undone:
+        return _Told(scan, counts, rare, of_cells, [], scan.rows, of_cells)
+    if kept is not None:
+        raise _StartOver("a store was put back to an earlier state")
+    standing = pipeline.scan_rows(raw.where(~is_undone(undone)), options)
+    of_files = rare.where(is_undone(undone) & kind_in(*_OF_FILES))
+    left = [
+        row
+        for row in of_cells
+        if row["kind"] in _OF_FILES or not any(each.has(row["cell"], row["sequence"]) for each in undone)
+    ]
+    return _Told(standing, standing.counts, standing.rare.union(of_files), left, undone, scan.rows, of_cells)
+
+
+def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: Held) -> tuple[Table, Table]:
+    """Return findings about messages that went with what a store forgot, and all that happened to these."""
+    forgotten = keep(told.all_rows.where(is_undone(told.undone)))
+    read = pipeline.subscriptions_of(run.engine, told.all_of_cells, cells, held)
+    found = keep(join_findings([undone_findings(forgotten, told.scan.rows, read)]))
+    run.done("undone", found.count())
+    return found, pipeline.keyed(forgotten, run.options)
 
 
 def _new_files(listing: Listing, kept: State | None) -> list[EventFile]:
@@ -246,8 +295,12 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
     tables_of: tuple[Table, Table, Table],
     judgement: tuple[Judged | None, Table | None],
     border: Border | None,
+    apart: Sequence[tuple[Table, Table]],
 ) -> Outcome:
-    """Make the ledgers and findings of what was judged; the tables are counts, sums and rare events."""
+    """Make the ledgers and findings of what was judged; the tables are counts, sums and rare events.
+
+    ``apart`` are findings about messages that were found by themselves, with all events of these.
+    """
     options = run.options
     counts, sums, rare = tables_of
     judged, rows = judgement
@@ -273,8 +326,9 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
     listed, by_kind = _messages_found(judged.findings if judged is not None else None, rows, options)
     if border is not None:
         tables["cluster"] = border.table
-        of_cluster, counted = _messages_found(border.findings, border.rows, options)
-        listed = [*listed, *of_cluster]
+    for findings, concerned in apart:
+        more, counted = _messages_found(findings, concerned, options)
+        listed = [*listed, *more]
         by_kind = Counter(by_kind) + Counter(counted)
     outcome = make_outcome(options, cells, health.watermark_of(cells), tables, own, listed, by_kind, run.figures)
     run.done("findings", outcome.report["findings"]["total"])

@@ -32,7 +32,7 @@ def look_at_border(engine: Engine, rows: Table, cells: Sequence[CellState], wher
         queues=read_back_table(engine, where, "queues", READ_QUEUES),
         cells=read_back_table(engine, where, "cells", READ_CELLS),
     )
-    broken = [each.cell for each in cells if each.gaps or each.retired]
+    broken = [each.cell for each in cells if each.gaps or each.undone or each.retired]
     compared = keep(compare(rows, read, broken, window_ms=options.window_ms))
     reasons = read.queues.where(F.col("why").is_not_null()).group_by("topic").agg(F.min_of("why").alias("why"))
     totals = border_totals(compared).join(reasons, on="topic", how="left").order_by("topic")

@@ -12,7 +12,16 @@ from spark_audit.frames.local import plain
 from spark_audit.frames.table import Engine, Row, Table
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EVENTS, SEVERITY
-from spark_audit.tables import EventFile, Listing, ManifestLine, Snapshot, read_events, read_sums
+from spark_audit.tables import (
+    CONTENTS,
+    EventFile,
+    Listing,
+    ManifestLine,
+    Snapshot,
+    read_contents,
+    read_events,
+    read_sums,
+)
 from spark_audit.transforms.integrity import (
     FileFacts,
     Gap,
@@ -22,6 +31,7 @@ from spark_audit.transforms.integrity import (
     once_each,
     repeated_in,
 )
+from spark_audit.undone import Undone, undone_of
 
 Finding = dict[str, Any]
 
@@ -62,6 +72,7 @@ class CellState(NamedTuple):
     snapshot: Snapshot | None
     gaps: tuple[Gap, ...]
     doubts: tuple[Gap, ...]  # what is in altered files is there, and proves nothing
+    undone: tuple[Undone, ...]  # is there, and counts for nothing
 
 
 def look_at_files(
@@ -144,10 +155,10 @@ def rows_of(engine: Engine, listing: Listing, files: Sequence[EventFile], found:
         for file in readable
         if file.path in overlapping or not found.facts[file.path].is_whole(file.first, file.last)
     ]
-    sound = read_events(engine, listing, [file for file in readable if file not in odd]).drop("path")
+    sound = _events_of(engine, listing, [file for file in readable if file not in odd])
     if not odd:
         return sound
-    rows = read_events(engine, listing, odd).drop("path")
+    rows = _events_of(engine, listing, odd)
     found.gaps += missing_in(rows, [(file.cell, file.first, file.last) for file in odd])
     for row in repeated_in(rows).order_by("cell", "sequence").collect():
         detail = f"sequence {row['sequence']}, {row['count']} times"
@@ -155,6 +166,10 @@ def rows_of(engine: Engine, listing: Listing, files: Sequence[EventFile], found:
         one = finding("RECORD_REPEATED", rule, row["cell"], detail)
         found.findings.append(one | {"severity": "notice"} if row["is_same"] else one)
     return sound.union(once_each(rows))
+
+
+def _events_of(engine: Engine, listing: Listing, files: Sequence[EventFile]) -> Table:
+    return read_events(engine, listing, files).drop("path", "file_name")
 
 
 def _overlapping(files: Iterable[EventFile]) -> set[str]:
@@ -187,7 +202,10 @@ def unproven(listing: Listing) -> list[Finding]:
 
     A writer that was killed leaves one file, its last, that is not listed yet.
     """
-    found = []
+    rule = "more is said to be retired than retention removes"
+    found = [
+        finding("UNPROVEN", rule, cell.cell, cell.doubt) for _, cell in sorted(listing.cells.items()) if cell.doubt
+    ]
     for cell in sorted({file.cell for file in listing.files}):
         retired = _retired(listing, cell)
         files = [file for file in listing.files if file.cell == cell and file.last > retired]
@@ -222,29 +240,59 @@ def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool)
     return found
 
 
-def sound_snapshots(engine: Engine, listing: Listing, options: Options) -> tuple[list[Snapshot], list[Finding]]:
-    """Return the newest snapshot of each cell that is what was written, and a finding for each that is not."""
+def sound_snapshots(
+    engine: Engine, listing: Listing, undone: Sequence[Undone], options: Options
+) -> tuple[list[Snapshot], list[Finding]]:
+    """Return the newest snapshot of each cell that is what was written, and a finding for each that is not.
+
+    Those of what a store forgot are none of it.
+    """
+    left: dict[str, list[Snapshot]] = {}
+    for snapshot in sorted(listing.snapshots, key=_sequence):
+        if not any(each.has(snapshot.cell, snapshot.sequence) for each in undone):
+            left.setdefault(snapshot.cell, []).append(snapshot)
     sound: list[Snapshot] = []
     found: list[Finding] = []
-    for cell in sorted({each.cell for each in listing.snapshots}):
-        for snapshot in sorted((each for each in listing.snapshots if each.cell == cell), key=_sequence, reverse=True):
-            altered = _altered_in(engine, listing, snapshot) if options.verify else []
-            if not altered:
+    while newest := [snapshots.pop() for snapshots in left.values() if snapshots]:
+        doubts = {each.cell: each.doubts for each in newest}
+        if options.verify:
+            doubts |= {each.cell: _altered_in(engine, listing, each) for each in newest if not each.doubts}
+        doubts |= _miscounted(engine, listing, [each for each in newest if not doubts[each.cell]])
+        for snapshot in newest:
+            if doubts[snapshot.cell]:
+                detail = f"{snapshot.path}: {', '.join(doubts[snapshot.cell])}"
+                found.append(finding("UNPROVEN", "the snapshot is not what was written", snapshot.cell, detail))
+            else:
                 sound.append(snapshot)
-                break
-            rule = "the snapshot is not what was written"
-            found.append(finding("UNPROVEN", rule, cell, f"{snapshot.path}: {', '.join(altered)}"))
+                left[snapshot.cell] = []
     return sound, found
 
 
-def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> list[str]:
+def _miscounted(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
+    """Return what the heads of snapshots, one of a cell, count otherwise than there is, by cell."""
+    if not snapshots:
+        return {}
+    counts = {
+        name: read_contents(engine, listing, snapshots, name).group_by("cell").agg(F.count_rows().alias("count"))
+        for name in CONTENTS
+    }
+    there = {(row["cell"], name): row["count"] for name, rows in engine.collect_all(counts).items() for row in rows}
+    found: dict[str, tuple[str, ...]] = {}
+    for each in snapshots:
+        rows = {name: there.get((each.cell, name), 0) for name in CONTENTS}
+        others = [f"{name} {count}" for name, count in rows.items() if each.rows[name] != count]
+        found[each.cell] = (f"its head counts others: {', '.join(others)}",) if others else ()
+    return found
+
+
+def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of a snapshot's files that are missing, or are not those that were written."""
-    names = sorted(snapshot.sha256)
+    names = tuple(sorted(snapshot.sha256))
     try:
         sums = engine.sums([listing.url(f"{snapshot.path}/{name}") for name in names])
     except engine.errors:
         return names
-    return [name for name, one in zip(names, sums, strict=True) if one != snapshot.sha256[name]]
+    return tuple(name for name, one in zip(names, sums, strict=True) if one != snapshot.sha256[name])
 
 
 def cell_states(
@@ -283,6 +331,7 @@ def cell_states(
                 snapshot=snapshot,
                 gaps=tuple(gaps),
                 doubts=tuple(_doubts(files, cell)),
+                undone=tuple(undone_of(own)),
             )
         )
     return states
@@ -304,12 +353,33 @@ def gap_findings(cells: Sequence[CellState]) -> list[Finding]:
     ]
 
 
+def put_back_findings(undone: Sequence[Undone]) -> list[Finding]:
+    """Return a finding for each time that a store forgot what it had done."""
+    return [
+        finding("PUT_BACK", "the store was put back", each.cell, f"sequences {each.first} to {each.last}")
+        for each in undone
+    ]
+
+
+def vanished(listing: Listing, cells: Sequence[CellState], snapshots: Sequence[Snapshot]) -> list[Finding]:
+    """Return a finding for each cell of which no file is left that can be read, though there were events."""
+    told = {cell.cell for cell in cells}
+    found = []
+    for name in sorted(listing.cells.keys() - told):
+        ends = [each.sequence for each in snapshots if each.cell == name]
+        ends += [line.last for line in listing.lines if line.cell == name]
+        upto = max(ends, default=0)
+        if upto > _retired(listing, name):
+            detail = f"sequences {_retired(listing, name) + 1} to {upto}"
+            found.append(finding("TRAIL_GAP", "no file of events is left", name, detail))
+    return found
+
+
 def _gaps(listing: Listing, files: Files, cell: str, events: Sequence[Row], snapshot: Snapshot | None) -> list[Gap]:
     told = [
-        Gap(cell, row["detail"], row["detail"] + row["due_ms"] - 1, why)
-        for kind, why in (("TAIL_LOST", "the store lost its end"), ("GAP", "dropped before export"))
+        Gap(cell, row["detail"], row["detail"] + row["due_ms"] - 1, "dropped before export")
         for row in events
-        if row["kind"] == kind and row["due_ms"] > 0
+        if row["kind"] == "GAP" and row["due_ms"] > 0
     ]
     names = {file.path for file in listing.files}
     missing = [

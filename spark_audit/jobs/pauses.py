@@ -35,6 +35,17 @@ def pauses_of(events: Iterable[Any]) -> dict[str, list[Pause]]:
     return found
 
 
+def joined(pauses: Iterable[Pause], *, within_ms: int) -> list[tuple[str, int, int]]:
+    """Return (topic, from, to) of when topics were kept back, whatever the reasons, with so short breaks left out."""
+    found: list[tuple[str, int, int]] = []
+    for topic, from_ms, to_ms, _ in sorted(pauses):
+        if found and found[-1][0] == topic and from_ms <= found[-1][2] + within_ms:
+            found[-1] = (topic, found[-1][1], max(found[-1][2], to_ms))
+        else:
+            found.append((topic, from_ms, to_ms))
+    return found
+
+
 def _take(pauses: list[Pause], topic: str, at_ms: int, word: str) -> None:
     why = SLOWED if word.startswith("deliver_rate=") else PAUSED
     begins = word == PAUSED or (why is SLOWED and word != "deliver_rate=0")

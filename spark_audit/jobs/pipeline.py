@@ -15,12 +15,12 @@ from spark_audit.frames import functions as F  # noqa: N812 - the name that Spar
 from spark_audit.frames.table import Engine, Row, Table, keep
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.pauses import pauses_of
+from spark_audit.jobs.pauses import joined, pauses_of
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
 from spark_audit.tables import Listing, read_contents
 from spark_audit.transforms.candidates import find_candidates
 from spark_audit.transforms.copies import copy_findings
-from spark_audit.transforms.entries import CELLS, accept_findings, entry_facts, entry_findings, judge_entries
+from spark_audit.transforms.entries import CELLS, REMOVALS, accept_findings, entry_facts, entry_findings, judge_entries
 from spark_audit.transforms.findings import join_findings
 from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
 from spark_audit.transforms.rows import key_of, kind_in, with_letters
@@ -66,6 +66,7 @@ class Known:
     """What verdicts are based on, beside a message's own events."""
 
     subscriptions: Table
+    removals: Table
     cells: Table
     held: Held
     ends: Table
@@ -151,13 +152,28 @@ def _begin(passes: list[_Pass], row: Row, after: int) -> None:
         passes.append(_Pass(offset, after_sequence=after))
 
 
-def cells_table(engine: Engine, cells: Sequence[CellState], entry_min: dict[str, int], rare: Sequence[Row]) -> Table:
+def removals_of(engine: Engine, rare: Sequence[Row]) -> Table:
+    """Return up to which event each topic was there that was removed."""
+    found: list[tuple[str, str, int, int, int]] = []
+    before: dict[tuple[str, str], int] = {}
+    for row in rare:  # by cell and sequence
+        if row["kind"] == "TOPIC_REMOVED":
+            key = row["cell"], row["topic"]
+            found.append((*key, before.get(key, 0), row["sequence"], row["at_ms"]))
+            before[key] = row["sequence"]
+    return engine.local_table(found, REMOVALS)
+
+
+def cells_table(
+    engine: Engine, cells: Sequence[CellState], entry_min: dict[str, int], rare: Sequence[Row], options: Options
+) -> Table:
     """Return what verdicts need to know of cells, a row each."""
     stepped: dict[str, list[int]] = {}
     for row in rare:
         if row["kind"] == CLOCK_CHANGED and _STEPPED_BACK in bytes(row["message_id"] or b""):
             stepped.setdefault(row["cell"], []).append(row["sequence"])
     pauses = pauses_of(rare)
+    kept_back = {cell: joined(own, within_ms=options.grace_ms) for cell, own in pauses.items()}
     return engine.local_table(
         [
             (
@@ -166,10 +182,12 @@ def cells_table(engine: Engine, cells: Sequence[CellState], entry_min: dict[str,
                 cell.retired > 0,
                 entry_min.get(cell.cell),
                 cell.snapshot.sequence if cell.snapshot else None,
+                cell.snapshot.taken_ms if cell.snapshot else None,
                 cell.is_silent,
                 [{"first": gap.first, "last": gap.last} for gap in (*cell.gaps, *cell.doubts)],
                 stepped.get(cell.cell, []),
                 [each._asdict() for each in pauses.get(cell.cell, [])],
+                [dict(zip(("topic", "from_ms", "to_ms"), each, strict=True)) for each in kept_back.get(cell.cell, [])],
             )
             for cell in cells
         ],
@@ -244,7 +262,7 @@ def judge(rows: Table, known: Known, options: Options) -> Judged:
     side = keep(open_side(rows, known.subscriptions))
     places = judge_places(place_facts(side), cells, held.queues, held.progress, known.ends)
     groups = keep(message_facts(side, places, waiting_copies(held.entries), cells))
-    accepts = keep(accept_findings(rows, cells, window_ms=options.window_ms))
+    accepts = keep(accept_findings(rows, cells, known.removals, window_ms=options.window_ms))
     findings = join_findings(
         [
             entry_findings(entries, late_after_ms=options.late_after_ms),

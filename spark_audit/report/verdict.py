@@ -25,6 +25,7 @@ _TOLD = (
     ("ILLEGAL", "impossible order", "impossible orders"),
     ("ORPHAN", "without a beginning", "without a beginning"),
     ("LEDGER", "ledger that does not add up", "ledgers that do not add up"),
+    ("PUT_BACK", "time that a store was put back", "times that a store was put back"),
 )
 
 

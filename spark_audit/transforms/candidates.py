@@ -19,6 +19,7 @@ from spark_audit.transforms.totals import is_equal
 _BEGINS = ("SCHEDULED", "REQUEUED")
 _ENDS = (*ENDS_OF_ENTRY, "SENT", "SEND_DEAD", "DROPPED")
 _LAST = (*ENDS_OF_ENTRY, "SENT", "DROPPED")
+_ORDERED = ("SCHEDULED", "QUEUED", *_ENDS)  # the end of a message is behind its beginning
 
 
 def find_candidates(
@@ -35,7 +36,7 @@ def find_candidates(
 
     ``sums`` are fingerprints; group events are only looked at in windows where those differ, not at all without.
     """
-    side = _entry_side(rows, bits, spools)
+    side = _entry_side(rows, late_after_ms, bits, spools)
     facts = side.group_by("key").agg(
         # Counts, and no sums: there is a group for each message, and DuckDB keeps 16 bytes of a sum.
         F.count_if(F.col("accepts") == 1).alias("accepts"),
@@ -46,6 +47,9 @@ def find_candidates(
         F.bit_xor("entry_mark").alias("entry_marks"),
         F.count_if(F.col("entry_sign") > 0).alias("begins"),
         F.count_if(F.col("entry_sign") < 0).alias("ends"),
+        F.count_if(F.col("half_sign") > 0).alias("halves"),
+        F.count_if(F.col("half_sign") < 0).alias("half_ends"),
+        F.count_if("is_odd").alias("odd"),
     )
     is_wrong = (
         (F.col("accepts") > 1)
@@ -54,11 +58,11 @@ def find_candidates(
         | (F.col("first_end") < F.col("first_accept"))
         | (F.col("begins") != F.col("ends"))
         | (F.col("entry_marks") != 0)
+        | (F.col("halves") != F.col("half_ends"))
+        | (F.col("odd") > 0)
     )
     found = facts.where(is_wrong).select("key")
     for others in (
-        _odd(rows, late_after_ms, bits),
-        _transactions(rows, bits),
         copy_facts(rows).where(is_odd_copy()).select(_key(bits)),
         _strays(rows, subscriptions, unnamed, bits),
     ):
@@ -76,37 +80,32 @@ def _weight(*columns: str | Column) -> Column:
     return F.shift_right(F.hash64(*columns), 24)
 
 
-def _entry_side(rows: Table, bits: int, spools: Sequence[str]) -> Table:
-    """Beginnings and ends of entries, of daemons and spools, and what is accepted with a transaction."""
-    own = rows.where(kind_in(*_BEGINS, *_ENDS, "QUEUED", COMMITTED) & ~F.col("is_letter"))
+def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str]) -> Table:
+    """Beginnings and ends of entries, of daemons and spools, and of half messages; what is accepted with these.
+
+    One pass for all of them: Spark reads the trail anew for each.
+    """
+    told = (*_BEGINS, *_ENDS, "QUEUED", RESCHEDULED, HALF, *ENDS_OF_TRANSACTION)
+    own = rows.where(kind_in(*dict.fromkeys(told)) & ~F.col("is_letter"))
     sign = F.when(kind_in(*_BEGINS), 1).when(kind_in(*_ENDS), -1).otherwise(0)
+    half_sign = F.when(kind_in(HALF), 1).when(kind_in(*ENDS_OF_TRANSACTION), -1).otherwise(0)
     # A daemon says of an end which time was set last; a spool says when it is due next, and its entry has another
     # number whenever it waits again.
     is_of_spool = F.col("cell").isin(*spools, "")
     mark = F.when(is_of_spool, F.hash64("cell")).otherwise(F.hash64("cell", "entry", "due_ms"))
+    lateness = F.col("at_ms") - F.col("due_ms")
+    is_odd = kind_in(RESCHEDULED) | (kind_in("DELIVERED") & ((lateness > late_after_ms) | (lateness < 0)))
     return own.select(
         _key(bits),
         F.when(kind_in("SCHEDULED", "QUEUED"), 1).otherwise(0).alias("accepts"),
         F.when(kind_in(*_LAST), 1).otherwise(0).alias("lasts"),
         F.when(kind_in(COMMITTED), 1).otherwise(0).alias("commits"),
-        F.when(~kind_in("REQUEUED", COMMITTED), F.col("sequence")).alias("sequence"),
+        F.when(kind_in(*_ORDERED), F.col("sequence")).alias("sequence"),
         F.when(sign == 0, 0).otherwise(mark).alias("entry_mark"),
         sign.alias("entry_sign"),
+        half_sign.alias("half_sign"),
+        is_odd.alias("is_odd"),  # late or early, or waits until another time than at first
     )
-
-
-def _odd(rows: Table, late_after_ms: int, bits: int) -> Table:
-    """Return messages that were delivered late or early, or wait until another time than at first."""
-    lateness = F.col("at_ms") - F.col("due_ms")
-    is_odd = (F.col("kind") == "DELIVERED") & ((lateness > late_after_ms) | (lateness < 0))
-    return rows.where((is_odd | kind_in(RESCHEDULED)) & ~F.col("is_letter")).select(_key(bits))
-
-
-def _transactions(rows: Table, bits: int) -> Table:
-    """Return half messages that have not one end."""
-    own = rows.where(kind_in(HALF, *ENDS_OF_TRANSACTION) & ~F.col("is_letter"))
-    sign = F.when(kind_in(HALF), 1).otherwise(-1)
-    return own.group_by(_key(bits)).agg(F.sum_of(sign).alias("sum")).where(F.col("sum") != 0).select("key")
 
 
 def _key(bits: int) -> Column:

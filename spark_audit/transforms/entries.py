@@ -18,10 +18,20 @@ CELLS: Fields = (
     ("is_retired", "boolean"),
     ("entry_min", "bigint"),
     ("snapshot", "bigint"),
+    ("snapshot_ms", "bigint"),
     ("is_silent", "boolean"),
     ("gaps", "array<struct<first: bigint, last: bigint>>"),
     ("steps_back", "array<bigint>"),
     ("pauses", "array<struct<topic: string, from_ms: bigint, to_ms: bigint, why: string>>"),
+    ("kept_back", "array<struct<topic: string, from_ms: bigint, to_ms: bigint>>"),
+)
+# Up to which event of its cell a topic was there, if it was removed: a row per removal.
+REMOVALS: Fields = (
+    ("r_cell", "string"),
+    ("r_topic", "string"),
+    ("r_after_sequence", "bigint"),
+    ("r_to_sequence", "bigint"),
+    ("r_to_ms", "bigint"),
 )
 _OPEN = ("SCHEDULED", RESCHEDULED, "REQUEUED", "SEND_FAILED")
 _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
@@ -98,6 +108,16 @@ def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: 
     # by the snapshot it was put off, or given up: what says so may lie in a gap
     has_gone_on = (F.col("held_until_ms") > F.col("due_ms")) | (F.col("held_as") == "DEAD")
     is_excused = has_gone_on & has_gap(F.col("from_sequence"), F.col("snapshot"))
+    # it fell due behind the snapshot, which could not say HELD yet, and its topic keeps it back since then
+    is_kept_back = (F.col("snapshot_ms") < F.col("due_ms") + grace_ms) & F.exists(
+        "kept_back",
+        lambda each: (
+            (each["topic"] == F.col("topic"))
+            & (each["from_ms"] <= F.col("due_ms") + grace_ms)
+            & (each["to_ms"] >= watermark_ms - grace_ms)
+        ),
+    )
+    is_overdue = ~F.col("held_as").isin("PARKED", "HELD") & ~F.coalesce(is_kept_back, F.lit(False))
     is_held, is_stranded = F.col("held_as").is_not_null(), F.coalesce("is_stranded", F.lit(False))
     # a directory that another spool took over: its entries go on there
     newer = Window.of("topic", "message_id", "role")
@@ -110,9 +130,7 @@ def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: 
         .when(seen & is_stranded, _say("lost", "stranded in the store"))
         .when(F.col("is_silent"), _say("inconclusive", "silent cell"))
         .when(seen & is_late & is_excused, _say("inconclusive", "gap"))
-        .when(
-            seen & is_late & ~F.col("held_as").isin("PARKED", "HELD"), _say("overdue", "in the snapshot after its time")
-        )
+        .when(seen & is_late & is_overdue, _say("overdue", "in the snapshot after its time"))
         .when(~F.coalesce(seen, F.lit(False)) & is_late, _say("inconclusive", "no snapshot"))
         .otherwise(_say("pending", ""))
     )
@@ -186,27 +204,60 @@ def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
     return _spread(judged, found)
 
 
-def accept_findings(rows: Table, cells: Table, *, window_ms: int) -> Table:
-    """Return messages that daemons accepted more than once, with ``extra``: how often too much."""
+def accept_findings(rows: Table, cells: Table, removals: Table, *, window_ms: int) -> Table:
+    """Return messages that daemons accepted more than once, with ``extra``: how often too much.
+
+    Once more is too much while the topic of an earlier acceptance is there: one that is made anew is another topic.
+    """
+    place = ["topic", "message_id"]
     daemons = F.broadcast(cells.where(F.col("role") == "daemon").select("cell"))
     accepts = rows.where(kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
     accepts = accepts.join(daemons, on="cell", how="left_semi")
+    again = accepts.group_by(*place).agg(F.count_rows().alias("count")).where(F.col("count") > 1)
+    accepts = gathered(accepts.join(again.drop("count"), on=place, how="left_semi"))
+    is_before = (F.col("sequence") < F.col("r_to_sequence")) & (F.col("sequence") > F.col("r_after_sequence"))
+    is_its = (F.col("cell") == F.col("r_cell")) & (F.col("topic") == F.col("r_topic")) & is_before
     order = F.struct("at_ms", "cell", "sequence")
     window_of = F.when(F.col("kind") == "SCHEDULED", F.col("due_ms")).otherwise(F.col("at_ms"))
-    facts = accepts.group_by("topic", "message_id").agg(
-        F.count_rows().alias("count"),
-        F.count_distinct("cell").alias("cells"),
-        F.max_by("cell", order).alias("cell"),
-        F.max_by("entry", order).alias("entry"),
-        F.max_by("due_ms", order).alias("due_ms"),
-        F.min_by(window_of, order).alias("basis_ms"),
+    lives = (
+        accepts.join(F.broadcast(removals), on=is_its, how="left")
+        .group_by(*place, "cell", "r_to_sequence")
+        .agg(
+            F.count_rows().alias("count"),
+            F.min_of("at_ms").alias("from_ms"),
+            F.coalesce(F.max_of("r_to_ms"), F.lit(2**62)).alias("to_ms"),
+            F.max_of(order).alias("last"),
+            F.max_by("entry", order).alias("entry"),
+            F.max_by("due_ms", order).alias("due_ms"),
+            F.min_of(order).alias("first"),
+            F.min_by(window_of, order).alias("basis_ms"),
+        )
     )
-    twice = facts.where(F.col("count") > 1)
-    detail = F.concat(F.col("count").cast("string"), F.lit(" times, in cells: "), F.col("cells").cast("string"))
-    return twice.select(
+    all_lives = lives.group_by(*place).agg(F.collect_set(F.struct("cell", "from_ms", "to_ms")).alias("lives"))
+
+    def is_beside(other: Column) -> Column:
+        is_same_time = (other["from_ms"] == F.col("from_ms")) & (other["cell"] < F.col("cell"))
+        is_earlier = (other["from_ms"] < F.col("from_ms")) | is_same_time
+        return (other["cell"] != F.col("cell")) & is_earlier & (other["to_ms"] > F.col("from_ms"))
+
+    facts = (
+        lives.join(all_lives, on=place)
+        .with_column("elsewhere", F.exists("lives", is_beside).cast("int"))
+        .group_by(*place)
+        .agg(
+            F.sum_of(F.col("count") - 1 + F.col("elsewhere")).alias("extra"),
+            F.sum_of("elsewhere").alias("elsewhere"),
+            F.max_by("cell", "last").alias("cell"),
+            F.max_by("entry", "last").alias("entry"),
+            F.max_by("due_ms", "last").alias("due_ms"),
+            F.min_by("basis_ms", "first").alias("basis_ms"),
+        )
+    )
+    counts = [(F.col(name) + 1).cast("string") for name in ("extra", "elsewhere")]
+    return facts.where(F.col("extra") > 0).select(
         F.lit("DUPLICATE_ACCEPT").alias("kind"),
-        F.when(F.col("cells") > 1, F.lit("in more than one cell")).otherwise(F.lit("in one cell")).alias("rule"),
-        detail.alias("detail"),
+        F.when(F.col("elsewhere") > 0, F.lit("in more than one cell")).otherwise(F.lit("in one cell")).alias("rule"),
+        F.concat(counts[0], F.lit(" times, in cells: "), counts[1]).alias("detail"),
         "cell",
         "topic",
         F.lit(None).cast("string").alias("group"),
@@ -214,7 +265,7 @@ def accept_findings(rows: Table, cells: Table, *, window_ms: int) -> Table:
         "entry",
         "due_ms",
         floor_to(F.col("basis_ms"), window_ms).alias("window_start_ms"),
-        (F.col("count") - 1).alias("extra"),
+        "extra",
     )
 
 

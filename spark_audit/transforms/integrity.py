@@ -10,6 +10,8 @@ from spark_audit.frames.columns import Window
 from spark_audit.frames.table import Table
 from spark_audit.schema import ROWS
 
+_SEQUENCE_DIGITS = 20  # of the first one, which a file's name begins with
+
 
 class FileFacts(NamedTuple):
     """What is in one file, summed up."""
@@ -42,11 +44,11 @@ class Gap(NamedTuple):
 
 
 def file_facts(rows: Table) -> list[FileFacts]:
-    """Sum up each file of ``rows`` (with ``path``)."""
-    name = F.regexp_extract("path", r"([0-9]{20})-[0-9]{20}\.parquet$", 1).cast("bigint")
-    distance = F.col("sequence") - F.col("name")
+    """Sum up each file of ``rows`` (with ``path`` and ``file_name``)."""
+    first = F.left("file_name", _SEQUENCE_DIGITS).cast("bigint")
+    distance = F.col("sequence") - F.col("from")
     facts = (
-        rows.select("path", "sequence", "at_ms", name.alias("name"))
+        rows.select("path", "sequence", "at_ms", first.alias("from"))
         .group_by("path")
         .agg(
             F.count_rows().alias("rows"),

@@ -263,15 +263,25 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
         assert spark.arguments[spark.arguments.index("run") :] == ["run", *base, *more]
 
 
-def test_a_long_trail_gets_the_collector_and_the_compilers_that_pay(spark: FakeSpark, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        (500_000, ["TieredStopAtLevel=1", "+UseSerialGC"]),
+        (500_001, ["TieredStopAtLevel=1", "+UseParallelGC"]),
+        (25_000_001, ["+UseParallelGC", "Tier4InvocationThreshold=100000"]),
+    ],
+)
+def test_a_trail_gets_the_collector_and_the_compilers_that_pay(
+    spark: FakeSpark, tmp_path: Path, size: int, first: list[str]
+) -> None:
     """Java is set for a short life only where the trail is known to be small."""
     (tmp_path / "trail").mkdir()
-    with (tmp_path / "trail" / "long.parquet").open("wb") as file:
-        file.truncate(500_001)
+    with (tmp_path / "trail" / "some.parquet").open("wb") as file:
+        file.truncate(size)
     base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
     assert dmq("audit", "run", *ON_SPARK, *base, env=spark.env).returncode == 0
     options = spark.arguments[spark.arguments.index("--driver-java-options") + 1]
-    assert re.findall(r"-XX:\S+", options) == ["-XX:+UseParallelGC"]
+    assert re.findall(r"-XX:(\S+)", options)[:2] == first
 
 
 def test_a_garbage_collector_that_is_asked_for_is_the_only_one(spark: FakeSpark, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -279,3 +280,43 @@ def forward(client: WireClient, group: str, count: int) -> None:
             )
             assert client.ask("ForwardMessageToDeadLetterQueue", request).status.code == public.OK
             given_up += 1
+
+
+def test_a_restored_backup_leaves_a_clean_trail(engine: Engine, tmp_path: Path) -> None:
+    """What it delivers and acknowledges once more is no duplicate; what was sent since the backup is named."""
+    data, older, backup = tmp_path / "data", tmp_path / "older", tmp_path / "backup"
+    with Daemon(data, env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon, WireClient(daemon.address) as client:
+        client.receive(RESET, GROUP)
+        for number in range(20):
+            due_ms = round(time.time() * 1000) + 500 if number % 2 else 0
+            assert client.send(a_message(RESET, f"before-{number}", deliver_at_ms=due_ms)).status.code == public.OK
+        assert run_command("store", "backup", str(backup), "--address", daemon.address).returncode == 0
+        finish(client, 20)
+        for number in range(5):
+            assert client.send(a_message(RESET, f"after-{number}")).status.code == public.OK
+        finish(client, 2)
+        daemon.stop()
+        data.rename(older)
+        shutil.copytree(backup, data)
+        (older / "trail").rename(data / "trail")
+        daemon.restart()
+        finish(client, 20)
+        assert client.send(a_message(RESET, "after-4")).status.code == public.OK
+        daemon.stop()
+    outcome = run_audit(engine, str(data / "trail"), Options())
+    gone = {each["message_id"] for each in outcome.findings if each["kind"] == "INCONCLUSIVE"}
+    assert {each["kind"] for each in outcome.findings} == {"INCONCLUSIVE", "PUT_BACK"}
+    assert gone < {f"after-{number}" for number in range(4)}
+    assert len(gone) >= 2
+    (row,) = (row for row in outcome.report["fired"] if row["topic"] == RESET)
+    assert (row["fired"], row["acked"], row["unread"]) == (21, 20, 1)
+
+
+def finish(client: WireClient, count: int) -> None:
+    """Receive and acknowledge so many messages."""
+    done = 0
+    while done < count:
+        found = client.receive(RESET, GROUP, batch=min(16, count - done), wait_s=2)
+        assert found
+        client.ack(RESET, GROUP, found)
+        done += len(found)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
+from support.read_back import Lies, Range, write_read_back
 from support.trail_damage import DAMAGERS
 from support.trail_disagreements import DISAGREEMENTS
 from support.trail_forge import forge
-from support.trail_hand import Hand
+from support.trail_hand import TOPIC, Hand
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS
 
 from spark_audit.frames.duck import DuckEngine
@@ -33,11 +34,11 @@ def engines(spark: SparkSession) -> Iterator[Mapping[str, Engine]]:
         yield {"duckdb": duckdb, "spark": SparkEngine(spark)}
 
 
-def audited(engines: Mapping[str, Engine], trail: Path, out: Path) -> int:
+def audited(engines: Mapping[str, Engine], trail: Path, out: Path, read_back: Path | None = None) -> int:
     """Audit a trail with both; fail unless all that they write is the same. Return the exit code."""
     codes = set()
     for name, engine in engines.items():
-        outcome = run_audit(engine, str(trail), Options())
+        outcome = run_audit(engine, str(trail), Options(), read_back=None if read_back is None else str(read_back))
         write_outcome(outcome, out / name)
         codes.add(outcome.exit_code)
     for name in COMPARED:
@@ -69,3 +70,18 @@ def test_of_a_trail_that_lies_and_is_damaged(engines: Mapping[str, Engine], tmp_
         write(hand)
         hand.end(620_000)
     assert audited(engines, trail, tmp_path / "out") == 40
+
+
+def test_of_what_was_read_back(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+    """One message is where it was said to be, and one is lost."""
+    hand = Hand(tmp_path / "trail")
+    for number in range(2):
+        hand.queued(number, number)
+        hand.of_group("FORWARDED", number, at_ms=1, attempt=1, detail=number)
+    before = hand.sequence
+    hand.end(1_000)
+    there = [Lies(TOPIC, 0, 0, hand.id_of(0)), Lies(TOPIC, 0, 1, hand.id_of(9))]
+    write_read_back(tmp_path / "cluster", there, [Range(TOPIC, 0, 0, 2, 2)], {"one": before})
+    audited(engines, tmp_path / "trail", tmp_path / "out", tmp_path / "cluster")
+    findings = (tmp_path / "out" / "spark" / "findings.csv").read_text(encoding="utf-8").splitlines()
+    assert [("message-1" in each) for each in findings if "rules it out" in each] == [True]

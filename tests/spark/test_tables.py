@@ -61,6 +61,10 @@ def test_a_line_without_its_end_is_not_there_yet(engine: Engine, trail: Path) ->
         (lambda trail: (trail / "cells" / "daemon-0.json").write_text("{"), "not JSON"),
         (lambda trail: (trail / "cells" / "daemon-0.json").write_text('{"version": 1}'), "a field is missing"),
         (
+            lambda trail: shutil.copy(trail / "cells" / "daemon-1.json", trail / "cells" / "daemon-0.json"),
+            "of another cell",
+        ),
+        (
             lambda trail: files_of(trail, "daemon-0")[0].rename(files_of(trail, "daemon-0")[0].parent / "x.parquet"),
             "not named",
         ),

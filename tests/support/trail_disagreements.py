@@ -61,4 +61,46 @@ def transactions(hand: Hand) -> None:
     hand.snapshot([hand.held(6, 20_000, "TRANSACTION")])
 
 
-DISAGREEMENTS = (other_times, other_places, other_copies, transactions)
+def kept_back(hand: Hand) -> None:
+    """Change topics after their messages are in a snapshot, which is taken at 0, and before or after these are due."""
+    names = ("paused", "slowed", "in turns", "gone on", "paused too late", "due before the snapshot")
+    held = []
+    for number, name in enumerate(names):
+        due_ms, topic = -200_000 if name == names[-1] else 100_000, name + hand.of
+        ids: dict[str, Any] = {"topic": topic, "entry": number, "message_id": hand.id_of(number)}
+        hand.add("SCHEDULED", 0, due_ms=START_MS + due_ms, **ids)
+        held.append(hand.held(number, due_ms, topic=topic))
+    hand.snapshot(held)
+    for name, at_ms, what in (
+        ("due before the snapshot", -100_000, "paused"),
+        ("paused", 50_000, "paused"),
+        ("slowed", 50_000, "deliver_rate=1"),
+        ("in turns", 50_000, "paused"),
+        ("gone on", 50_000, "paused"),
+        ("in turns", 300_000, "resumed"),
+        ("gone on", 300_000, "resumed"),
+        ("in turns", 310_000, "deliver_rate=5"),
+        ("paused too late", 400_000, "paused"),
+    ):
+        hand.add("TOPIC_CHANGED", at_ms, topic=name + hand.of, message_id=b"\0" + what.encode())
+
+
+def made_anew(hand: Hand) -> None:
+    """Accept messages before and after the topic is removed, some of them twice there; the clock is set back then."""
+
+    def accept(number: int, entry: int, at_ms: int) -> None:
+        ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(number)}
+        hand.add("SCHEDULED", at_ms, **ids, due_ms=START_MS + 900_000)
+
+    before, after = (1, 2, 2, 4), (1, 3, 3, 4, 4)
+    for entry, number in enumerate(before):
+        accept(number, entry, 100)
+    hand.add("TOPIC_REMOVED", 150, topic=hand.topic)
+    for entry, number in enumerate(before):
+        ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(number)}
+        hand.add("RECALLED", 160, **ids, due_ms=START_MS + 900_000)
+    for entry, number in enumerate(after, start=len(before)):
+        accept(number, entry, 120)
+
+
+DISAGREEMENTS = (other_times, other_places, other_copies, transactions, kept_back, made_anew)

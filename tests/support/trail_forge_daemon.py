@@ -174,7 +174,8 @@ class ForgedDaemon(ForgedCell):
         queue = self.queues[topic, name if queue_id == LANE else None, queue_id]
         start = max(progress.floor, queue.first, progress.cursor or 0)
         for offset in range(start, len(queue.items)):
-            if offset not in progress.done and offset not in progress.hidden:
+            # the floor rises in this loop, over what was filtered, and what is below it is in ``done`` no more
+            if offset >= progress.floor and offset not in progress.done and offset not in progress.hidden:
                 self._hand_out(queue.items[offset].ways[name])
         progress.cursor = len(queue.items)
 

@@ -320,6 +320,30 @@ def test_a_gap_makes_a_loss_inconclusive(tmp_path: Path) -> None:
     assert outcomes(tmp_path) == [(None, "inconclusive")]
 
 
+def put_back(sequence: int, to: int) -> Row:
+    return event(sequence, "TAIL_LOST", detail=to, due_ms=sequence - to, message_id=None, topic=None)
+
+
+def test_what_a_store_forgot_counts_for_nothing(tmp_path: Path) -> None:
+    """It was delivered, and the store was put back to before that: it waits, whatever a snapshot of then says."""
+    write(tmp_path, SCHEDULED, DELIVERED, put_back(3, to=2), OTHER)
+    snapshot(tmp_path, 1, [HELD | {"is_stranded": False}])
+    snapshot(tmp_path, 2)
+    assert outcomes(tmp_path) == [(None, "pending")]
+    assert said(tmp_path).count("UNDONE") == 1
+    assert "GAP" not in said(tmp_path)
+
+
+def test_what_went_with_what_a_store_forgot_is_told(tmp_path: Path) -> None:
+    """It was accepted after the backup to which the store was put back; an earlier putting back that was undone counts
+    for nothing either.
+    """
+    write(tmp_path, OTHER | {"sequence": 1}, OTHER | {"sequence": 2}, SCHEDULED | {"sequence": 3}, put_back(4, to=2))
+    assert outcomes(tmp_path) == [(None, "undone")]
+    write(tmp_path, put_back(5, to=4), OTHER)
+    assert outcomes(tmp_path) == [(None, "pending")]
+
+
 PLACE = {"topic": "orders", "queue_id": 2, "floor": 10, "done": [], "hidden": [], "cursor": None}
 
 

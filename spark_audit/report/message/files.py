@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_audit.report import text
+from spark_audit.undone import Undone
 
 _RANGE = re.compile(r"(\d+)-(\d+)\.parquet")
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{34}")
@@ -132,10 +133,17 @@ class TrailFiles:
             before = max(before, last)
         return gaps
 
-    def snapshot(self, cell: str, ids: pa.Array[Any], topics: Sequence[str]) -> Snapshot | None:
-        """Return what the newest whole snapshot of a cell says."""
+    def snapshot(
+        self, cell: str, ids: pa.Array[Any], topics: Sequence[str], undone: Sequence[Undone]
+    ) -> Snapshot | None:
+        """Return what the newest whole snapshot of a cell says, but for those of what its store forgot."""
         found = (self.root / "snapshots" / f"cell={cell}").glob("*/manifest.json")
-        newest = max((each.parent for each in found if each.parent.name.isdigit()), key=_number, default=None)
+        standing = (
+            each.parent
+            for each in found
+            if each.parent.name.isdigit() and not any(one.has(cell, _number(each.parent)) for one in undone)
+        )
+        newest = max(standing, key=_number, default=None)
         if newest is None:
             return None
         told = _json(newest / "manifest.json")

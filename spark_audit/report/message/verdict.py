@@ -81,6 +81,13 @@ class Judge:
             *(self._of_group(group, rows, expired) for (_, _, group), rows in sorted(ways.items())),
         ]
 
+    def undone(self, found: Sequence[Row]) -> list[Outcome]:
+        """Return an outcome for each topic of a message of which nothing is left: its store was put back."""
+        why = "TAIL_LOST names its events, and none came after it"
+        said = "went with what its store forgot: that was put back to before it was accepted"
+        topics = {(row["cell"], str(row["topic"])): row for row in found}
+        return [_outcome(row, None, "undone", said, why) for _, row in sorted(topics.items())]
+
     def _readers(self, cell: str, topic: str, visible: Row) -> list[str]:
         """Groups that read the message's queue from its place or an earlier one on."""
         return sorted(
