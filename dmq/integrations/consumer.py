@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import update_wrapper
-from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.extras import ExtraMissing
@@ -325,22 +325,41 @@ class Consumer:
 
 
 class Ending:
-    """What a signal handler tells its thread: an event will not do, whose lock the interrupted thread may hold."""
+    """What a signal handler tells the main thread.
+
+    Nothing with a lock will do: the interrupted thread may hold it. And the kernel may give a signal to another thread,
+    which does not wake this one: Python writes a byte for each signal that comes (``signal.set_wakeup_fd``).
+    """
 
     def __init__(self) -> None:
         self.is_told = False
-        self._told: SimpleQueue[None] = SimpleQueue()  # its ``put`` may interrupt its ``get``
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+
+    def __enter__(self) -> Self:
+        self._before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._before)
+        self._reader.close()
+        self._writer.close()
 
     def tell(self) -> None:
         """End all waits."""
         self.is_told = True
-        self._told.put(None)
+        with suppress(BlockingIOError):  # full of what is not read yet, which wakes as well
+            self._writer.send(b"\0")
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when it is told, or when time is up."""
-        if not self.is_told:
-            with suppress(Empty):
-                self._told.get(timeout=timeout_s)
+        until_s = None if timeout_s is None else _clock.monotonic_s() + timeout_s
+        while not self.is_told:
+            self._reader.settimeout(None if until_s is None else max(0.0, until_s - _clock.monotonic_s()))
+            try:
+                self._reader.recv(4096)
+            except (TimeoutError, BlockingIOError):
+                return
 
 
 def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
@@ -349,15 +368,16 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
     A daemon that is away at the start is waited for. A second signal does what it did before this was called. At
     ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
     """
-    ending = Ending()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def end(number: int, _: object) -> None:
-        ending.tell()
-        signal.signal(number, before[signal.Signals(number)])
 
     pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}
     with ExitStack() as stack:
+        ending = stack.enter_context(Ending())
+
+        def end(number: int, _: object) -> None:
+            ending.tell()
+            signal.signal(number, before[signal.Signals(number)])
+
         for number, handler in before.items():
             signal.signal(number, end)
             stack.callback(signal.signal, number, handler)

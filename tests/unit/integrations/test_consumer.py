@@ -84,20 +84,48 @@ def test_a_signal_that_interrupts_the_wait_ends_it() -> None:
     """
     at, is_reached = 0, True
     while is_reached:
-        at, ending, lines = at + 1, Ending(), 0
+        at, lines = at + 1, 0
+        with Ending() as ending:
 
-        def trace(frame: FrameType, event: str, argument: object, at: int = at, ending: Ending = ending) -> Any:  # noqa: ANN401 - as ``settrace`` has it
-            nonlocal lines
-            lines += event == "line"
-            if lines == at and not ending.is_told:
-                ending.tell()
-            return trace
+            def trace(frame: FrameType, event: str, argument: object, at: int = at, ending: Ending = ending) -> Any:  # noqa: ANN401 - as ``settrace`` has it
+                nonlocal lines
+                lines += event == "line"
+                if lines == at and not ending.is_told:
+                    ending.tell()
+                return trace
 
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            ending.wait(0.05)
-        finally:
-            sys.settrace(before)
-        is_reached = ending.is_told
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                ending.wait(0.05)
+            finally:
+                sys.settrace(before)
+            is_reached = ending.is_told
     assert at > 3
+
+
+_SIGNALLED = """
+import signal, sys, threading, time
+from pathlib import Path
+from dmq.integrations.consumer import run
+
+def waits() -> bool:
+    frame = sys._current_frames()[threading.main_thread().ident]
+    stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat").read_text()
+    return frame.f_code.co_name == "wait" and stat.rpartition(")")[2].split()[0] == "S"
+
+def tell() -> None:
+    while not waits():
+        time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=tell, daemon=True).start()
+run()
+print("ended")
+"""
+
+
+def test_a_signal_that_the_kernel_gives_to_another_thread_ends_the_wait() -> None:
+    """Danger: the main thread sleeps on, for Python runs its handlers there alone: kubernetes had to kill it."""
+    done = subprocess.run([sys.executable, "-c", _SIGNALLED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ended\n"
