@@ -115,7 +115,8 @@ def _audit(
     _check_subscriptions(kept, of_cells)
     run.done("counts")
 
-    sums = pipeline.sum_up(scan.rows, subscriptions, options)
+    failed = pipeline.failed_of(scan.rows, options)
+    sums = pipeline.sum_up(scan.rows, subscriptions, failed, options)
     if kept is not None:
         sums = keep(merge_fingerprints(kept.sums, sums))
     windows, unequal = pipeline.windows_of(sums)
@@ -123,7 +124,7 @@ def _audit(
     run.done("prefilter")
 
     spools = [cell.cell for cell in cells if cell.role == "spool"]
-    rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, held, spools)
+    rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, failed, held, spools)
     judged: Judged | None = None
     if rows is not None:
         table = pipeline.cells_table(engine, cells, entry_min, of_cells, options)
@@ -252,8 +253,14 @@ def _tops(rows: Table, kept: State | None) -> dict[tuple[str, str, int], int]:
     return found
 
 
-def _rows_to_judge(
-    run: _Run, new: Table, subscriptions: Table, sums: Table | None, held: Held, spools: Sequence[str]
+def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``
+    run: _Run,
+    new: Table,
+    subscriptions: Table,
+    sums: Table | None,
+    failed: Table,
+    held: Held,
+    spools: Sequence[str],
 ) -> tuple[Table | None, Table | None]:
     """Return all events of the messages to look at, kept, and their keys; nothing when all is well."""
     options, kept = run.options, run.state
@@ -261,8 +268,11 @@ def _rows_to_judge(
         rows = keep(pipeline.keyed(new, options))
         run.figures["candidates"] = None
         return rows, rows.select("key").distinct()
-    work = new if kept is None else kept.open_rows.drop("key").union(new)
-    candidates = pipeline.candidates_of(work, subscriptions, sums, held, options, spools)
+    work = new
+    if kept is not None:
+        work = kept.open_rows.drop("key").union(new)
+        failed = pipeline.failed_of(work, options)
+    candidates = pipeline.candidates_of(work, subscriptions, sums, failed, held, options, spools)
     if kept is not None:
         again = pipeline.keyed(new, options).where(kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
         again = (

@@ -25,7 +25,7 @@ from spark_audit.transforms.findings import join_findings
 from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
 from spark_audit.transforms.rows import key_of, kind_in, with_letters
 from spark_audit.transforms.store import held_orphans, waiting_copies
-from spark_audit.transforms.totals import count_rows, fingerprints, is_equal, unnamed_keys
+from spark_audit.transforms.totals import count_rows, failed_keys, fingerprints, is_equal
 from spark_audit.transforms.transactions import transaction_findings
 
 _SUBSCRIPTIONS: Fields = (
@@ -195,10 +195,14 @@ def cells_table(
     )
 
 
-def sum_up(rows: Table, subscriptions: Table, options: Options) -> Table:
+def failed_of(rows: Table, options: Options) -> Table:
+    """Return the keys of messages that failed, kept."""
+    return keep(failed_keys(rows, options.key_bits))
+
+
+def sum_up(rows: Table, subscriptions: Table, failed: Table, options: Options) -> Table:
     """Return fingerprints of rows, kept."""
-    unnamed = unnamed_keys(rows, options.key_bits)
-    sums = fingerprints(rows, subscriptions, unnamed, bits=options.key_bits)
+    sums = fingerprints(rows, subscriptions, failed, bits=options.key_bits)
     return keep(sums)
 
 
@@ -208,15 +212,21 @@ def windows_of(sums: Table) -> tuple[int, int]:
     return row["all"], row["unequal"]
 
 
-def candidates_of(
-    rows: Table, subscriptions: Table, sums: Table | None, held: Held, options: Options, spools: Sequence[str]
+def candidates_of(  # noqa: PLR0917 - as ``find_candidates``
+    rows: Table,
+    subscriptions: Table,
+    sums: Table | None,
+    failed: Table,
+    held: Held,
+    options: Options,
+    spools: Sequence[str],
 ) -> Table:
     """Return the keys of messages to look at: those that may be wrong, and those a snapshot names."""
     found = find_candidates(
         rows,
         subscriptions,
         sums,
-        unnamed_keys(rows, options.key_bits),
+        failed,
         late_after_ms=options.late_after_ms,
         bits=options.key_bits,
         spools=spools,

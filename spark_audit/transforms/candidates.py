@@ -6,27 +6,43 @@ the right order, is not late, waited until the time it was accepted for, and lef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table, gathered
+from spark_audit.frames.table import Table, gathered, keep
 from spark_audit.schema import COMMITTED, ENDS_OF_ENTRY, ENDS_OF_TRANSACTION, HALF, RESCHEDULED
 from spark_audit.transforms.copies import copy_facts, is_odd_copy
 from spark_audit.transforms.rows import group_side, id_window, key_of, kind_in, place_key, placed
 from spark_audit.transforms.totals import is_equal
 
+_ACCEPTS = ("SCHEDULED", "QUEUED")
 _BEGINS = ("SCHEDULED", "REQUEUED")
 _ENDS = (*ENDS_OF_ENTRY, "SENT", "SEND_DEAD", "DROPPED")
-_LAST = (*ENDS_OF_ENTRY, "SENT", "DROPPED")
-_ORDERED = ("SCHEDULED", "QUEUED", *_ENDS)  # the end of a message is behind its beginning
+_COUNTED: Mapping[str, Sequence[str]] = {
+    "odd": (RESCHEDULED,),  # and what was delivered late or early
+    "accepts": _ACCEPTS,
+    "lasts": (*ENDS_OF_ENTRY, "SENT", "DROPPED"),
+    "commits": (COMMITTED,),
+    "begins": _BEGINS,
+    "ends": _ENDS,
+    "halves": (HALF,),
+    "half_ends": ENDS_OF_TRANSACTION,
+}
+_TOLD = tuple(dict.fromkeys(kind for kinds in _COUNTED.values() for kind in kinds))
+# All counts of a message are one sum: there is a group for each message, and each aggregate has memory for each group.
+# One of more rows than a count has room for is looked at whatever its counts are.
+_COUNT_BITS = 5
+_ROWS_MAX = 2**_COUNT_BITS - 1
+_SHIFTS = {name: number * _COUNT_BITS for number, name in enumerate(_COUNTED)}
 
 
 def find_candidates(
     rows: Table,
     subscriptions: Table,
     sums: Table | None,
-    unnamed: Table,
+    failed: Table,
     *,
     late_after_ms: int,
     bits: int,
@@ -38,34 +54,26 @@ def find_candidates(
     """
     side = _entry_side(rows, late_after_ms, bits, spools)
     facts = side.group_by("key").agg(
-        # Counts, and no sums: there is a group for each message, and DuckDB keeps 16 bytes of a sum.
-        F.count_if(F.col("accepts") == 1).alias("accepts"),
-        F.count_if(F.col("lasts") == 1).alias("lasts"),
-        F.count_if(F.col("commits") == 1).alias("commits"),
-        F.min_of(F.when(F.col("accepts") == 1, F.col("sequence"))).alias("first_accept"),
-        F.min_of(F.when(F.col("accepts") == 0, F.col("sequence"))).alias("first_end"),
+        F.count_rows().alias("rows"),
+        F.sum_of("counted").alias("counted"),
+        F.min_of("accept").alias("first_accept"),
+        F.min_of("end").alias("first_end"),
         F.bit_xor("entry_mark").alias("entry_marks"),
-        F.count_if(F.col("entry_sign") > 0).alias("begins"),
-        F.count_if(F.col("entry_sign") < 0).alias("ends"),
-        F.count_if(F.col("half_sign") > 0).alias("halves"),
-        F.count_if(F.col("half_sign") < 0).alias("half_ends"),
-        F.count_if("is_odd").alias("odd"),
     )
     is_wrong = (
-        (F.col("accepts") > 1)
-        | (F.col("lasts") > F.col("accepts"))
-        | (F.col("commits") > F.col("accepts"))
+        (F.col("rows") > _ROWS_MAX)
+        | (_count("accepts") > 1)
+        | (_count("lasts") > _count("accepts"))
+        | (_count("commits") > _count("accepts"))
         | (F.col("first_end") < F.col("first_accept"))
-        | (F.col("begins") != F.col("ends"))
+        | (_count("begins") != _count("ends"))
         | (F.col("entry_marks") != 0)
-        | (F.col("halves") != F.col("half_ends"))
-        | (F.col("odd") > 0)
+        | (_count("halves") != _count("half_ends"))
+        | (_count("odd") > 0)
     )
     found = facts.where(is_wrong).select("key")
-    for others in (
-        copy_facts(rows).where(is_odd_copy()).select(_key(bits)),
-        _strays(rows, subscriptions, unnamed, bits),
-    ):
+    of_failed = keep(_of_failed(rows, failed, bits))
+    for others in (copy_facts(of_failed).where(is_odd_copy()).select(_key(bits)), _strays(of_failed, subscriptions)):
         found = found.union(others)
     if sums is None:
         return found
@@ -80,31 +88,38 @@ def _weight(*columns: str | Column) -> Column:
     return F.shift_right(F.hash64(*columns), 24)
 
 
+def _count(name: str) -> Column:
+    """Return one of the counts that a sum of ``_worth`` is made of."""
+    return F.bit_and(F.shift_right(F.col("counted"), _SHIFTS[name]), _ROWS_MAX)
+
+
+def _worth() -> Column:
+    """Return what a row adds to the counts of its message, by its kind."""
+    kinds: dict[int, list[str]] = {}
+    for kind in _TOLD:
+        worth = sum(1 << _SHIFTS[name] for name, counted in _COUNTED.items() if kind in counted)
+        kinds.setdefault(worth, []).append(kind)
+    return reduce(lambda told, each: told.when(kind_in(*each[1]), each[0]), kinds.items(), F.Case(())).otherwise(0)
+
+
 def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str]) -> Table:
     """Beginnings and ends of entries, of daemons and spools, and of half messages; what is accepted with these.
 
     One pass for all of them: Spark reads the trail anew for each.
     """
-    told = (*_BEGINS, *_ENDS, "QUEUED", RESCHEDULED, HALF, *ENDS_OF_TRANSACTION)
-    own = rows.where(kind_in(*dict.fromkeys(told)) & ~F.col("is_letter"))
-    sign = F.when(kind_in(*_BEGINS), 1).when(kind_in(*_ENDS), -1).otherwise(0)
-    half_sign = F.when(kind_in(HALF), 1).when(kind_in(*ENDS_OF_TRANSACTION), -1).otherwise(0)
+    own = rows.where(kind_in(*_TOLD) & ~F.col("is_letter"))
     # A daemon says of an end which time was set last; a spool says when it is due next, and its entry has another
     # number whenever it waits again.
     is_of_spool = F.col("cell").isin(*spools, "")
     mark = F.when(is_of_spool, F.hash64("cell")).otherwise(F.hash64("cell", "entry", "due_ms"))
     lateness = F.col("at_ms") - F.col("due_ms")
-    is_odd = kind_in(RESCHEDULED) | (kind_in("DELIVERED") & ((lateness > late_after_ms) | (lateness < 0)))
+    is_odd = kind_in("DELIVERED") & ((lateness > late_after_ms) | (lateness < 0))
     return own.select(
         _key(bits),
-        F.when(kind_in("SCHEDULED", "QUEUED"), 1).otherwise(0).alias("accepts"),
-        F.when(kind_in(*_LAST), 1).otherwise(0).alias("lasts"),
-        F.when(kind_in(COMMITTED), 1).otherwise(0).alias("commits"),
-        F.when(kind_in(*_ORDERED), F.col("sequence")).alias("sequence"),
-        F.when(sign == 0, 0).otherwise(mark).alias("entry_mark"),
-        sign.alias("entry_sign"),
-        half_sign.alias("half_sign"),
-        is_odd.alias("is_odd"),  # late or early, or waits until another time than at first
+        (_worth() + F.when(is_odd, 1 << _SHIFTS["odd"]).otherwise(0)).alias("counted"),
+        F.when(kind_in(*_ACCEPTS), F.col("sequence")).alias("accept"),
+        F.when(kind_in(*_ENDS), F.col("sequence")).alias("end"),
+        F.when(kind_in(*_BEGINS, *_ENDS), mark).otherwise(0).alias("entry_mark"),
     )
 
 
@@ -126,11 +141,15 @@ def _group_side(rows: Table, subscriptions: Table, sums: Table, bits: int) -> Ta
     )
 
 
-def _strays(rows: Table, subscriptions: Table, unnamed: Table, bits: int) -> Table:
+def _of_failed(rows: Table, failed: Table, bits: int) -> Table:
+    """Return the rows of messages that failed (``failed_keys``)."""
+    own = rows.with_column("key", _key(bits)).drop("boot", "detail")
+    return gathered(own.join(F.broadcast(failed.select("key")), on="key", how="left_semi"))
+
+
+def _strays(failed: Table, subscriptions: Table) -> Table:
     """Return messages that a group left at a place they were not at, of those whose places are in no fingerprint."""
-    few = rows.with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
-    few = gathered(few.join(F.broadcast(unnamed), on="key", how="left_semi"))
-    side = group_side(few, subscriptions).where(F.col("queue_offset").is_not_null())
+    side = group_side(failed, subscriptions).where(F.col("queue_offset").is_not_null())
     places = side.group_by("key", "cell", "topic", "group", "message_id", "queue_id", "queue_offset").agg(
         F.count_if(F.col("visible") > 0).alias("came"), F.count_if(F.col("visible") < 0).alias("left")
     )

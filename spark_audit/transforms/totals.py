@@ -73,20 +73,26 @@ def merge_counts(first: Table, second: Table) -> Table:
     )
 
 
-def unnamed_keys(rows: Table, bits: int) -> Table:
-    """Return the keys of messages that a group left without naming the place."""
-    own = rows.where(is_exit() & F.col("queue_offset").is_null() & F.col("group").is_not_null())
-    return own.select(key_of(F.col("topic"), F.col("message_id"), bits).alias("key")).distinct()
+def failed_keys(rows: Table, bits: int) -> Table:
+    """Return the keys of messages that a group failed, or that came back to it as copies.
+
+    ``is_unnamed`` are those that it left without naming the place: what they left cannot be told from their events.
+    """
+    is_unnamed = is_exit() & F.col("queue_offset").is_null()
+    is_copy = kind_in("RETRIED") & ~F.col("is_letter")
+    own = rows.where((is_unnamed | is_copy) & F.col("group").is_not_null())
+    key = key_of(F.col("topic"), F.col("message_id"), bits)
+    return own.group_by(key.alias("key")).agg((F.count_if(is_unnamed) > 0).alias("is_unnamed"))
 
 
-def fingerprints(rows: Table, subscriptions: Table, unnamed: Table, *, bits: int) -> Table:
+def fingerprints(rows: Table, subscriptions: Table, failed: Table, *, bits: int) -> Table:
     """Sum up hashes of what became visible to each group, and of what it left, by windows of message ids.
 
-    Those of places leave out the messages in ``unnamed`` (``unnamed_keys``), of which places cannot be told.
+    Those of places leave out the messages that are unnamed in ``failed`` (``failed_keys``).
     """
     side = group_side(rows, subscriptions).with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
     side = side.with_column("id_window", id_window(F.col("message_id"), F.col("key")))
-    flagged = F.broadcast(unnamed.with_column("is_unnamed", F.lit(1)))
+    flagged = F.broadcast(failed.where(F.col("is_unnamed")))
     side = gathered(side.join(flagged, on="key", how="left"))
     places = F.when(F.col("is_unnamed").is_null(), placed()).otherwise(0)
     return side.group_by(*_SUM_KEYS).agg(

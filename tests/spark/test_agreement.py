@@ -15,6 +15,7 @@ from support.trail_disagreements import (
     delivered,
     kept_back,
     made_anew,
+    many_times,
     other_copies,
     other_places,
     other_times,
@@ -56,6 +57,7 @@ SCENARIOS = {
     },
     made_anew: {("DUPLICATE_ACCEPT", "in one cell")},
     kept_back: {("OVERDUE", "in the snapshot after its time")},
+    many_times: {("DUPLICATE_ACCEPT", "in one cell")},
 }  # fmt: skip
 
 
