@@ -368,15 +368,18 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
     A daemon that is away at the start is waited for. A second signal does what it did before this was called. At
     ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
     """
+    pid = os.getpid()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
     pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}
     with ExitStack() as stack:
         ending = stack.enter_context(Ending())
 
         def end(number: int, _: object) -> None:
-            ending.tell()
             signal.signal(number, before[signal.Signals(number)])
+            if os.getpid() == pid:
+                ending.tell()
+            else:  # a child that a handler forked
+                os.kill(os.getpid(), number)
 
         for number, handler in before.items():
             signal.signal(number, end)

@@ -129,3 +129,26 @@ def test_a_signal_that_the_kernel_gives_to_another_thread_ends_the_wait() -> Non
     """Danger: the main thread sleeps on, for Python runs its handlers there alone: kubernetes had to kill it."""
     done = subprocess.run([sys.executable, "-c", _SIGNALLED], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ended\n"
+
+
+_FORKED = """
+import multiprocessing, os, signal, threading
+from dmq.integrations.consumer import run
+
+def fork() -> None:
+    child = multiprocessing.get_context("fork").Process(target=threading.Event().wait)
+    child.start()
+    child.terminate()
+    child.join()
+    print(child.exitcode)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Timer(0.1, fork).start()
+run()
+"""
+
+
+def test_a_child_that_a_handler_forked_ends_as_others_do() -> None:
+    """Danger: it had the handler of the consumer, and went on: a pool of processes could not be ended."""
+    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "-15\n"
