@@ -37,6 +37,7 @@ _ROWS_PER_SCAN = 8_192
 _BYTES_PER_SCAN = 8 * 1024 * 1024  # values come with their payloads
 _OFFSETS_PER_BATCH = 200_000
 _PROGRESS_ROWS_PER_BATCH = 10_000
+_QUEUES_PER_BATCH = 256  # two looks at the store each; whoever stops a snapshot waits for one batch
 _END = b"\xff" * 40
 HELD = "HELD"  # a delayed message that is due, and kept back by a pause or a rate of its topic
 
@@ -144,6 +145,9 @@ def queues(engine: Engine, names: NamesOf, *, is_spool: bool) -> Iterator[pa.Rec
             )
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
+            if len(columns[0]) == _QUEUES_PER_BATCH:
+                yield _batch(columns, QUEUES)
+                columns = [[] for _ in QUEUES]
     yield _batch(columns, QUEUES)
 
 

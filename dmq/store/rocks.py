@@ -82,6 +82,8 @@ class RocksOptions(NamedTuple):
     corrupt: type[StoreCorrupt] = StoreCorrupt
 
 
+_BLOCK_BYTES = 16 * 1024
+
 # Share of a write buffer by family: timeline and queue carry payloads, the rest small rows.
 _WRITE_BUFFER_BYTES = {
     Family.META: 2 * _MIB,
@@ -125,7 +127,7 @@ def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
     made.set_max_write_buffer_number(3)
     table = BlockBasedOptions()
     table.set_block_cache(cache)
-    table.set_block_size(16 * 1024)
+    table.set_block_size(_BLOCK_BYTES)
     table.set_format_version(5)
     if family in (Family.INDEX, Family.GROUP, Family.META):
         table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
@@ -209,7 +211,9 @@ class RocksEngine:
         options = options or RocksOptions()
         self.path = path
         self._corrupt = options.corrupt
-        self._cache = Cache(options.cache_bytes)
+        # One part, where the other kind has 32: it would keep no block with a message of more than half a megabyte, and
+        # each seek to an empty queue beside such a block would decompress all of it again.
+        self._cache = Cache.new_hyper_clock_cache(options.cache_bytes, _BLOCK_BYTES)
         self._pid = os.getpid()
         self._has_failed = False
         self._reclaiming = threading.Lock()  # what is in use cannot be closed

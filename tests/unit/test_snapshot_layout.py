@@ -6,7 +6,15 @@ import pytest
 
 from broker_adapter.clock import ManualClock, Moment
 from dmq.audit.cells import gaps_between
-from dmq.audit.snapshot_layout import Named, Waiting, decode_cursors, encode_cursors, read_names, read_waiting
+from dmq.audit.snapshot_layout import (
+    Named,
+    NamesOf,
+    Waiting,
+    decode_cursors,
+    encode_cursors,
+    read_names,
+    read_waiting,
+)
 from dmq.audit.snapshot_rows import entries, progress, queues
 from dmq.audit.snapshot_take import not_kept
 from dmq.embedded.failures import copy_of
@@ -145,6 +153,15 @@ def test_queues_tell_what_is_in_them() -> None:
     ]
     empty = [("orders", None, number, 0, 0) for number in (0, 1)]
     assert found == [*empty, ("orders", None, 2, 7, 10), ("orders", None, 3, 0, 0), ("orders", "workers", -1, 0, 1)]
+
+
+def test_queues_come_in_parts() -> None:
+    """Between two of them a snapshot can be given up: all in one go, the last one outlived the time a stop has."""
+    names = NamesOf({number: Named(f"topic-{number}", "", 100) for number in range(1, 11)}, {})
+    parts = [batch.to_pylist() for batch in queues(named_engine(), names, is_spool=False)]
+    assert max(map(len, parts)) < 300
+    expected = [(f"topic-{number}", queue_id) for number in range(1, 11) for queue_id in range(100)]
+    assert [(row["topic"], row["queue_id"]) for part in parts for row in part] == expected
 
 
 def test_damage_is_loud() -> None:
