@@ -7,17 +7,30 @@ Where others want all of them it hardly goes on: it is for what may take long, a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
+import signal
 import sys
 from contextlib import suppress
 
 _NICE = 19
+_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def background(module: str, *arguments: object) -> list[str]:
     """Return the command that runs a module so; its name and arguments are what it gets from ``python -m``."""
     return [sys.executable, "-m", "dmq.background", module, *map(str, arguments)]
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends, whatever ends that: on Linux; elsewhere its stream ends."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
 
 
 if __name__ == "__main__":

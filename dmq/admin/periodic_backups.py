@@ -170,6 +170,7 @@ class PeriodicBackups:
         taken = await self._backups.back_up(target)
         path = await self._in_thread(lambda: self._folder.accept(target))
         try:
+            await self._in_thread(self._folder.sweep)
             removed = await self._in_thread(lambda: self._folder.trim(self._count))
         finally:  # who is told of this one finds no more than are to be kept
             self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes

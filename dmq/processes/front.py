@@ -36,6 +36,7 @@ from dmq.acl.gate import Gate
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
 from dmq.admin.access import entrances
+from dmq.background import die_with_parent
 from dmq.counting import CallCounts
 from dmq.errors import DmqError, with_advice
 from dmq.http2 import Http2Server, address_of
@@ -307,5 +308,5 @@ def run(name: str, link_fd: int, sockets_fd: int) -> int:
 
 
 if __name__ == "__main__":
-    passing.die_with_parent()
+    die_with_parent()
     sys.exit(run(sys.argv[1], int(sys.argv[3]), int(sys.argv[4])))

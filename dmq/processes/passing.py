@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,8 +13,7 @@ import msgspec
 import structlog
 
 _PEER_BYTES_MAX: Final = 1024
-_SET_PDEATHSIG: Final = 1  # of Linux's prctl
-_SET_NAME: Final = 15
+_SET_NAME: Final = 15  # of Linux's prctl
 _NAME_BYTES_MAX: Final = 15  # the rest would be cut
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -87,13 +84,3 @@ def name_process(name: str) -> None:
     """Have ``top`` and ``ps -o comm`` show this process under a name, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_NAME, name.encode()[:_NAME_BYTES_MAX], 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Have this process killed when its parent ends, whatever ends that: on Linux; elsewhere its stream ends."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that
-        os._exit(1)

@@ -11,6 +11,7 @@ import threading
 from itertools import chain
 from pathlib import Path
 
+from dmq.background import die_with_parent
 from dmq.errors import DmqError
 from dmq.upkeep.backup_folder import DAMAGED
 from dmq.upkeep.check import check
@@ -46,4 +47,5 @@ def main(path: Path) -> int:
 
 if __name__ == "__main__":
     end_with_stdin()
+    die_with_parent()  # at once: on a busy machine it would live on for seconds, and write into a folder that is gone
     sys.exit(main(Path(sys.argv[1])))

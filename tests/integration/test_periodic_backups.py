@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import psutil
 import pytest
 from support.daemon import Daemon, run_command
 from support.store_rig import held
@@ -184,12 +185,33 @@ def test_what_a_killed_run_left_is_gone_after_the_start(tmp_path: Path) -> None:
 
 
 def test_what_looks_through_a_backup_ends_with_who_began_it() -> None:
-    """A killed daemon leaves nobody behind who works in the folder of backups."""
+    """A daemon that goes leaves nobody behind who works in the folder of backups."""
     code = "import time; from dmq.upkeep.verify import end_with_stdin; end_with_stdin(); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(60) == 1
+
+
+_PARENT = """
+import subprocess, sys, time
+code = "import time; from dmq.background import die_with_parent as die; die(); print(1, flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
+def test_who_dies_with_its_parent_does_so_when_that_is_killed() -> None:
+    """Whatever the child is at: with one that had to notice by itself, a busy machine took seconds."""
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        psutil.wait_procs([child], PATIENCE_S)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_copy_of_the_store_leaves_the_others_backups_alone(tmp_path: Path) -> None:
@@ -280,7 +302,10 @@ def test_one_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_is_swept_and_never_counts(tmp_path: Path) -> None:
-    """A copy, one that nobody looked through, one half removed; others' leftovers stay."""
+    """A copy, one that nobody looked through, one half removed; others' leftovers stay.
+
+    So is one that comes back behind the start, as of who looked through it and outlived a killed daemon for a moment.
+    """
 
     async def scenario(made: Made) -> None:
         await made.look()
@@ -292,7 +317,9 @@ def test_what_a_kill_left_is_swept_and_never_counts(tmp_path: Path) -> None:
         assert made.numbers() == [1]
         await made.open()
         assert sorted(each.name for each in made.path.iterdir()) == [".by-hand.part", first.path.name]
+        (made.path / f"{name}.unverified").mkdir()
         assert await made.pass_by(6 * HOUR_MS) == [1, 2]
+        assert len(list(made.path.iterdir())) == 3
 
     run(tmp_path, scenario)
 

@@ -183,10 +183,10 @@ class _Cell:
         if still_open:
             still_open[0].exits = 1
             return True
-        if at_queue:
+        if at_queue and event.queue_offset is not None:
             said.find("DUPLICATE_EXIT", event.topic, event.group, event.message_id)
-        elif not self.has_gap(0, event.sequence):
-            said.find("ORPHAN", event.topic, event.group, event.message_id)
+        elif not self.has_gap(0, event.sequence):  # else it came, or came back, in the gap
+            said.find("DUPLICATE_EXIT" if at_queue else "ORPHAN", event.topic, event.group, event.message_id)
         return False
 
     def has_gap(self, after: int, until: int) -> bool:
