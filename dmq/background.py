@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from contextlib import suppress
 
 _NICE = 19
@@ -24,13 +25,28 @@ def background(module: str, *arguments: object) -> list[str]:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends, whatever ends that: on Linux; elsewhere its stream ends."""
+    """Have this process killed when its parent ends, whatever ends that: on Linux; elsewhere what it reads ends.
+
+    At once: a process of low priority may live on for seconds on a busy machine, and write where the next run has
+    cleaned up. The parent is the thread that started it.
+    """
     if sys.platform != "linux":
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
+
+
+def end_with_stdin() -> None:
+    """Have this process end when its stdin does, whatever it does then: its parent is gone, or wants it no more."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):  # not through a buffer: its lock would be held when the process ends
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="dmq-stdin", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 
 from dmq.audit.snapshot_layout import MANIFEST, QueueId, decode_cursors, open_quiet, read_cut, read_names
 from dmq.audit.snapshot_rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues
+from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import StoreError
 from dmq.store.durable import make_directory, sync_directory
 from dmq.store.engine import Engine
@@ -34,7 +34,6 @@ _TRAIL_VERSION = {b"rockdmq.trail_version": b"1"}
 _ROWS_PER_GROUP = 65_536
 _BYTES_PER_HASH = 1024 * 1024
 _NICE = 10
-_IS_OVER = 3  # exit code of a process whose parent is dead
 
 
 class Cancelled(Exception):
@@ -147,15 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read_cursors(source: str) -> dict[QueueId, int]:
     if source == "-":
         line = sys.stdin.readline()
-        threading.Thread(target=_end_with_parent, name="dmq-parent", daemon=True).start()
+        die_with_parent()
+        end_with_stdin()
         return decode_cursors(line)
     return decode_cursors(Path(source).read_text(encoding="utf-8")) if source else {}
-
-
-def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 4096):  # not through a buffer: its lock would be held when the process ends
-        pass
-    os._exit(_IS_OVER)
 
 
 if __name__ == "__main__":

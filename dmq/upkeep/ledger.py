@@ -34,7 +34,7 @@ import structlog
 
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.ledger import Difference, Ledger
-from dmq.background import background
+from dmq.background import background, die_with_parent, end_with_stdin
 from dmq.embedded.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.engine import Engine, queue_end
@@ -232,7 +232,7 @@ def main(arguments: list[str]) -> int:
             _tell({"looked": 0})
             if os.read(sys.stdin.fileno(), 1) != b"\n":
                 return _IS_OVER
-            threading.Thread(target=_end_with_parent, name="dmq-parent", daemon=True).start()
+            end_with_stdin()
             found = compare(engine, breathe)
         finally:
             engine.close()
@@ -249,11 +249,6 @@ def _tell(answer: dict[str, object]) -> None:
         sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 4096):  # not through a buffer: its lock would be held when the process ends
-        pass
-    os._exit(_IS_OVER)
-
-
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main(sys.argv[1:]))

@@ -1,33 +1,21 @@
 """The process that looks through a new backup: ``python -m dmq.upkeep.verify DIR`` ends with 0 if it is whole.
 
-It ends with whoever began it: when nobody holds the other end of its stdin any more.
+It ends with whoever began it, and when nobody holds the other end of its stdin any more.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from itertools import chain
 from pathlib import Path
 
-from dmq.background import die_with_parent
+from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import DmqError
 from dmq.upkeep.backup_folder import DAMAGED
 from dmq.upkeep.check import check
 
 _FAILED = 1
-
-
-def end_with_stdin() -> None:
-    """Have this process end, at once and whatever it does, when its stdin does."""
-
-    def wait() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(_FAILED)
-
-    threading.Thread(target=wait, name="dmq-stdin", daemon=True).start()
 
 
 def main(path: Path) -> int:
@@ -47,5 +35,5 @@ def main(path: Path) -> int:
 
 if __name__ == "__main__":
     end_with_stdin()
-    die_with_parent()  # at once: on a busy machine it would live on for seconds, and write into a folder that is gone
+    die_with_parent()
     sys.exit(main(Path(sys.argv[1])))

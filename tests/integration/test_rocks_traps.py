@@ -332,7 +332,7 @@ def test_the_usual_cache_keeps_no_large_block(tmp_path: Path) -> None:
 
 
 def test_ours_keeps_a_block_with_a_large_message(tmp_path: Path) -> None:
-    """Danger: the snapshot at a stop took 7 s of a thousand queues, for three messages of 4 MiB."""
+    """Danger: the snapshot at a stop took 7 s of a thousand queues, for ten messages of 4 MiB."""
     directory = tmp_path / "db"
     for is_new in (True, False):
         engine = RocksEngine(directory)
