@@ -368,7 +368,6 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
     A daemon that is away at the start is waited for. A second signal does what it did before this was called. At
     ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
     """
-    pid = os.getpid()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}
     with ExitStack() as stack:
@@ -376,11 +375,9 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
 
         def end(number: int, _: object) -> None:
             signal.signal(number, before[signal.Signals(number)])
-            if os.getpid() == pid:
-                ending.tell()
-            else:  # a child that a handler forked
-                os.kill(os.getpid(), number)
+            ending.tell()
 
+        _keep_from_children(end, before)
         for number, handler in before.items():
             signal.signal(number, end)
             stack.callback(signal.signal, number, handler)
@@ -394,6 +391,28 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
             thread.start()
         for thread in stopping:
             thread.join()
+
+
+def _keep_from_children(ours: Callable[[int, object], None], before: Mapping[signal.Signals, Any]) -> None:
+    """Let processes that handlers fork end by signals as they would have ended before ``ours`` was set.
+
+    If it has a handler of a signal, Python forgets one that comes to a child before its hooks run: it waits until then.
+    """
+    masks = threading.local()
+
+    def hold() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, before)
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def let_go_in_child() -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) is ours:
+                signal.signal(number, handler)
+        let_go()
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=let_go_in_child)
 
 
 def _metrics_page(consumers: Sequence[Consumer]) -> Page:
