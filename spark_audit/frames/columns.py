@@ -61,7 +61,8 @@ class Column:
     def isin(self, *values: Value) -> Column:
         """Say whether it is one of some values."""
         slots = ", ".join(f"{{{number}}}" for number in range(1, len(values) + 1))
-        return made(f"({{0}} IN ({slots}))", self, *map(lit, values))
+        # a function of one column is computed for each word of a file's dictionary, an IN for each row
+        return made(f"({{0}} IN ({slots}))", self, *map(lit, values), duckdb=f"list_contains([{slots}], {{0}})")
 
     def is_null(self) -> Column:
         """Say whether it is null."""

@@ -30,12 +30,13 @@ _COUNTED: Mapping[str, Sequence[str]] = {
     "halves": (HALF,),
     "half_ends": ENDS_OF_TRANSACTION,
 }
+_IS_END = 0  # in a place, where a beginning has 1
 _TOLD = tuple(dict.fromkeys(kind for kinds in _COUNTED.values() for kind in kinds))
 # All counts of a message are one sum: there is a group for each message, and each aggregate has memory for each group.
-# One of more rows than a count has room for is looked at whatever its counts are.
-_COUNT_BITS = 5
+# One of more rows than a count has room for is looked at whatever its counts are: how many they are comes last.
+_COUNT_BITS = 4
 _ROWS_MAX = 2**_COUNT_BITS - 1
-_SHIFTS = {name: number * _COUNT_BITS for number, name in enumerate(_COUNTED)}
+_SHIFTS = {name: number * _COUNT_BITS for number, name in enumerate((*_COUNTED, "rows"))}
 
 
 def find_candidates(
@@ -54,18 +55,16 @@ def find_candidates(
     """
     side = _entry_side(rows, late_after_ms, bits, spools)
     facts = side.group_by("key").agg(
-        F.count_rows().alias("rows"),
         F.sum_of("counted").alias("counted"),
-        F.min_of("accept").alias("first_accept"),
-        F.min_of("end").alias("first_end"),
+        F.min_of("place").alias("first_place"),
         F.bit_xor("entry_mark").alias("entry_marks"),
     )
     is_wrong = (
-        (F.col("rows") > _ROWS_MAX)
+        (F.shift_right(F.col("counted"), _SHIFTS["rows"]) > _ROWS_MAX)
         | (_count("accepts") > 1)
         | (_count("lasts") > _count("accepts"))
         | (_count("commits") > _count("accepts"))
-        | (F.col("first_end") < F.col("first_accept"))
+        | ((F.bit_and(F.col("first_place"), 1) == _IS_END) & (_count("accepts") > 0))
         | (_count("begins") != _count("ends"))
         | (F.col("entry_marks") != 0)
         | (_count("halves") != _count("half_ends"))
@@ -116,9 +115,10 @@ def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str
     is_odd = kind_in("DELIVERED") & ((lateness > late_after_ms) | (lateness < 0))
     return own.select(
         _key(bits),
-        (_worth() + F.when(is_odd, 1 << _SHIFTS["odd"]).otherwise(0)).alias("counted"),
-        F.when(kind_in(*_ACCEPTS), F.col("sequence")).alias("accept"),
-        F.when(kind_in(*_ENDS), F.col("sequence")).alias("end"),
+        (_worth() + F.when(is_odd, 1 << _SHIFTS["odd"]).otherwise(0) + (1 << _SHIFTS["rows"])).alias("counted"),
+        F.when(kind_in(*_ACCEPTS), F.col("sequence") * 2 + 1)
+        .when(kind_in(*_ENDS), F.col("sequence") * 2 + _IS_END)
+        .alias("place"),  # in the trail
         F.when(kind_in(*_BEGINS, *_ENDS), mark).otherwise(0).alias("entry_mark"),
     )
 
