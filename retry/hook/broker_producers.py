@@ -17,6 +17,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import BodyEncoding, Message
 from broker_adapter.message_id import new_message_id
+from broker_adapter.own_keys import own_key_of
 from retry.hook.codecs import Arguments, Encoded, join, split
 from retry.hook.rocketmq import UID_PROPERTY
 from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
@@ -104,7 +105,9 @@ class BrokerCodec:
         head |= {"keys": list(message.keys), "properties": dict(message.properties)}
         head["how"] = {**how, "since_ms": now_ms} if how.get("delay_level") else how
         return Encoded(
-            payload=join(head, message.body), key=message.message_group, first=Arguments(args=(message,), kwargs=how)
+            payload=join(head, message.body),
+            key=message.message_group or own_key_of(message.properties),
+            first=Arguments(args=(message,), kwargs=how),
         )
 
     def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from broker_adapter.own_keys import own_key_of
 from retry.hook.classify import classify as classify_by_default
 from retry.hook.codecs import Arguments, Encoded, join, split
 from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
@@ -147,7 +148,8 @@ class RocketMqCodec:
         head |= {name: value for name in _FIELDS if (value := getattr(message, name, None)) is not None}
         head["keys"] = sorted(message.keys)
         head["properties"] = dict(message.properties)
-        return Encoded(payload=join(head, bytes(body)), key=message.message_group or "")
+        key = message.message_group or own_key_of(head["properties"])
+        return Encoded(payload=join(head, bytes(body)), key=key)
 
     def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
         head, body = split(payload, _VERSION)

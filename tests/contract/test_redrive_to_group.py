@@ -30,6 +30,7 @@ from support.letters import (
     told,
 )
 from support.outbox import read_outbox
+from support.own_keys import KEY, keyed, put, waiting_under_keys
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive, until
 
 from broker_adapter.errors import Refused, Rule
@@ -127,6 +128,17 @@ async def test_everybody_gets_it_only_if_that_is_said(rig: EmbeddedRig) -> None:
     for group in (GROUP, OTHERS):
         assert parents(await receive(rig, group=group, topic="elsewhere")) == ["m-1"]
     assert child_of(rig, "m-0").group == ""
+
+
+@every_durable_broker(queues=1)
+async def test_a_letter_has_no_key_any_more(rig: EmbeddedRig) -> None:
+    """Danger: what its sender scheduled since under the same key is cancelled for it, or the letter is for that."""
+    for name, keeps in (("a", False), ("b", True)):
+        await die(rig, keyed(name, keeps=keeps))
+    await put(rig, "later")
+    assert (await finish(rig, TO_ALL)).done == 2
+    assert parents(await receive(rig, group=OTHERS)) == ["", "", "a", "b"]
+    assert waiting_under_keys(rig.store) == {KEY: "later"}
 
 
 @every_durable_broker(queues=1)

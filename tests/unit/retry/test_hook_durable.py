@@ -286,6 +286,8 @@ later.topic, later.body, later.delivery_timestamp = "orders", b"1", 1_800_000_00
 codec = RocketMqCodec()
 (back,) = codec.decode(bytes(16), codec.encode(bytes(16), (later,), {}).payload).args
 assert back.delivery_timestamp == 1_800_000_000
+later.add_property("DMQ_KEY", "cart-17")
+assert codec.encode(bytes(16), (later,), {}).key == "cart-17"
 for call in [((), {}), ((later, object()), {}), ((later,), {"transaction": 1}), ((Message(),), {})]:
     try:
         codec.encode(bytes(16), *call)
