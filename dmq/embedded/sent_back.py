@@ -134,7 +134,8 @@ class SentBack:
         """
         attempts_max = outgoing.attempts_max
         if attempts_max is None or outgoing.attempts_failed <= attempts_max:
-            await self._put(envelope._replace(message_id=_start_of_id(envelope.message_id), message_group=""))
+            message_id = _start_of_id(envelope.message_id)
+            await self._put(envelope._replace(message_id=message_id, message_group="", own_key="", keeps_first=False))
             return
         queue = MessageQueue(envelope.topic, "", envelope.queue_id)
         retries = await self._catalog.retry_topic(group)

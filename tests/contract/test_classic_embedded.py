@@ -28,6 +28,7 @@ from support.rigs import End, an_envelope, until
 from broker_adapter.classic import Decision, Filter, MessageQueue, Outgoing, Presence, ReceivedMessage
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
+from broker_adapter.own_keys import OWN_KEY
 from broker_adapter.topics import dead_letter_topic, retry_topic
 from dmq.audit.events import LANE, EventKind
 from dmq.embedded.clients import HEARTBEAT_S, SILENT_S_MAX
@@ -174,6 +175,19 @@ async def test_consumers_put_messages_into_their_retry_topic(rig: EmbeddedClassi
     ]
     (dead,) = await copies(rig, dead_letter_topic(GROUP))
     assert (dead.message.topic, dead.message.message_id) == (TOPIC, message.message_id)
+
+
+@every_embedded_classic()
+async def test_what_was_failed_has_no_key_any_more(rig: EmbeddedClassicRig) -> None:
+    """Danger: of two messages with one key that a consumer put into its retry topic the later one cancelled the other."""
+    _, found = await one(rig)
+    client = rig.clients[-1]
+    (retries,) = await queues_of(client, retry_topic(GROUP))
+    for message_id in ("m-1", "m-2"):
+        message = replace(found.message, topic=retries.topic, message_id=message_id, properties={OWN_KEY: "cart-17"})
+        outgoing = Outgoing(message=message, delay_level=1, attempts_failed=1, system={"RETRY_TOPIC": TOPIC})
+        await client.send(GROUP, retries, [outgoing], timeout_ms=SEND_MS)
+    assert [each.message.message_id for each in await copies(rig, retries.topic)] == ["m-1", "m-2"]
 
 
 @every_embedded_classic()
