@@ -179,7 +179,7 @@ async def test_consumers_put_messages_into_their_retry_topic(rig: EmbeddedClassi
 
 @every_embedded_classic()
 async def test_what_was_failed_has_no_key_any_more(rig: EmbeddedClassicRig) -> None:
-    """Danger: of two messages with one key that a consumer put into its retry topic the later one cancelled the other."""
+    """Danger: of two messages that a consumer put into its retry topic the later one cancels the other for its key."""
     _, found = await one(rig)
     client = rig.clients[-1]
     (retries,) = await queues_of(client, retry_topic(GROUP))
