@@ -18,7 +18,7 @@ APScheduler's trigger finds the days and times of the calendar; here they become
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
@@ -307,12 +307,12 @@ def _triggers(cron: Cron, year: int) -> tuple[CronTrigger, ...]:
     """Return what finds the times of a cron expression from a year on, for ``YEARS_MAX`` years."""
     from apscheduler.triggers.cron import CronTrigger
 
-    def listed(numbers: tuple[int, ...]) -> str:
-        return ",".join(map(str, numbers))
+    def listed(values: Sequence[int | str], all_of_them: int) -> str:
+        return "*" if len(values) == all_of_them else ",".join(map(str, values))  # each of a list is looked at each time
 
-    clock = {"minute": listed(cron.minutes), "hour": listed(cron.hours), "month": listed(cron.months)}
+    clock = {"minute": listed(cron.minutes, 60), "hour": listed(cron.hours, 24), "month": listed(cron.months, 12)}
     clock |= {"year": f"{year}-{year + YEARS_MAX}", "second": "0"}
-    by_date = {"day": listed(cron.days)}
-    by_weekday = {"day_of_week": ",".join(_DAYS[each] for each in cron.weekdays)}
+    by_date = {"day": listed(cron.days, 31)}
+    by_weekday = {"day_of_week": listed([_DAYS[each] for each in cron.weekdays], 7)}
     days = [by_date, by_weekday] if cron.either_day else [by_date | by_weekday]
     return tuple(CronTrigger(timezone=UTC, **clock, **each) for each in days)
