@@ -308,7 +308,7 @@ def _triggers(cron: Cron, year: int) -> tuple[CronTrigger, ...]:
     from apscheduler.triggers.cron import CronTrigger
 
     def listed(values: Sequence[int | str], all_of_them: int) -> str:
-        return "*" if len(values) == all_of_them else ",".join(map(str, values))  # each of a list is looked at each time
+        return "*" if len(values) == all_of_them else ",".join(map(str, values))  # each of a list is looked at
 
     clock = {"minute": listed(cron.minutes, 60), "hour": listed(cron.hours, 24), "month": listed(cron.months, 12)}
     clock |= {"year": f"{year}-{year + YEARS_MAX}", "second": "0"}
