@@ -140,7 +140,10 @@ class LedgerVerifier:
         except (StoreError, OSError, ValueError) as error:
             made.error = " ".join(str(error).split())
         made.ended_at_ms = max(1, clock.now_ms())
-        if made.error:
+        if self._is_closing and not made.differences:
+            made.error = "the daemon stopped meanwhile"
+            log.info("ledger_not_verified", error=made.error)
+        elif made.error:
             log.error("ledger_not_verified", error=made.error)
         elif made.differences:
             log.error("ledger_does_not_balance", differences=made.differences, first=str(made.first[0]))
@@ -179,6 +182,8 @@ class LedgerVerifier:
                     child.stdin.write("\n")
                     child.stdin.flush()
                     self._listen(child, made)
+                if self._is_closing:
+                    return True
                 if (not is_open or is_whole) and child.wait() and not made.error:
                     said.seek(0)
                     made.error = said.read(1_000).strip() or f"the process that counts ended with {child.returncode}"

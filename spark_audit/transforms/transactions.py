@@ -1,11 +1,14 @@
-"""What became of each transaction: a half message has one end; a committed one is accepted in the same batch."""
+"""What became of each transaction: a half message has one end; a committed one is accepted in the same batch.
+
+Or it is absorbed there, by another one that waits under its own key.
+"""
 
 from __future__ import annotations
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.columns import Column
 from spark_audit.frames.table import Table, gathered
-from spark_audit.schema import ACCEPTS, COMMITTED, ENDS_OF_TRANSACTION, HALF
+from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, ENDS_OF_TRANSACTION, HALF
 from spark_audit.transforms.entries import has_gap
 from spark_audit.transforms.rows import kind_in
 
@@ -18,12 +21,13 @@ def transaction_findings(rows: Table, held: Table, cells: Table) -> Table:
     What ended twice contradicts itself. One without an end is lost if a later snapshot does not hold it; so is one that
     is committed and was never accepted.
     """
-    own = rows.where(kind_in(HALF, *ENDS_OF_TRANSACTION, *ACCEPTS) & ~F.col("is_letter"))
+    own = rows.where(kind_in(HALF, *ENDS_OF_TRANSACTION, *ACCEPTS, ABSORBED) & ~F.col("is_letter"))
     facts = own.group_by(*_KEY).agg(
         F.count_if(kind_in(HALF)).alias("halves"),
         F.count_if(kind_in(*ENDS_OF_TRANSACTION)).alias("ends"),
         F.count_if(kind_in(COMMITTED)).alias("commits"),
         F.count_if(kind_in(*ACCEPTS)).alias("accepts"),
+        F.count_if(kind_in(ABSORBED)).alias("absorbed"),
         F.max_by("entry", F.when(kind_in(HALF), F.col("sequence"))).alias("entry"),
         F.max_of(F.when(kind_in(HALF), F.col("sequence"))).alias("half_sequence"),
         F.min_of("sequence").alias("first_sequence"),
@@ -40,7 +44,7 @@ def transaction_findings(rows: Table, held: Table, cells: Table) -> Table:
     is_untold = has_no_half & has_gap(F.lit(0), F.col("first_sequence"))
     is_lost = is_gone & (F.col("accepts") == 0)
     is_uncommitted = is_gone & (F.col("accepts") > 0)
-    is_unaccepted = F.col("commits") > F.col("accepts")
+    is_unaccepted = F.col("commits") > F.col("accepts") + F.col("absorbed")
     wrong = is_lost | is_uncommitted | is_unaccepted
     found = F.array(
         _finding((F.col("ends") > F.col("halves")) & ~has_no_half, "ILLEGAL", "a transaction ended more than once"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 from support.crash_load import Load
 from support.daemon import Daemon
 from support.fake_admin_client import run_dmq
@@ -163,6 +164,47 @@ def test_what_may_have_lost_a_log_is_opened_again(
     assert made.error.startswith(error)
     assert not made.differences
     assert moving.looks == 6
+    assert not list(data.glob(".ledger-*"))
+
+
+class Stopping:
+    """A store whose daemon stops at the moment in which the other process is started."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.ends = asyncio.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def read_beside(self) -> tuple[Path, int]:
+        """Wait until the verifier has been told to end."""
+        self.loop.call_soon_threadsafe(self.ends.set)
+        while not self.verifier._is_closing:
+            time.sleep(0.001)
+        return self._store.read_beside()
+
+    async def verification(self, data: Path) -> Verification:
+        """Begin one, and stop in the middle of it."""
+        self.loop = asyncio.get_running_loop()
+        async with LedgerVerifier(self, data) as self.verifier:  # type: ignore[arg-type]
+            made = await self.verifier.verify()
+            await self.ends.wait()
+        return made
+
+
+@pytest.mark.timeout(60)
+def test_a_stop_in_the_middle_is_no_error(data: Path) -> None:
+    """Danger: it waited for a process that waited for it; and an orderly stop left an error in the log."""
+    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event, ledger_kinds=LEDGER_KINDS))
+    try:
+        with capture_logs() as logs:
+            made = asyncio.run(Stopping(store).verification(data))
+    finally:
+        store.close()
+    assert made.error == "the daemon stopped meanwhile"
+    (line,) = (each for each in logs if each["event"].startswith("ledger"))
+    assert (line["event"], line["log_level"]) == ("ledger_not_verified", "info")
     assert not list(data.glob(".ledger-*"))
 
 

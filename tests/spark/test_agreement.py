@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.trail_disagreements import (
+    absorbed,
     delivered,
     kept_back,
     made_anew,
@@ -55,6 +56,7 @@ SCENARIOS = {
         ("LOST", "a half message is not in the snapshot, and has no end"),
         ("ORPHAN", "a transaction ended without a beginning"),
     },
+    absorbed: set(),
     made_anew: {("DUPLICATE_ACCEPT", "in one cell")},
     kept_back: {("OVERDUE", "in the snapshot after its time")},
     many_times: {("DUPLICATE_ACCEPT", "in one cell")},

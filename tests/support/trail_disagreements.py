@@ -61,6 +61,15 @@ def transactions(hand: Hand) -> None:
     hand.snapshot([hand.held(6, 20_000, "TRANSACTION")])
 
 
+def absorbed(hand: Hand) -> None:
+    """Commit a message whose own key another one waits under, which is to stay."""
+    hand.scheduled(1, 700_000)
+    of_transaction(hand, "HALF", 2)
+    of_transaction(hand, "COMMITTED", 2)
+    ids: dict[str, Any] = {"topic": hand.topic, "entry": 1, "message_id": hand.id_of(2)}
+    hand.add("ABSORBED", 10, **ids, due_ms=START_MS + 700_000)
+
+
 def kept_back(hand: Hand) -> None:
     """Change topics after their messages are in a snapshot, which is taken at 0, and before or after these are due."""
     names = ("paused", "slowed", "in turns", "gone on", "paused too late", "due before the snapshot")
@@ -109,4 +118,4 @@ def many_times(hand: Hand) -> None:
         hand.queued(1, offset)
 
 
-DISAGREEMENTS = (other_times, other_places, other_copies, transactions, kept_back, made_anew, many_times)
+DISAGREEMENTS = (other_times, other_places, other_copies, transactions, absorbed, kept_back, made_anew, many_times)
