@@ -75,7 +75,9 @@ def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
     """Return the retries that are named, each once, in their order; whether they are some, their keeper knows."""
     if not 1 <= len(entries) <= ENTRIES_MAX:
         limit = f"1 to {ENTRIES_MAX}"
-        raise Refused(Rule.REQUEST, "the number of retries in a request is out of range", value=len(entries), limit=limit)
+        raise Refused(
+            Rule.REQUEST, "the number of retries in a request is out of range", value=len(entries), limit=limit
+        )
     for entry in entries:
         if not entry.strip() or len(entry) > _ENTRY_CHARS_MAX:
             raise Refused(

@@ -15,7 +15,7 @@ import grpc
 import psutil
 import pytest
 from support.daemon import STOP_S_MAX, Daemon
-from support.fronts import bent, fronts_of, until, until_gone, with_fronts
+from support.fronts import bent, until, until_gone, with_fronts
 from support.shim import Shim
 from support.wire_client import DEADLINE_S, WireClient, a_message, a_receive, received_of
 
@@ -62,7 +62,7 @@ def _accepts(client: WireClient, message_id: str) -> bool:
 
 def front_that_serves(daemon: Daemon, client: WireClient) -> psutil.Process:
     """The front that has a client's connection: the client is the only one."""
-    (found,) = [each for each in fronts_of(daemon.pid) if _connections(each)]
+    (found,) = [each for each in daemon.fronts if _connections(each)]
     assert client.channel is not None
     return found
 
@@ -126,13 +126,13 @@ def test_a_receive_that_waited_takes_no_message_with_it(daemon: Daemon) -> None:
 
 def test_connections_wait_while_no_front_is_there(daemon: Daemon) -> None:
     """All fronts die at once: a client that connects then is served by the next one, and not turned away."""
-    dead = fronts_of(daemon.pid)
+    dead = daemon.fronts
     for each in dead:
         each.kill()
     until_gone(dead)
     with WireClient(daemon.address) as client:
         send(client, "patient")
-    until("both are back", lambda: len(fronts_of(daemon.pid)) == 2)
+    until("both are back", lambda: len(daemon.fronts) == 2)
 
 
 def test_many_deaths_leave_nothing_behind(daemon: Daemon) -> None:
@@ -149,7 +149,7 @@ def test_many_deaths_leave_nothing_behind(daemon: Daemon) -> None:
             front = front_that_serves(daemon, client)
             front.kill()
             insist(client, f"after-{number}")
-            until("as many as before", lambda: len(store.children()) == len(fronts_of(daemon.pid)) == 2)
+            until("as many as before", lambda: len(store.children()) == len(daemon.fronts) == 2)
         until("as before", lambda: has() == before)
     ended = daemon.events("front_ended")
     assert [each["why"] for each in ended] == ["killed by SIGKILL"] * 6
@@ -174,7 +174,7 @@ def test_a_front_that_hangs_is_replaced_and_the_other_serves_meanwhile(tmp_path:
             stuck.result(STOP_S_MAX)
         (told,) = daemon.events("front_hangs")
         assert told["pid"] == front.pid
-        until("there are two again", lambda: len(fronts_of(daemon.pid)) == 2)
+        until("there are two again", lambda: len(daemon.fronts) == 2)
         with WireClient(daemon.address, "reader") as reader:
             ids = ["before", "in doubt", *[f"meanwhile-{number}" for number in range(8)]]
             found = reader.drain(TOPIC, GROUP, len(ids))
@@ -189,7 +189,7 @@ def test_no_front_outlives_the_store_process(daemon: Daemon) -> None:
     """One of them is stopped when the store process is killed: all are gone, the port is free, and a restart serves."""
     with WireClient(daemon.address) as client:
         send(client, "kept")
-        fronts = fronts_of(daemon.pid)
+        fronts = daemon.fronts
         assert len(fronts) == 2
         fronts[0].suspend()
         daemon.kill()
@@ -211,7 +211,7 @@ def test_a_front_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
             assert len(client.receive(TOPIC, GROUP, invisible_s=600)) == 1
             serving = front_that_serves(daemon, client)
             waiting = poll(daemon, client, pool)
-            (other,) = [each for each in fronts_of(daemon.pid) if each != serving]
+            (other,) = [each for each in daemon.fronts if each != serving]
             other.suspend()
             daemon.stop()
             assert received_of(waiting.result(DEADLINE_S)) == []
@@ -226,7 +226,7 @@ def test_a_front_that_dies_while_the_daemon_ends_is_not_started_again(tmp_path: 
             front = front_that_serves(daemon, client)
             daemon.signal(signal.SIGTERM)
             daemon.wait_for("stopping", timeout_s=STOP_S_MAX)
-            until("the other one ended", lambda: fronts_of(daemon.pid) == [front])
+            until("the other one ended", lambda: daemon.fronts == [front])
             front.kill()
             assert daemon.wait(STOP_S_MAX) == 0
         assert not daemon.events("front_ended")
@@ -239,7 +239,7 @@ def test_a_signal_to_all_processes_ends_in_order(daemon: Daemon, number: signal.
         send(client, "once")
         assert len(client.receive(TOPIC, GROUP, invisible_s=600)) == 1
         waiting = poll(daemon, client, pool)
-        fronts = fronts_of(daemon.pid)
+        fronts = daemon.fronts
         for each in fronts:
             each.send_signal(number)
         daemon.stop(number)
@@ -253,7 +253,7 @@ def test_a_second_sigterm_leaves_no_front(tmp_path: Path) -> None:
     options = "--shutdown-grace", "60s"
     with Daemon(tmp_path / "data", *options, env=with_fronts()) as daemon, WireClient(daemon.address) as client:
         held = hold_up(client)  # noqa: F841 - the call ends with its last reference
-        fronts = fronts_of(daemon.pid)
+        fronts = daemon.fronts
         daemon.signal(signal.SIGTERM)
         daemon.wait_for("stopping", timeout_s=STOP_S_MAX)
         daemon.signal(signal.SIGTERM)
@@ -267,7 +267,7 @@ def test_a_storage_failure_ends_all(tmp_path: Path) -> None:
     with Daemon(tmp_path / "data", env={**with_fronts(), **shim.environment}) as daemon:
         with WireClient(daemon.address) as client:
             send(client, "stored")
-            fronts = fronts_of(daemon.pid)
+            fronts = daemon.fronts
             shim.fail()
             with pytest.raises((grpc.RpcError, AssertionError)):
                 send(client, "not stored")
@@ -315,7 +315,7 @@ def test_a_front_that_does_not_start_again_ends_the_daemon_once_no_other_serves(
     with Daemon(tmp_path / "data", env=with_fronts(), prefix=prefix) as daemon, WireClient(daemon.address) as client:
         send(client, "before")
         serving = front_that_serves(daemon, client)
-        (other,) = [each for each in fronts_of(daemon.pid) if each != serving]
+        (other,) = [each for each in daemon.fronts if each != serving]
         python.write_text(f"#!/bin/sh\nuntil [ -e '{tmp_path}/fail' ]; do sleep 0.05; done\nexit 3\n", encoding="utf-8")
         other.kill()
         until("its end is told", lambda: daemon.events("front_ended"))

@@ -17,7 +17,7 @@ from support.crash_load import INVISIBLE_MS, Load
 from support.crash_operators import receive_all
 from support.daemon import Daemon, run_command
 from support.effort import EFFORT, SEED
-from support.fronts import fronts_of, serving, until, with_fronts
+from support.fronts import serving, until, with_fronts
 from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
@@ -34,7 +34,7 @@ def kill_fronts(daemon: Daemon, rng: random.Random) -> int:
     until_s, killed = time.monotonic() + KILLED_FOR_S, 0
     while time.monotonic() < until_s:
         threading.Event().wait(KILL_EVERY_S)
-        fronts = serving(daemon)[:1] if rng.random() < 0.9 else fronts_of(daemon.pid)
+        fronts = serving(daemon)[:1] if rng.random() < 0.9 else daemon.fronts
         for each in fronts:
             each.kill()
         killed += len(fronts)
@@ -58,7 +58,7 @@ def test_every_promise_survives_the_death_of_fronts(tmp_path: Path) -> None:
             drained_s = time.monotonic() - ended_s
             accepted = {message_id for message_id, sent in load.ledger.sent.items() if sent.accepted}
             missing = receive_all(daemon.address, accepted, _DRAIN_S_MAX)
-            until("both fronts are back", lambda: len(fronts_of(daemon.pid)) == 2)
+            until("both fronts are back", lambda: len(daemon.fronts) == 2)
             verified = run_command("--address", daemon.address, "ledger", "--verify", timeout_s=60)
         assert verified.returncode == 0, verified.stdout + verified.stderr
         deaths = daemon.events("front_ended")

@@ -39,12 +39,6 @@ def a_daemon(path: Path, *, processes: int = 2, **settings: str) -> Daemon:
     return Daemon(path / "data", env={**os.environ, "DMQ_PROCESSES": str(processes), **told})
 
 
-def fronts_of(daemon: Daemon) -> list[psutil.Process]:
-    """Return its fronts, by age."""
-    found = [each for each in psutil.Process(daemon.pid).children() if "dmq.processes.front" in each.cmdline()]
-    return sorted(found, key=lambda each: each.create_time())
-
-
 def served_by(front: psutil.Process, port: int) -> int:
     """Return how many clients a front has."""
     found = front.net_connections(kind="tcp")
@@ -83,19 +77,19 @@ def test_fronts_have_equal_shares_of_connections_also_one_that_began_anew(tmp_pa
         port = daemon.port
 
         def counts() -> list[int]:
-            return sorted(served_by(each, port) for each in fronts_of(daemon))
+            return sorted(served_by(each, port) for each in daemon.fronts)
 
         for number in range(64):
             stack.enter_context(connect(daemon))
             if number + 1 in {1, 4, 64}:
                 shares = [(number + 1) // 2, (number + 2) // 2]
                 until(partial(lambda wanted: counts() == wanted, shares), f"{shares} connections")
-        stays, goes = fronts_of(daemon)
+        stays, goes = daemon.fronts
         goes.kill()
         daemon.wait_for("front_ended", timeout_s=PATIENCE_S)
 
         def is_there_again() -> bool:
-            fronts = fronts_of(daemon)
+            fronts = daemon.fronts
             with connect(daemon):
                 return len(fronts) == 2 and any(served_by(each, port) == 1 for each in fronts if each != stays)
 
@@ -109,7 +103,7 @@ def test_fronts_have_equal_shares_of_connections_also_one_that_began_anew(tmp_pa
 def test_no_connection_waits_at_a_front_that_does_not_answer(tmp_path: Path) -> None:
     """Danger: half of the new clients waited at a stopped front until it was replaced, ten seconds later."""
     with a_daemon(tmp_path) as daemon:
-        one, _ = fronts_of(daemon)
+        one, _ = daemon.fronts
         with stopped(one.pid), ExitStack() as stack:
             number = in_a_row = 0
 

@@ -194,9 +194,13 @@ class Daemon:
 
     @property
     def fronts(self) -> list[psutil.Process]:
-        """Its front processes that run now."""
-        children = psutil.Process(self.pid).children()
-        return [each for each in children if "dmq.processes.front" in " ".join(each.cmdline())]
+        """Its front processes that run now, ready or not, in the order they were started."""
+        found = []
+        for each in psutil.Process(self.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                if "dmq.processes.front" in each.cmdline():
+                    found.append(each)
+        return sorted(found, key=lambda each: (each.create_time(), each.pid))
 
     @property
     def is_running(self) -> bool:

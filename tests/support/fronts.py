@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -35,21 +34,10 @@ def bent(**settings: Any) -> list[str]:  # noqa: ANN401 - as they are in JSON
     return [sys.executable, __file__, json.dumps(settings)]
 
 
-def fronts_of(pid: int) -> list[psutil.Process]:
-    """The fronts that a daemon has now, ready or not, in the order they were started."""
-    found = []
-    with suppress(psutil.NoSuchProcess):
-        for each in psutil.Process(pid).children():
-            with suppress(psutil.NoSuchProcess):
-                if "dmq.processes.front" in each.cmdline():
-                    found.append(each)
-    return sorted(found, key=lambda each: (each.create_time(), each.pid))
-
-
 def serving(daemon: Daemon) -> list[psutil.Process]:
     """The fronts that take connections, as the daemon said, and that were not killed since."""
     ready = {each["pid"] for each in daemon.events("front_serving")}
-    return [each for each in fronts_of(daemon.pid) if each.pid in ready]
+    return [each for each in daemon.fronts if each.pid in ready]
 
 
 def until(what: str, holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
