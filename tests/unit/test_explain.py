@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dmq.audit.events import EventKind
 from spark_audit import explain
 from spark_audit.report.message import files
 from spark_audit.report.message.files import packed_forms
+from spark_audit.report.message.words import event_in_words
 
 T = 1_795_219_200_000  # 2026-11-21 00:00 UTC
 ID = "01" + "AB" * 16
@@ -185,6 +187,96 @@ def test_what_own_keys_end_in_plain_words(tmp_path: Path, rows: Sequence[Row], s
     lines = said(tmp_path).splitlines()
     assert any(line.endswith(said_of_it) for line in lines), lines
     assert lines[-1] == f"orders: {outcome}"
+
+
+OF_NO_MESSAGE = {
+    EventKind.OPENED, EventKind.CLOSED, EventKind.HEARTBEAT, EventKind.GAP, EventKind.TAIL_LOST,
+    EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED, EventKind.SCHEDULE_CHANGED,
+    EventKind.TOPIC_CREATED, EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED, EventKind.GROUP_CREATED,
+    EventKind.GROUP_CHANGED, EventKind.GROUP_REMOVED, EventKind.SUBSCRIBED, EventKind.RESET, EventKind.OFFSET_SET,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(set(EventKind) - OF_NO_MESSAGE))
+def test_each_kind_of_event_has_words(kind: EventKind) -> None:
+    """Danger: a person who follows a message is told of an unknown event."""
+    assert "unknown kind" not in event_in_words(event(1, kind.name))
+
+
+HALF = event(1, "HALF", due_ms=T + 6000, entry=7)
+COMMITTED = event(3, "COMMITTED", attempt=1, entry=7)
+UNDECIDED = {"group": "unresolved-transactions", "attempt": 15, "detail": 3, "entry": 7}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said_of_it", "outcome"),
+    [
+        (
+            (event(2, "TX_CHECKED", attempt=1, due_ms=T + 9000, entry=7), COMMITTED,
+             event(4, "QUEUED", queue_id=2, queue_offset=17, entry=7)),
+            ["its producers are asked for its outcome, check 1; the next one is at 2026-11-21 00:00:09 UTC",
+             "its transaction was committed", "accepted, at once in queue 2 at offset 17"],
+            ["was in its queue at once [rule: QUEUED needs no waiting]"],
+        ),
+        (
+            (COMMITTED, event(4, "SCHEDULED", due_ms=T + 99_000, entry=8)),
+            ["its transaction was committed", "accepted, to be delivered at 2026-11-21 00:01:39 UTC"],
+            ["was committed [rule: COMMITTED ends the waiting]",
+             "waits, by its last event [rule: it is not due yet, with grace]"],
+        ),
+        (
+            (COMMITTED, event(4, "ABSORBED", due_ms=T + 5000, entry=6)),
+            ["its transaction was committed", "not stored: another message with its own key waits until "
+             "2026-11-21 00:00:05 UTC"],
+            ["was not stored, since another message waited under its own key [rule: ABSORBED ends the waiting]",
+             "was committed [rule: COMMITTED ends the waiting]"],
+        ),
+        (
+            (event(3, "ROLLED_BACK", entry=7),),
+            ["its transaction was rolled back: nobody gets it"],
+            ["was rolled back [rule: ROLLED_BACK ends the waiting]"],
+        ),
+        (
+            (event(3, "TX_GIVEN_UP", **UNDECIDED),),
+            ["nobody decided its transaction, after check 15: to %DLQ%unresolved-transactions at offset 3"],
+            ["is a dead letter in %DLQ%unresolved-transactions [rule: TX_GIVEN_UP ends the waiting]"],
+        ),
+        (
+            (event(3, "TX_TOO_OLD", **UNDECIDED),),
+            ["nobody decided its transaction in time: to %DLQ%unresolved-transactions at offset 3"],
+            ["is a dead letter in %DLQ%unresolved-transactions [rule: TX_TOO_OLD ends the waiting]"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_transaction_in_plain_words(
+    tmp_path: Path, rows: Sequence[Row], said_of_it: list[str], outcome: list[str]
+) -> None:
+    """From the half message to its one end, and to what it becomes."""
+    write(tmp_path, HALF, *rows)
+    lines = said(tmp_path).splitlines()
+    half = "accepted as a half message: nobody sees it, and its producers are asked at 2026-11-21 00:00:06 UTC"
+    assert [line[25:] for line in lines[2 : 4 + 2 * len(rows) : 2]] == [half, *said_of_it]
+    assert lines[-len(outcome) :] == [f"orders: {each}" for each in outcome]
+
+
+def test_where_a_message_comes_from_is_no_outcome(tmp_path: Path) -> None:
+    """Danger: what a schedule sent, or an inner topic, was said to have no beginning. Alone it has none indeed."""
+    occurred = event(3, "OCCURRED", entry=3, detail=1)
+    write(tmp_path, SCHEDULED, DELIVERED, occurred, event(4, "FETCHED", attempt=1, detail=3))
+    assert outcomes(tmp_path) == [(None, "done")]
+    write(tmp_path / "alone", occurred)
+    assert outcomes(tmp_path / "alone") == [(None, "inconsistent")]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "held", "verdict"),
+    [(1, [], "pending"), (9, [{"kind": "TRANSACTION", "entry": 7}], "pending"), (9, [], "lost")],
+)
+def test_a_half_message_waits_until_it_is_decided(tmp_path: Path, sequence: int, held: list[Row], verdict: str) -> None:
+    """However long that takes; one that a newer snapshot does not hold is lost."""
+    write(tmp_path, HALF | {"sequence": 2}, *(OTHER | {"sequence": number} for number in range(3, 9)), LATER)
+    snapshot(tmp_path, sequence, [HELD | {"is_stranded": False} | each for each in held])
+    assert outcomes(tmp_path) == [(None, verdict)]
 
 
 def test_a_redriven_message_is_followed_for_its_group_alone(tmp_path: Path) -> None:

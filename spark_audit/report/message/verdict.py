@@ -10,14 +10,17 @@ from typing import Any
 from spark_audit.report import text
 from spark_audit.report.message import words
 from spark_audit.report.message.files import Gap, Row, Snapshot
+from spark_audit.schema import GIVEN_UP, HALF
 
 LANE = -1  # the queue of a group's retry lane
 _ENDS = {
     "DELIVERED": "was handed over", "RECALLED": "was cancelled", "SENT": "was sent",
     "REPLACED": "was replaced by a message with its own key",
     "ABSORBED": "was not stored, since another message waited under its own key",
+    "COMMITTED": "was committed", "ROLLED_BACK": "was rolled back",
     "SEND_DEAD": "is in the dead set", "DROPPED": "was dropped, as configured",
 }  # fmt: skip
+_BESIDE = {"OCCURRED", "FETCHED", "EXPIRED"}  # where it came from, and what became of its place
 _GROUP_ENDS = {
     "ACKED": "finished it", "FORWARDED": "brought it to the cluster", "FILTERED": "passed it over",
     "REDRIVEN": "sent its dead letter again", "PURGED": "had its dead letter thrown away",
@@ -66,9 +69,9 @@ class Judge:
         places: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in found:
             cell, topic = row["cell"], str(row["topic"])
-            if row["group"] is not None:
+            if row["group"] is not None and row["kind"] not in GIVEN_UP:
                 ways[cell, topic, row["group"]].append(row)
-            elif row["kind"] != "EXPIRED":
+            elif row["kind"] not in _BESIDE:
                 waits[cell, topic, row["entry"]].append(row)
             if row["kind"] in {"QUEUED", "DELIVERED"}:
                 places[cell, topic].append(row)
@@ -76,10 +79,11 @@ class Judge:
             for group in self._readers(cell, topic, visible[-1]):
                 ways.setdefault((cell, topic, group), visible[-1:])
         expired = {_place(row) for row in found if row["kind"] == "EXPIRED"}
-        return [
+        known = [
             *(self._of_wait(rows) for _, rows in sorted(waits.items(), key=str)),
             *(self._of_group(group, rows, expired) for (_, _, group), rows in sorted(ways.items())),
         ]
+        return known or [_orphan(row) for row in found[-1:]]
 
     def undone(self, found: Sequence[Row]) -> list[Outcome]:
         """Return an outcome for each topic of a message of which nothing is left: its store was put back."""
@@ -106,11 +110,24 @@ class Judge:
         if (end := _ENDS.get(last["kind"])) is not None:
             late = words.late_in_words(last) if last["kind"] in {"DELIVERED", "SENT"} else ""
             return _outcome(last, None, "done", end + late, f"{last['kind']} ends the waiting")
+        if last["kind"] in GIVEN_UP:
+            said = f"is a dead letter in %DLQ%{last['group']}"
+            return _outcome(last, None, "dead", said, f"{last['kind']} ends the waiting")
+        if last["kind"] in {HALF, "TX_CHECKED"}:
+            return self._of_half(last)
         if all(row["kind"] not in {"SCHEDULED", "REQUEUED", "SEND_FAILED"} for row in rows):
-            return _outcome(last, None, "inconsistent", "has no beginning in the trail", "ORPHAN")
+            return _orphan(last)
         shot = self._shots.get(last["cell"])
         held = [entry for entry in shot.entries if entry["entry"] == last["entry"]] if shot else []
         return self._of_waiting(last, None, held, last["due_ms"])
+
+    def _of_half(self, last: Row) -> Outcome:
+        shot, said = self._shots.get(last["cell"]), "waits for the outcome of its transaction"
+        if shot is None or shot.sequence < last["sequence"]:
+            return _outcome(last, None, "pending", said, "no snapshot is newer")
+        if any(entry["kind"] == "TRANSACTION" for entry in shot.entries):
+            return _outcome(last, None, "pending", said, "the snapshot holds it")
+        return self._missing(last, None, shot, "the newer snapshot does not hold it")
 
     def _of_waiting(self, last: Row, group: str | None, held: list[Row], due_ms: int | None) -> Outcome:
         cell, shot = last["cell"], self._shots.get(last["cell"])
@@ -187,6 +204,10 @@ class Judge:
 
 def _place(row: Row) -> tuple[Any, ...]:
     return (row["cell"], row["topic"], row["queue_id"], row["queue_offset"])
+
+
+def _orphan(last: Row) -> Outcome:
+    return _outcome(last, None, "inconsistent", "has no beginning in the trail", "ORPHAN")
 
 
 def _outcome(last: Row, group: str | None, verdict: str, said: str, rule: str) -> Outcome:

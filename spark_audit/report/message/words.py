@@ -81,6 +81,18 @@ def _again(what: str, *, is_timed: bool = False) -> _Words:
     return said
 
 
+def _undecided(why: str) -> _Words:
+    def said(event: Event) -> str:
+        letters = f"%DLQ%{event.get('group')} at offset {text.count(event.get('detail') or 0)}"
+        return f"nobody decided its transaction{why.format(event.get('attempt'))}: to {letters}"
+
+    return said
+
+
+def _asked(event: Event) -> str:
+    return f"its producers are asked for its outcome, check {event.get('attempt')}; the next one is at {_due(event)}"
+
+
 def _redriven(event: Event) -> str:
     source = f"%DLQ%{event.get('group')} at offset {text.count(event.get('detail') or 0)}"
     return f"made of the dead letter in {source}, for {_who(event)} alone, in {place_in_words(event)}"
@@ -94,6 +106,12 @@ _WORDS: Mapping[str, _Words] = {
     "SCHEDULED": lambda event: f"accepted, to be delivered at {_due(event)}",
     "QUEUED": lambda event: f"accepted, at once in {place_in_words(event)}",
     "DELIVERED": lambda event: f"handed over{late_in_words(event)} to {place_in_words(event)}",
+    "HALF": lambda event: f"accepted as a half message: nobody sees it, and its producers are asked at {_due(event)}",
+    "TX_CHECKED": _asked,
+    "COMMITTED": lambda _: "its transaction was committed",
+    "ROLLED_BACK": lambda _: "its transaction was rolled back: nobody gets it",
+    "TX_GIVEN_UP": _undecided(", after check {}"),
+    "TX_TOO_OLD": _undecided(" in time"),
     "OCCURRED": lambda event: f"sent by its schedule, as occurrence {text.count(event.get('detail') or 0)}",
     "RESCHEDULED": lambda event: f"to be delivered at {_due(event)} instead",
     "RECALLED": lambda _: "cancelled",
