@@ -226,8 +226,8 @@ UNDECIDED = {"group": "unresolved-transactions", "attempt": 15, "detail": 3, "en
         ),
         (
             (COMMITTED, event(4, "ABSORBED", due_ms=T + 5000, entry=6)),
-            ["its transaction was committed", "not stored: another message with its own key waits until "
-             "2026-11-21 00:00:05 UTC"],
+            ["its transaction was committed",
+             "not stored: another message with its own key waits until 2026-11-21 00:00:05 UTC"],
             ["was not stored, since another message waited under its own key [rule: ABSORBED ends the waiting]",
              "was committed [rule: COMMITTED ends the waiting]"],
         ),
