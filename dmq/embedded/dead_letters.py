@@ -407,7 +407,7 @@ class DeadLetters:
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         retries = self._retry_topic(job, row)
         message.system_properties.ClearField("delivery_attempt")
-        envelope = to_envelope(message)._replace(own_key="", keeps_first=False)  # its key is for what came since
+        envelope = to_envelope(message)._replace(own_key="", keeps_first=False)  # what waits there was said later
         note = f"{target.name} {message_id}"
         if self._is_for_group(job, row):
             if retries is None:

@@ -268,6 +268,14 @@ def test_where_a_message_comes_from_is_no_outcome(tmp_path: Path) -> None:
     assert outcomes(tmp_path / "alone") == [(None, "inconsistent")]
 
 
+@pytest.mark.parametrize(("following", "verdict"), [(4, "lost"), (6, "inconclusive")])
+def test_what_is_committed_and_never_accepted_is_lost(tmp_path: Path, following: int, verdict: str) -> None:
+    """As in the audit: that it was committed is no end by itself. Where a gap follows, its accept may be in there."""
+    write(tmp_path, HALF, OTHER | {"sequence": 2}, COMMITTED)
+    write(tmp_path, OTHER | {"sequence": following})
+    assert outcomes(tmp_path) == [(None, verdict)]
+
+
 @pytest.mark.parametrize(
     ("sequence", "held", "verdict"),
     [(1, [], "pending"), (9, [{"kind": "TRANSACTION", "entry": 7}], "pending"), (9, [], "lost")],

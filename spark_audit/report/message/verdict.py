@@ -10,7 +10,7 @@ from typing import Any
 from spark_audit.report import text
 from spark_audit.report.message import words
 from spark_audit.report.message.files import Gap, Row, Snapshot
-from spark_audit.schema import GIVEN_UP, HALF
+from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, GIVEN_UP, HALF
 
 LANE = -1  # the queue of a group's retry lane
 _ENDS = {
@@ -79,8 +79,9 @@ class Judge:
             for group in self._readers(cell, topic, visible[-1]):
                 ways.setdefault((cell, topic, group), visible[-1:])
         expired = {_place(row) for row in found if row["kind"] == "EXPIRED"}
+        accepted = {(row["cell"], row["topic"]) for row in found if row["kind"] in {*ACCEPTS, ABSORBED}}
         known = [
-            *(self._of_wait(rows) for _, rows in sorted(waits.items(), key=str)),
+            *(self._of_wait(rows, accepted) for _, rows in sorted(waits.items(), key=str)),
             *(self._of_group(group, rows, expired) for (_, _, group), rows in sorted(ways.items())),
         ]
         return known or [_orphan(row) for row in found[-1:]]
@@ -103,8 +104,10 @@ class Judge:
             }
         )
 
-    def _of_wait(self, rows: list[Row]) -> Outcome:
+    def _of_wait(self, rows: list[Row], accepted: set[tuple[str, Any]]) -> Outcome:
         last = rows[-1]
+        if last["kind"] == COMMITTED and (last["cell"], last["topic"]) not in accepted:
+            return self._unaccepted(last)
         if last["kind"] == "QUEUED":
             return _outcome(last, None, "done", "was in its queue at once", "QUEUED needs no waiting")
         if (end := _ENDS.get(last["kind"])) is not None:
@@ -120,6 +123,12 @@ class Judge:
         shot = self._shots.get(last["cell"])
         held = [entry for entry in shot.entries if entry["entry"] == last["entry"]] if shot else []
         return self._of_waiting(last, None, held, last["due_ms"])
+
+    def _unaccepted(self, last: Row) -> Outcome:
+        if any(gap.cell == last["cell"] and gap.first > last["sequence"] for gap in self._gaps):
+            said = "nobody knows: the trail has a gap"
+            return _outcome(last, None, "inconclusive", said, "committed, and never accepted, but a gap follows")
+        return _outcome(last, None, "lost", "LOST", "committed, and never accepted")
 
     def _of_half(self, last: Row) -> Outcome:
         shot, said = self._shots.get(last["cell"]), "waits for the outcome of its transaction"
