@@ -92,6 +92,7 @@ class ManualClock:
         self._monotonic_ms = 0
         self._boot_ms = 0
         self._boots = 1
+        self.was_set = False  # whether the wall clock ever moved without the boot clock, even if it was set right again
 
     def now_ms(self) -> int:
         with self._lock:
@@ -125,10 +126,12 @@ class ManualClock:
             self._now_ms += wall_ms
             self._monotonic_ms += monotonic_ms
             self._boot_ms += boot_ms
+            self.was_set |= wall_ms != boot_ms
 
     def step_to(self, now_ms: int) -> None:
         """Set the wall clock, forward or back, without time passing."""
         with self._lock:
+            self.was_set |= now_ms != self._now_ms
             self._now_ms = now_ms
 
     def reboot(self, ms: int = 0) -> None:
@@ -137,3 +140,4 @@ class ManualClock:
             self._now_ms += ms
             self._boot_ms = 0
             self._boots += 1
+            self.was_set = True

@@ -87,3 +87,15 @@ TestOperatorsOnMemory = seed(SEED)(OnMemory.TestCase)
 TestOperatorsOnMemory.settings = settings(_PACE, max_examples=25 * EFFORT)
 TestOperatorsOnRocksDB = seed(SEED)(OnRocksDB.TestCase)
 TestOperatorsOnRocksDB.settings = settings(_PACE, max_examples=6 * EFFORT)
+
+
+def test_a_clock_that_was_wrong_between_two_looks_at_the_ages_was_set() -> None:
+    """What came while it was ahead has two ages, by what was known and by its row; the check of ages knows why."""
+    history = OnMemory()
+    history.open(jump_max_ms=None)
+    for _ in range(5):
+        history.accept()  # one look in four is at the ages
+    history.live_through("workers", ["ack"] * 4)
+    history.send(topic="orders", count=1, delay_ms=1_000)
+    history.step_and_back(1_000, 0, is_forward=True)
+    history.teardown()
