@@ -1,0 +1,407 @@
+"""Everything at once on a real daemon: clients of every kind, operators, kills and a clock that is set.
+
+Senders send now, later, in order, under own keys and in transactions, and recall some. Groups acknowledge most, hide,
+fail and bury the rest; one reads by offset. An operator draws orders out of all there are, for the same topics and
+groups. ``unexplained`` tells, message by message, what became of what was accepted and may not have: a message is
+acknowledged, or the daemon says where it is, and a client or an operator had asked for that.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+import grpc
+from support.daemon import Daemon
+from support.turmoil_books import GROUPS, KEYED, ORDERED, READERS, TOPICS, Books, Sent
+from support.turmoil_orders import Orders, bury
+from support.wall_shim import WallShim
+from support.wire_client import Received, WireClient, a_message, a_receive, received_of
+
+from broker_adapter.signature import Signer
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin import admin_v1
+from dmq.admin.client import AdminClient
+from dmq.errors import DmqError
+
+RETRY_DELAYS_MS = (200, 500, 1_500)
+ATTEMPTS_MAX = 4
+_Answer = TypeVar("_Answer", wire.SendMessageResponse, wire.EndTransactionResponse)
+INVISIBLE_S = 10
+PATIENCE_S = 60.0
+STEPS_MS = (0, 0, 600_000, -600_000, 50_000, -50_000, 3_000, -3_000, 40 * 86_400_000)  # ahead of the host's clock
+_AWAY = (grpc.RpcError, DmqError)
+_SOON_MS = 5_000  # what waits longer was sent, or moved, while the clock was ahead
+_PAUSE_S = 0.03  # between two tries while the daemon is away
+
+
+class Turmoil:
+    """All of them at work on a daemon, until ``calm``. Errors that nobody expects are raised there."""
+
+    def __init__(
+        self, daemon: Daemon, seed: int, folder: Path, *, shim: WallShim | None = None, signer: Signer | None = None
+    ) -> None:
+        self.books = Books()
+        self._daemon = daemon
+        self._seed = seed
+        self._folder = folder
+        self._shim = shim
+        self._signer = signer
+        self._ahead_ms = 0
+        self._ends = threading.Event()  # whoever sends, orders and kills
+        self._is_careful = threading.Event()  # acknowledge everything
+        self._ends_receiving = threading.Event()
+        self._failures: list[BaseException] = []
+        with self.admin() as admin:
+            for topic in TOPICS:
+                admin.create_topic(topic)
+            for group in GROUPS:
+                policy = admin_v1.Policy(
+                    table=admin_v1.TableBackoff(steps_ms=RETRY_DELAYS_MS), max_attempts=ATTEMPTS_MAX
+                )
+                admin.set_group(group, policy=policy)
+                for topic in TOPICS:
+                    admin.subscribe(group, topic)
+        self._causes = [self._start(self._send, number) for number in range(3)]
+        self._causes += [self._start(self._operate), self._start(self._disturb)]
+        self._receivers = [
+            self._start(self._consume, group, topic, is_push)
+            for group in GROUPS
+            for topic in TOPICS
+            for is_push in (False, True)
+        ]
+        self._receivers += [self._start(self._read, topic) for topic in TOPICS]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End all threads, also those of a test that failed."""
+        self._ends.set()
+        self._ends_receiving.set()
+        for each in (*self._causes, *self._receivers):
+            each.join(PATIENCE_S)
+
+    def admin(self) -> AdminClient:
+        """Return a client for operators."""
+        return AdminClient(self._daemon.address, timeout_s=20, signer=self._signer)
+
+    def calm(self) -> None:
+        """End what makes trouble, undo what holds messages up, and wait until everything that comes has come."""
+        self._is_careful.set()
+        self._ends.set()
+        self._join(self._causes)
+        self._step(0)
+        with self.admin() as admin:
+            admin.accept_clock("the end of the test")
+            for topic in TOPICS:
+                admin.set_topic(topic, is_paused=False, deliver_rate=0, max_pending=0, send_rate=0)
+            for group in GROUPS:
+                admin.set_group(group, is_paused=False, deliver_rate=0)
+            for name in [each.name for each in admin.schedules().schedules]:
+                admin.remove_schedule(name)
+            self._wait_for_the_rest(admin)
+        self._ends_receiving.set()
+        self._join(self._receivers)
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        for each in threads:
+            each.join(PATIENCE_S)
+            assert not each.is_alive(), f"{each.name} does not end"
+        if self._failures:
+            raise self._failures[0]
+
+    def unexplained(self) -> list[str]:
+        """Return what became of messages that may not have."""
+        books, found = self.books, []
+        with self.admin() as admin:
+            for group, message_id in books.missing():
+                sent = books.sent[message_id]
+                fate = _fate(admin, group, sent.topic, message_id)
+                if not self._may_end_so(message_id, sent, fate):
+                    found.append(f"{message_id} never came to {group}: {fate} {sent}")
+        for group, seen in books.seen.items():
+            found += [f"{message_id} came to {group} and was cancelled" for message_id in books.cancelled & seen]
+        for group, acked in books.acked.items():
+            unread = {each for each in acked - books.seen[READERS] if each in books.sent}
+            found += [f"{message_id} came to {group}, and was not to be read by offset" for message_id in unread]
+        return found
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _wait_for_the_rest(self, admin: AdminClient) -> None:
+        """Wait until each message that is missing has an end that no time changes."""
+        until_s = time.monotonic() + PATIENCE_S
+        rest = self.books.missing()
+        while rest and time.monotonic() < until_s:
+            moving = []
+            for group, message_id in rest:
+                fate = _fate(admin, group, self.books.sent[message_id].topic, message_id)
+                if fate.is_moving(self._now_ms()):
+                    moving.append((group, message_id))
+            acked = self.books.acked
+            rest = [each for each in moving if each[1] not in acked[each[0]]]
+            self._ends_receiving.wait(0.2)
+
+    def _may_end_so(self, message_id: str, sent: Sent, fate: Fate) -> bool:
+        if fate.of_group in {admin_v1.DEAD, admin_v1.ACKNOWLEDGED, admin_v1.FINISHED}:
+            return True  # FINISHED: an acknowledgement whose answer was lost, or what an operator ended
+        match fate.of_message:
+            case admin_v1.RECALLED:
+                return message_id in self.books.cancelled or sent.may_be_cancelled
+            case admin_v1.REPLACED | admin_v1.ABSORBED:
+                return bool(sent.own_key)
+            case admin_v1.WAITING:
+                return fate.deliver_at_ms > self._now_ms()  # an operator moved it, by a clock that was ahead
+        return False
+
+    # -- who works ----------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        def watched() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                self._failures.append(error)
+                self._ends.set()
+                raise
+
+        thread = threading.Thread(target=watched, name=f"{work.__name__} {arguments}", daemon=True)
+        thread.start()
+        return thread
+
+    def _rng(self, *who: object) -> random.Random:
+        return random.Random(f"{self._seed} {who}")
+
+    def _client(self, name: str) -> WireClient:
+        return WireClient(self._daemon.address, name, self._signer)
+
+    def _now_ms(self) -> int:
+        """What the daemon's clock says."""
+        return time.time_ns() // 1_000_000 + self._ahead_ms
+
+    def _step(self, ahead_ms: int) -> None:
+        if self._shim is not None:
+            self._ahead_ms = ahead_ms
+            self._shim.step(ahead_ms)
+
+    def _insist(self, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Ask until there is an answer that is no delay; ``None`` if that takes too long."""
+        until_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until_s:
+            with suppress(grpc.RpcError):
+                answer = ask()
+                if answer.status.code != wire.TOO_MANY_REQUESTS:
+                    return answer
+            time.sleep(_PAUSE_S)
+        return None
+
+    def _send(self, number: int) -> None:
+        rng, books = self._rng("send", number), self.books
+        with self._client(f"sender-{number}") as client:
+            while not self._ends.wait(rng.uniform(0, 0.02)):
+                message, sent = self._draw(rng)
+                message_id = message.system_properties.message_id
+                with books.lock:
+                    books.sent[message_id] = sent
+                answer = self._insist(lambda message=message: client.send(message))  # type: ignore[misc]
+                if answer is None or answer.status.code != wire.OK:
+                    books.refused[f"send: {answer and answer.status}"] += 1
+                    continue
+                (entry,) = answer.entries
+                with books.lock:
+                    sent.is_accepted, sent.stored_as, sent.recall_handle = True, entry.message_id, entry.recall_handle
+                if sent.resolution in {"commit", "rollback"}:
+                    self._resolve(client, message, sent, entry.transaction_id)
+                if sent.recall_handle and rng.random() < 0.1:
+                    self._recall(client, sent)
+
+    def _draw(self, rng: random.Random) -> tuple[wire.Message, Sent]:
+        topic = rng.choice(TOPICS)
+        sent = Sent(
+            topic,
+            deliver_at_ms=self._now_ms() + rng.randrange(4_000) if rng.random() < 0.6 else 0,
+            own_key="",
+            resolution="",
+        )
+        properties: dict[str, str] = {}
+        if topic == KEYED and rng.random() < 0.5:
+            sent.own_key = properties["DMQ_KEY"] = f"key-{rng.randrange(6)}"
+            if rng.random() < 0.4:
+                properties["DMQ_ON_SAME_KEY"] = "keep"
+        if rng.random() < 0.05:
+            not_after_ms = max(sent.deliver_at_ms, self._now_ms()) + rng.randrange(2_000, 20_000)
+            properties["DMQ_NOT_AFTER_MS"] = str(not_after_ms)
+        message = a_message(
+            topic,
+            f"{rng.getrandbits(136):034X}",
+            bytes(rng.choice((10, 500, 20_000))),
+            deliver_at_ms=sent.deliver_at_ms,
+            properties=properties,
+            message_group=f"line-{rng.randrange(4)}" if topic == ORDERED else "",
+        )
+        if topic != ORDERED and rng.random() < 0.08:
+            sent.resolution = rng.choice(("commit", "commit", "rollback", "none"))
+            message.system_properties.message_type = wire.TRANSACTION
+        return message, sent
+
+    def _resolve(self, client: WireClient, message: wire.Message, sent: Sent, transaction_id: str) -> None:
+        request = wire.EndTransactionRequest(
+            topic=message.topic,
+            message_id=message.system_properties.message_id,
+            transaction_id=transaction_id,
+            resolution=wire.COMMIT if sent.resolution == "commit" else wire.ROLLBACK,
+        )
+        answer = self._insist(lambda: client.ask("EndTransaction", request))
+        if answer is None or answer.status.code != wire.OK:
+            sent.resolution = "refused"  # the clock was set, say, and it was decided by then
+            self.books.refused[f"resolve: {answer and answer.status}"] += 1
+
+    def _recall(self, client: WireClient, sent: Sent) -> None:
+        request = wire.RecallMessageRequest(topic=wire.Resource(name=sent.topic), recall_handle=sent.recall_handle)
+        try:
+            answer = client.ask("RecallMessage", request)
+        except grpc.RpcError:
+            sent.may_be_cancelled = True
+            return
+        if answer.status.code == wire.OK:
+            with self.books.lock:
+                self.books.cancelled.add(sent.stored_as)
+
+    def _consume(self, group: str, topic: str, is_push: bool) -> None:
+        rng, books = self._rng("consume", group, topic, is_push), self.books
+        with self._client(f"consumer-{group}-{topic}-{is_push}") as client:
+            while not self._ends_receiving.is_set():
+                request = a_receive(topic, group, batch=rng.choice((1, 8, 32)), wait_s=0.5, invisible_s=INVISIBLE_S)
+                request.auto_renew = is_push
+                try:
+                    found = received_of(client.frames("ReceiveMessage", request, deadline_s=6))
+                except grpc.RpcError:
+                    time.sleep(_PAUSE_S)
+                    continue
+                with books.lock:
+                    books.seen[group].update(each.message_id for each in found)
+                with suppress(grpc.RpcError):
+                    self._finish(client, rng, group, topic, found, is_push=is_push)
+
+    def _finish(
+        self,
+        client: WireClient,
+        rng: random.Random,
+        group: str,
+        topic: str,
+        found: Sequence[Received],
+        *,
+        is_push: bool,
+    ) -> None:
+        done = []
+        for each in found:
+            drawn = 0.0 if self._is_careful.is_set() else rng.random()
+            if drawn < 0.8:
+                done.append(each)
+            elif drawn < 0.86 or is_push:
+                client.change_invisible(topic, group, each, rng.choice((0, 10, 500, 12_000)))
+            elif drawn < 0.93:
+                bury(client, topic, group, each)
+        if done:
+            answer = client.ack(topic, group, done)
+            with self.books.lock:
+                self.books.acked[group].update(
+                    each.message_id
+                    for each, entry in zip(done, answer.entries, strict=True)
+                    if entry.status.code == wire.OK
+                )
+
+    def _read(self, topic: str) -> None:
+        """Read every queue of a topic by offset, again from where the group is whenever the daemon was away."""
+        group = wire.Resource(name=READERS)
+        with self._client(f"reader-{topic}") as client:
+            while True:
+                is_last = self._ends_receiving.is_set()
+                try:
+                    route = client.ask("QueryRoute", wire.QueryRouteRequest(topic=wire.Resource(name=topic)))
+                    for queue_id in {each.id for each in route.message_queues}:
+                        queue = wire.MessageQueue(topic=wire.Resource(name=topic), id=queue_id)
+                        self._read_queue(client, group, queue)
+                except grpc.RpcError:
+                    time.sleep(_PAUSE_S)
+                    continue
+                if is_last:
+                    return
+                self._ends_receiving.wait(0.2)
+
+    def _read_queue(self, client: WireClient, group: wire.Resource, queue: wire.MessageQueue) -> None:
+        asked = client.ask("GetOffset", wire.GetOffsetRequest(group=group, message_queue=queue))
+        offset = asked.offset if asked.status.code == wire.OK else 0
+        while True:
+            request = wire.PullMessageRequest(group=group, message_queue=queue, offset=offset, batch_size=32)
+            frames = client.frames("PullMessage", request)
+            found = [each.message.system_properties.message_id for each in frames[1:-1]]
+            with self.books.lock:
+                self.books.seen[READERS].update(found)
+            if frames[0].status.code != wire.OK:
+                assert frames[0].status.code in {wire.MESSAGE_NOT_FOUND, wire.TOO_MANY_REQUESTS}, frames[0]
+                return
+            offset = frames[-1].next_offset
+            client.ask("UpdateOffset", wire.UpdateOffsetRequest(group=group, message_queue=queue, offset=offset))
+
+    # -- trouble ------------------------------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        """Kill, stop, kill a front, or set the clock."""
+        rng, daemon = self._rng("disturb"), self._daemon
+        while not self._ends.wait(rng.uniform(1.0, 4.0)):
+            what = rng.choice(("kill", "kill", "stop", "front", "clock"))
+            if what == "kill":
+                daemon.kill()
+                daemon.restart()
+            elif what == "stop":
+                daemon.stop()
+                daemon.restart()
+            elif what == "front" and (fronts := daemon.fronts):
+                rng.choice(fronts).kill()
+            elif what == "clock":
+                self._step(rng.choice(STEPS_MS))
+            self.books.done[what] += 1
+
+    def _operate(self) -> None:
+        rng, books = self._rng("operate"), self.books
+        with self.admin() as admin, self._client("operator") as client:
+            orders = Orders(admin, client, rng, books, now_ms=self._now_ms, backups=self._folder)
+            while not self._ends.wait(rng.uniform(0, 0.1)):
+                name, order = orders.draw()
+                try:
+                    order()
+                    books.done[name] += 1
+                except _AWAY as error:
+                    books.refused[f"{name}: {str(error).splitlines()[0][:120]}"] += 1
+
+
+class Fate(NamedTuple):
+    """Where a message is, for a group, as the daemon tells."""
+
+    of_message: int  # admin_v1.MessageState
+    of_group: int
+    deliver_at_ms: int
+
+    def is_moving(self, now_ms: int) -> bool:
+        """Whether time alone changes it, or a consumer that is there."""
+        if self.of_message == admin_v1.WAITING:
+            return self.deliver_at_ms <= now_ms + _SOON_MS
+        return self.of_group in {admin_v1.READY, admin_v1.LEASED, admin_v1.RETRYING}
+
+    def __str__(self) -> str:
+        name = admin_v1.MessageState.Name
+        return f"{name(self.of_message)}, {name(self.of_group)} for the group, due at {self.deliver_at_ms}"
+
+
+def _fate(admin: AdminClient, group: str, topic: str, message_id: str) -> Fate:
+    found = admin.message(topic, message_id)
+    of_group = {each.group: each.state for each in found.groups}.get(group, admin_v1.MESSAGE_STATE_UNSPECIFIED)
+    return Fate(found.state, of_group, found.deliver_at_ms)
