@@ -192,12 +192,12 @@ class Turmoil:
             self._shim.step(ahead_ms)
 
     def _insist(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        """Ask until there is an answer that is no delay; ``None`` if that takes too long."""
+        """Ask until it is answered, and by no delay while there is time; ``None`` if nobody answers for too long."""
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
             with suppress(grpc.RpcError):
                 answer = ask()
-                if answer.status.code != wire.TOO_MANY_REQUESTS:
+                if answer.status.code != wire.TOO_MANY_REQUESTS or self._ends.is_set():
                     return answer
             time.sleep(_PAUSE_S)
         return None
