@@ -58,7 +58,7 @@ def test_nonsense_is_refused(process: OfficialClient, topic: str) -> None:
     assert refused.value.code == 40000 or "40000" in str(refused.value)
 
 
-@having("recall")
+@having("recall", "properties")
 def test_own_keys(process: OfficialClient, topic: str) -> None:
     """The last one sent replaces what waits; one that keeps it is answered with its id and its handle."""
     sent = [send_later(process, topic, 5_000, body=each, properties={"DMQ_KEY": "k"}) for each in ("first", "last")]
