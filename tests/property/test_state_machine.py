@@ -285,3 +285,16 @@ def test_a_step_that_smaller_ones_hide_moves_nothing() -> None:
     state.step(ms=998, is_forward=True)
     state.counters_agree()
     state.teardown()
+
+
+def test_what_is_moved_to_where_the_reader_is_comes_a_millisecond_later() -> None:
+    """A clock that was set back by one is not noticed; the reader was where a new time is, under a later number."""
+    state = MemoryMachine()
+    state.open()
+    state.step(ms=1, is_forward=False)
+    state.send(batch=[("orders", 14, 5_000), ("orders", 0, None), ("orders", 0, 1)])
+    state.reschedule(ms=1, pick=0)
+    state.counters_agree()
+    state.advance(1)
+    state.counters_agree()
+    state.teardown()

@@ -151,7 +151,7 @@ class BrokerRules(RuleBasedStateMachine):
         """What waits comes at its new time, under its old handle; of all else is said what became of it."""
         found = sorted(self.model.waiting.keys() & self.recall_handles.keys()) or sorted(self.recall_handles)
         key = found[pick % len(found)] if pick % 4 else sorted(self.recall_handles)[pick % len(self.recall_handles)]
-        now_ms = self.clock.now_ms()
+        now_ms, reader_ms = self.clock.now_ms(), self.rig.store.marks.low() >> 64
         ((outcome, at_ms),) = self.run(self.rescheduling(key, now_ms + ms, by_handle=bool(pick % 2)))
         if key in self.model.waiting:
             assert (outcome, at_ms) == (Outcome.DONE, self.model.reschedule(key, now_ms + ms, now_ms))
@@ -159,8 +159,8 @@ class BrokerRules(RuleBasedStateMachine):
             assert (outcome, at_ms) == (Outcome.CANCELLED, self.model.recalled[key])
         else:
             assert outcome is Outcome.TOO_LATE
-        if ms <= 0:
-            self.advance(3)  # behind the reader, not within its millisecond, and not where it was
+        if ms <= 0 or now_ms + ms == reader_ms:  # the latter where the clock was set back a little
+            self.advance(max(0, ms) + 3)  # behind the reader, not within its millisecond, and not where it was
 
     def rescheduling(self, key: Key, at_ms: int, *, by_handle: bool) -> Coroutine[object, object, list[Changed]]:
         """The call."""
