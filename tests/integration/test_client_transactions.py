@@ -42,8 +42,9 @@ _Answer = TypeVar("_Answer")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     env = {**os.environ, **{f"DMQ_TRANSACTION_{key}": value for key, value in _PACE.items()}}
     with Daemon(tmp_path_factory.mktemp("daemon") / "data", env=env) as daemon, ExitStack() as stack:
-        yield Bench(daemon, stack, tmp_path_factory, *KINDS)
-        daemon.stop()
+        made = Bench(daemon, stack, tmp_path_factory, *KINDS)
+        yield made
+        made.stop()
 
 
 @pytest.fixture(params=LANGUAGES, ids=lambda language: language.name)

@@ -27,8 +27,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         Daemon(tmp_path_factory.mktemp("daemon") / "data", "--delay-levels", levels) as daemon,
         ExitStack() as stack,
     ):
-        yield Bench(daemon, stack, tmp_path_factory, *KINDS)
-        daemon.stop()
+        made = Bench(daemon, stack, tmp_path_factory, *KINDS)
+        yield made
+        made.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)
