@@ -82,8 +82,8 @@ class Bench:
     def stop(self) -> None:
         """Have the daemon end in order, beside its clients.
 
-        Those of all versions end before it: each looks for its daemon again and again, which leaves a daemon that ends
-        a twentieth of the processors.
+        Those of all versions end before it: each would look for its daemon again and again, and a stop beside so many
+        says how busy the machine is.
         """
         if CLIENTS == "all":
             self._stack.close()
