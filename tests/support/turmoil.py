@@ -124,7 +124,7 @@ class Turmoil:
             for group, message_id in books.missing():
                 sent = books.sent[message_id]
                 fate = _fate(admin, group, sent.topic, message_id)
-                if not self._may_end_so(message_id, sent, fate):
+                if not self._may_end_so(group, message_id, sent, fate):
                     found.append(f"{message_id} never came to {group}: {fate} {sent}")
         for group, seen in books.seen.items():
             found += [f"{message_id} came to {group} and was cancelled" for message_id in books.cancelled & seen]
@@ -149,9 +149,11 @@ class Turmoil:
             rest = [each for each in moving if each[1] not in acked[each[0]]]
             self._ends_receiving.wait(0.2)
 
-    def _may_end_so(self, message_id: str, sent: Sent, fate: Fate) -> bool:
-        if fate.of_group in {admin_v1.DEAD, admin_v1.ACKNOWLEDGED, admin_v1.FINISHED}:
-            return True  # FINISHED: an acknowledgement whose answer was lost, or what an operator ended
+    def _may_end_so(self, group: str, message_id: str, sent: Sent, fate: Fate) -> bool:
+        if fate.of_group == admin_v1.ACKNOWLEDGED:  # and the answer was lost
+            return message_id in self.books.seen[group]
+        if fate.of_group in {admin_v1.DEAD, admin_v1.FINISHED}:  # the latter by an operator, or as ACKNOWLEDGED
+            return True
         match fate.of_message:
             case admin_v1.RECALLED:
                 return message_id in self.books.cancelled or sent.may_be_cancelled
