@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
 
 from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
-from retry.hook.loops import Loops
+from retry.hook.loops import Loops, is_cancelled_here
 from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import Patience
 from retry.hook.threads import DaemonThreads
@@ -26,7 +27,7 @@ class AsyncSender:
         self._handlers = DaemonThreads("retry-handler", HANDLER_THREADS)
 
     async def send(self, handler: Handler, message: Message) -> Outcome:
-        """Send; if cancelled, keep the message first and then be cancelled."""
+        """Send; if this task is cancelled, keep the message first and then be cancelled."""
         if handler.is_async:
             self._loops.note_running()
         tally = handler.tally
@@ -69,10 +70,15 @@ class AsyncSender:
     async def _perform(
         self, step: Step, handler: Handler, message: Message, patience: Patience
     ) -> tuple[Any, BaseException | None]:
-        """Return what the step gives, or what a sync handler raised: not every error can pass through a future."""
+        """Return what the step gives, or what a handler raised: not every error passes through a future, or a task."""
         match step:
             case TryNow() if handler.is_async:
-                return await message.start(handler), None
+                try:
+                    return await message.start(handler), None
+                except asyncio.CancelledError as error:
+                    if is_cancelled_here():
+                        raise
+                    return None, _failed(error)
             case TryNow():
                 return await asyncio.wrap_future(self._handlers.submit(lambda: _attempt(handler, message)))
             case Ask(call):
@@ -98,5 +104,14 @@ def _attempt(handler: Handler, message: Message) -> tuple[Any, BaseException | N
         return receipt_of(message.start(handler)), None
     except GeneratorExit as error:  # thrown into a generator it would end it
         return None, RuntimeError(describe(error))
+    except asyncio.CancelledError as error:
+        return None, _failed(error)
     except BaseException as error:  # noqa: BLE001 - the flow decides
         return None, error
+
+
+def _failed(error: asyncio.CancelledError) -> Exception:
+    """Return the cancellation of something that a handler waited for, as threads see it: the attempt failed by it."""
+    failed = CancelledError(*error.args)
+    failed.__cause__ = error
+    return failed

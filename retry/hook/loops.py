@@ -105,10 +105,15 @@ async def _outcome_of(make: Callable[[], Any]) -> tuple[Any, BaseException | Non
     try:
         return await make(), None
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # else it is the handler's own, of something that it awaited
+        if isinstance(error, asyncio.CancelledError) and is_cancelled_here():
+            raise
         return None, error
+
+
+def is_cancelled_here() -> bool:
+    """Say whether the task that runs here was asked to end; else a ``CancelledError`` is of something it awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _running_here() -> asyncio.AbstractEventLoop | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 import pytest
 from support.hook_rig import AWAY, Rig, until
@@ -104,6 +104,55 @@ def test_a_cancelled_send_is_kept_first() -> None:
     (entry,) = rig.sink.entries
     assert entry.is_uncertain
     assert rig.hook.metrics().sends["a", "spooled"] == 1
+    rig.hook.close()
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async handler", "sync handler"])
+def test_what_a_handler_awaits_is_cancelled_and_the_caller_is_not(is_async: bool) -> None:
+    """An attempt that failed, of which nobody knows more: the message is kept, and the caller's task goes on.
+
+    The official RocketMQ client's futures raise that of an attempt whose connection is closed.
+    """
+    rig = Rig()
+
+    def given_up() -> None:
+        raise asyncio.CancelledError
+
+    @rig.hook.handler("a")
+    async def handler(payload: bytes) -> None:
+        gone: Future[None] = Future()
+        gone.set_exception(CancelledError())
+        await asyncio.wrap_future(gone)
+
+    rig.hook.add_handler("s", lambda payload: given_up())
+
+    async def main() -> object:
+        return await rig.hook.send_async("a" if is_async else "s", b"1")
+
+    outcome = asyncio.run(main())
+    assert isinstance(outcome, Spooled)
+    assert (outcome.is_uncertain, outcome.reason) == (True, "CancelledError")
+    (entry,) = rig.sink.entries
+    assert entry.is_uncertain
+    rig.hook.close()
+
+
+def test_a_send_that_outlives_a_timeout_of_its_caller_is_kept() -> None:
+    """``asyncio.timeout`` cancels the task and takes that back: the caller gets its TimeoutError."""
+    rig = Rig()
+
+    @rig.hook.handler("a")
+    async def handler(payload: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await rig.hook.send_async("a", b"1")
+
+    asyncio.run(main())
+    (entry,) = rig.sink.entries
+    assert entry.is_uncertain
     rig.hook.close()
 
 
