@@ -57,7 +57,7 @@ def serve(
     disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None,
     trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None,
     trail_every: Annotated[str | None, _key("How often the audit trail is written (1m).", "DURATION")] = None,
-    shutdown_grace: Annotated[str | None, _key("Time a shutdown may take (10s).", "DURATION")] = None,
+    shutdown_grace: Annotated[str | None, _key("Time that each part of a shutdown may take (10s).", "DURATION")] = None,
     acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None,
     insecure: Annotated[
         bool | None,
