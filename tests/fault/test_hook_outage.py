@@ -25,7 +25,10 @@ from support.effort import EFFORT, SEED
 from support.hook_app import AppEnded, Consumer, Failed, HookApp
 
 _TOPIC, _GROUP = "outage", "outage-group"
-_LANES = ("durable-on_failure", "durable-write_ahead", "handler-on_failure", "handler-write_ahead")
+_LANES = (
+    *("durable-on_failure", "durable-write_ahead", "handler-on_failure", "handler-write_ahead"),
+    *("futures", "asyncio"),
+)
 _PROCESSES = 3  # one after the other; the last one ends in order
 _KEYS = ("", "a", "b", "c")  # without a key: no order
 SPEED = 3.0

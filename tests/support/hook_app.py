@@ -157,8 +157,8 @@ class HookApp:
                     case "ready":
                         self._is_ready.set()
                     case "failed":
-                        is_first = not said["thread"].startswith("retry-")
-                        self.failed.append(Failed(uid=said["uid"], is_first=is_first, errors=tuple(said["errors"])))
+                        errors = tuple(said["errors"])
+                        self.failed.append(Failed(uid=said["uid"], is_first=said["is_first"], errors=errors))
                     case _:
                         self._answer(said)
         with self._lock:

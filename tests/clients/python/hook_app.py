@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -76,14 +76,29 @@ class TellingProducer(Producer):  # type: ignore[misc]  # the client has no type
             while cause is not None:  # the client's own attempts, the last one first
                 errors.append(f"{type(cause).__name__}: {cause}")
                 cause = cause.__context__
-            uid = message.properties.get(UID_PROPERTY, "")
-            say({"event": "failed", "uid": uid, "thread": threading.current_thread().name, "errors": errors})
+            _say_failed(message, errors)
             raise
+
+    def send_async(self, message: Any) -> Any:
+        def told(sending: Future[Any]) -> None:
+            if (error := sending.exception()) is not None:
+                _say_failed(message, [f"{type(error).__name__}: {error}", "of its earlier attempts nothing is known"])
+
+        sending = super().send_async(message)
+        sending.add_done_callback(told)
+        return sending
+
+
+def _say_failed(message: Any, errors: list[str]) -> None:
+    uid, is_first = message.properties.get(UID_PROPERTY, ""), getattr(message, "is_first", False)
+    say({"event": "failed", "uid": uid, "is_first": is_first, "errors": errors})
 
 
 def make_message(fields: dict[str, Any]) -> Any:
     """Make a message of the client; a field that is not there is not set."""
     message = Message()
+    # What the hook sends again it makes anew.
+    message.is_first = not threading.current_thread().name.startswith("retry-")
     if "topic" in fields:
         message.topic = fields["topic"]
     message.body = b"x" * fields["body_bytes"] if "body_bytes" in fields else bytes.fromhex(fields["body"])
