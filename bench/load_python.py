@@ -80,10 +80,14 @@ class Sender:
 
     def _next(self) -> int:
         if self._left is None:
-            return self._batch if _CLOCK.monotonic_s() < self._ending_s else 0
+            return 0 if self._is_over(_CLOCK.monotonic_s()) else self._batch
         count = min(self._batch, self._left)
         self._left -= count
         return count
+
+    def _is_over(self, now_s: float) -> bool:
+        """Whether the window is: not before something was answered, on a machine that stands still."""
+        return now_s >= self._ending_s and self._calls > 0
 
     async def _work(self, call: Callable[..., Awaitable[bytes]]) -> None:
         while count := self._next():
@@ -94,7 +98,7 @@ class Sender:
             code = await self.code(call, request)
             now_s = _CLOCK.monotonic_s()
             self._calls_all += 1
-            if now_s < self._started_s or (self._left is None and now_s > self._ending_s):
+            if now_s < self._started_s or (self._left is None and self._is_over(now_s)):
                 continue
             self._calls += 1
             self._codes[code] += count

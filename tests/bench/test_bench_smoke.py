@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from support.effort import at_length
 
-from bench import costs
+from bench import costs, echo_http2
 from bench.cell import quantiles
 from bench.figures import Beside, Figure
+from bench.load import check, generator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,6 +120,14 @@ def test_topics_beside_trouble_are_compared_with_topics_without(tmp_path: Path) 
         p99, added = figures[f"neighbours.{place}.p99"], figures[f"neighbours.{place}.p99_added"]
         assert added["value"] == pytest.approx(p99["value"] - p99["beside"]["value"])  # one round: one pair
         assert p99["details"]["handed_over_beside"] >= 500
+
+
+def test_a_window_in_which_nothing_is_answered_lasts_until_something_is() -> None:
+    """On a machine that stands still the generator in Python finds something all the same."""
+    with echo_http2.running("parsed") as server:
+        found = generator("python").run("send", address=server.address, echo=True, in_flight=4, seconds=0)
+    check(found)
+    assert found["calls"] >= 1
 
 
 @at_length
