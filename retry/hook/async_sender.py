@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
 
 from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
-from retry.hook.loops import Loops, is_cancelled_here
+from retry.hook.loops import Loops, failure_of, is_cancelled_here
 from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import Patience
 from retry.hook.threads import DaemonThreads
@@ -78,7 +77,7 @@ class AsyncSender:
                 except asyncio.CancelledError as error:
                     if is_cancelled_here():
                         raise
-                    return None, _failed(error)
+                    return None, failure_of(error)
             case TryNow():
                 return await asyncio.wrap_future(self._handlers.submit(lambda: _attempt(handler, message)))
             case Ask(call):
@@ -105,13 +104,6 @@ def _attempt(handler: Handler, message: Message) -> tuple[Any, BaseException | N
     except GeneratorExit as error:  # thrown into a generator it would end it
         return None, RuntimeError(describe(error))
     except asyncio.CancelledError as error:
-        return None, _failed(error)
+        return None, failure_of(error)
     except BaseException as error:  # noqa: BLE001 - the flow decides
         return None, error
-
-
-def _failed(error: asyncio.CancelledError) -> Exception:
-    """Return the cancellation of something that a handler waited for, as threads see it: the attempt failed by it."""
-    failed = CancelledError(*error.args)
-    failed.__cause__ = error
-    return failed

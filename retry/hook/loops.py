@@ -104,9 +104,11 @@ async def _outcome_of(make: Callable[[], Any]) -> tuple[Any, BaseException | Non
     """Return what comes of a handler; an interrupt that it raises as well, as a task would end its loop with that."""
     try:
         return await make(), None
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError) and is_cancelled_here():
+    except asyncio.CancelledError as error:
+        if is_cancelled_here():
             raise
+        return None, failure_of(error)
+    except BaseException as error:  # noqa: BLE001 - who waits for the handler decides
         return None, error
 
 
@@ -114,6 +116,16 @@ def is_cancelled_here() -> bool:
     """Say whether the task that runs here was asked to end; else a ``CancelledError`` is of something it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def failure_of(error: asyncio.CancelledError) -> Exception:
+    """Return the cancellation of something that a handler waited for as the failure of its attempt that it is.
+
+    It is the error with which futures of threads say so, and no interrupt of whoever called the handler.
+    """
+    failure = CancelledError(*error.args)
+    failure.__cause__ = error
+    return failure
 
 
 def _running_here() -> asyncio.AbstractEventLoop | None:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,9 @@ class TellingProducer(Producer):  # type: ignore[misc]  # the client has no type
 
     def send_async(self, message: Any) -> Any:
         def told(sending: Future[Any]) -> None:
-            if (error := sending.exception()) is not None:
+            # A repetition on the application's loop is cancelled where that ends, and may have got through.
+            error = CancelledError() if sending.cancelled() else sending.exception()
+            if error is not None:
                 _say_failed(message, [f"{type(error).__name__}: {error}", "of its earlier attempts nothing is known"])
 
         sending = super().send_async(message)

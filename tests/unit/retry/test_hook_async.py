@@ -137,6 +137,26 @@ def test_what_a_handler_awaits_is_cancelled_and_the_caller_is_not(is_async: bool
     rig.hook.close()
 
 
+def test_a_classifier_sees_such_a_failure_alike_at_each_attempt() -> None:
+    """As the error of a future, whether the send made the attempt or the drain."""
+    seen: list[type[BaseException]] = []
+
+    def classify(error: BaseException) -> None:
+        seen.append(type(error))
+
+    rig = Rig()
+
+    @rig.hook.handler("a", classify=classify)
+    async def handler(payload: bytes) -> None:
+        raise asyncio.CancelledError
+
+    asyncio.run(rig.hook.send_async("a", b"1"))
+    rig.clock.advance(3_600_000)
+    assert rig.hook.run_due() == 1
+    assert seen == [CancelledError, CancelledError]
+    rig.hook.close()
+
+
 def test_a_send_that_outlives_a_timeout_of_its_caller_is_kept() -> None:
     """``asyncio.timeout`` cancels the task and takes that back: the caller gets its TimeoutError."""
     rig = Rig()
