@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from broker_adapter.errors import CallGivenUp
+
 T = TypeVar("T")
 _Made = TypeVar("_Made")
 
@@ -43,7 +45,7 @@ class Deferred(Generic[T]):
         def done(task: asyncio.Future[T]) -> None:
             _running.discard(task)
             if task.cancelled():
-                made.fail(asyncio.InvalidStateError("the call was cancelled"))
+                made.fail(CallGivenUp("the call was given up before its end"))
             elif isinstance(error := task.exception(), Exception):
                 made.fail(error)
             else:

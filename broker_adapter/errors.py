@@ -5,6 +5,7 @@
      +- Overloaded         a bound is reached; nothing was done, the same call may succeed later
      +- BrokerUnavailable  the broker cannot answer now; whether the call took effect is not known
          +- BrokerAway     it is away, and that was known before anything was sent
+         +- CallGivenUp    this process ends, and the call with it
 
 Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table (``dmq.sidecar.codes``).
 """
@@ -137,3 +138,7 @@ class BrokerUnavailable(BrokerError):
 
 class BrokerAway(BrokerUnavailable):
     """The broker is away, and that was known before anything was sent: so nothing is in doubt."""
+
+
+class CallGivenUp(BrokerUnavailable):
+    """The call was given up before its end, as when the process that serves it ends: nobody's fault."""

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.clock import Clock
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
 from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
@@ -233,8 +233,8 @@ def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
     """Return the status that answers ``error``; log it if it is nobody's fault but ours."""
     if isinstance(error, DecodeError):
         error = Refused(Rule.REQUEST, f"the bytes are not a valid {wire.METHODS[rpc].request_class.__name__}")
-    elif isinstance(error, BrokerAway):
-        log.debug("broker_away", rpc=rpc, client_id=call.client_id, error=str(error))
+    elif isinstance(error, BrokerAway | CallGivenUp):
+        log.debug("call_not_served", rpc=rpc, client_id=call.client_id, error=str(error))
     elif isinstance(error, BrokerUnavailable):
         log.error("broker_unavailable", rpc=rpc, client_id=call.client_id, error=str(error))
     elif not isinstance(error, BrokerError | Logged):

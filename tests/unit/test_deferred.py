@@ -110,6 +110,6 @@ def test_a_coroutine_becomes_one() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
         assert heard == [[3], ["integer division or modulo by zero"]]
-        assert cancelled == ["the call was cancelled"]
+        assert cancelled == ["the call was given up before its end"]
 
     asyncio.run(scenario())

@@ -22,6 +22,7 @@ from support.protocol import (
 )
 
 from broker_adapter.clock import ManualClock
+from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.call import Call
@@ -129,6 +130,23 @@ def test_an_unexpected_error_is_logged_once_and_answered_without_details() -> No
         (entry,) = logs
         assert (entry["event"], entry["rpc"], entry["client_id"]) == ("call_failed", "QueryRoute", "client-1")
         assert isinstance(entry["exc_info"], ZeroDivisionError)
+
+    run(scenario)
+
+
+def test_a_send_that_ends_with_the_process_is_no_fault() -> None:
+    """Danger: each that was under way when the event loop ended left an error with a traceback in the log."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        sending = asyncio.create_task(asyncio.Event().wait())
+        sidecar.service.unary["SendMessage"] = lambda *_: Deferred.of(sending)  # type: ignore[index]
+        asking = asyncio.create_task(sidecar.ask("SendMessage", a_send(a_message())))
+        await asyncio.sleep(0)
+        with capture_logs() as logs:
+            sending.cancel()  # as a loop that ends does to all of its tasks
+            answer = await asking
+        assert answer.status.code == wire.INTERNAL_SERVER_ERROR
+        assert [each for each in logs if each["log_level"] != "debug"] == []
 
     run(scenario)
 
