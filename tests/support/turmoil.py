@@ -1,4 +1,4 @@
-"""Everything at once on a real daemon: clients of every kind, operators, kills and a clock that is set.
+"""Everything at once on a real daemon: clients of all kinds, operators, kills, restored backups, a clock that is set.
 
 Senders send now, later, in order, under own keys and in transactions, and recall some. Groups acknowledge most, hide,
 fail and bury the rest; one reads by offset. An operator draws orders out of all there are, for the same topics and
@@ -9,10 +9,12 @@ each group, or the daemon says where it is, and a client or an operator had aske
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -129,7 +131,7 @@ class Turmoil:
         for group, seen in books.seen.items():
             found += [f"{message_id} came to {group} and was cancelled" for message_id in books.cancelled & seen]
         for group, acked in books.acked.items():
-            unread = {each for each in acked - books.seen[READERS] if each in books.sent}
+            unread = {each for each in acked - books.ever_seen[READERS] if each in books.sent}
             found += [f"{message_id} came to {group}, and was not to be read by offset" for message_id in unread]
         return found
 
@@ -151,7 +153,7 @@ class Turmoil:
 
     def _may_end_so(self, group: str, message_id: str, sent: Sent, fate: Fate) -> bool:
         if fate.of_group == admin_v1.ACKNOWLEDGED:  # and the answer was lost
-            return message_id in self.books.seen[group]
+            return message_id in self.books.ever_seen[group]
         if fate.of_group in {admin_v1.DEAD, admin_v1.FINISHED}:  # the latter by an operator, or as ACKNOWLEDGED
             return True
         match fate.of_message:
@@ -194,10 +196,13 @@ class Turmoil:
             self._shim.step(ahead_ms)
 
     def _insist(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        """Ask until it is answered, and by no delay while there is time; ``None`` if nobody answers for too long."""
+        """Ask until it is answered, and by no delay while there is time; ``None`` if nobody answers for too long.
+
+        ``ask`` notes what the answer says.
+        """
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
-            with suppress(grpc.RpcError):
+            with suppress(grpc.RpcError), self.books.gate.passed():
                 answer = ask()
                 if answer.status.code != wire.TOO_MANY_REQUESTS or self._ends.is_set():
                     return answer
@@ -212,17 +217,22 @@ class Turmoil:
                 message_id = message.system_properties.message_id
                 with books.lock:
                     books.sent[message_id] = sent
-                answer = self._insist(lambda message=message: client.send(message))  # type: ignore[misc]
+                answer = self._insist(partial(self._send_once, client, message, sent))
                 if answer is None or answer.status.code != wire.OK:
                     books.refused[f"send: {answer and answer.status}"] += 1
                     continue
-                (entry,) = answer.entries
-                with books.lock:
-                    sent.is_accepted, sent.stored_as, sent.recall_handle = True, entry.message_id, entry.recall_handle
                 if sent.resolution in {"commit", "rollback"}:
-                    self._resolve(client, message, sent, entry.transaction_id)
+                    self._resolve(client, message, sent, answer.entries[0].transaction_id)
                 if sent.recall_handle and rng.random() < 0.1:
                     self._recall(client, sent)
+
+    def _send_once(self, client: WireClient, message: wire.Message, sent: Sent) -> wire.SendMessageResponse:
+        answer = client.send(message)
+        if answer.status.code == wire.OK:
+            (entry,) = answer.entries
+            with self.books.lock:
+                sent.is_accepted, sent.stored_as, sent.recall_handle = True, entry.message_id, entry.recall_handle
+        return answer
 
     def _draw(self, rng: random.Random) -> tuple[wire.Message, Sent]:
         topic = rng.choice(TOPICS)
@@ -260,21 +270,25 @@ class Turmoil:
             transaction_id=transaction_id,
             resolution=wire.COMMIT if sent.resolution == "commit" else wire.ROLLBACK,
         )
-        answer = self._insist(lambda: client.ask("EndTransaction", request))
-        if answer is None or answer.status.code != wire.OK:
-            sent.resolution = "refused"  # the clock was set, say, and it was decided by then
+
+        def resolve() -> wire.EndTransactionResponse:
+            answer: wire.EndTransactionResponse = client.ask("EndTransaction", request)
+            sent.is_resolved = answer.status.code == wire.OK
+            return answer
+
+        answer = self._insist(resolve)
+        if not sent.is_resolved:  # the clock was set, say, and it was decided by then
             self.books.refused[f"resolve: {answer and answer.status}"] += 1
 
     def _recall(self, client: WireClient, sent: Sent) -> None:
         request = wire.RecallMessageRequest(topic=wire.Resource(name=sent.topic), recall_handle=sent.recall_handle)
         try:
-            answer = client.ask("RecallMessage", request)
+            with self.books.gate.passed():
+                if client.ask("RecallMessage", request).status.code == wire.OK:
+                    with self.books.lock:
+                        self.books.cancelled.add(sent.stored_as)
         except grpc.RpcError:
             sent.may_be_cancelled = True
-            return
-        if answer.status.code == wire.OK:
-            with self.books.lock:
-                self.books.cancelled.add(sent.stored_as)
 
     def _consume(self, group: str, topic: str, is_push: bool) -> None:
         rng, books = self._rng("consume", group, topic, is_push), self.books
@@ -283,12 +297,12 @@ class Turmoil:
                 request = a_receive(topic, group, batch=rng.choice((1, 8, 32)), wait_s=0.5, invisible_s=INVISIBLE_S)
                 request.auto_renew = is_push
                 try:
-                    found = received_of(client.frames("ReceiveMessage", request, deadline_s=6))
+                    with books.gate.passed():
+                        found = received_of(client.frames("ReceiveMessage", request, deadline_s=6))
+                        books.see(group, (each.message_id for each in found))
                 except grpc.RpcError:
                     time.sleep(_PAUSE_S)
                     continue
-                with books.lock:
-                    books.seen[group].update(each.message_id for each in found)
                 with suppress(grpc.RpcError):
                     self._finish(client, rng, group, topic, found, is_push=is_push)
 
@@ -312,13 +326,14 @@ class Turmoil:
             elif drawn < 0.93:
                 bury(client, topic, group, each)
         if done:
-            answer = client.ack(topic, group, done)
-            with self.books.lock:
-                self.books.acked[group].update(
-                    each.message_id
-                    for each, entry in zip(done, answer.entries, strict=True)
-                    if entry.status.code == wire.OK
-                )
+            with self.books.gate.passed():
+                answer = client.ack(topic, group, done)
+                with self.books.lock:
+                    self.books.acked[group].update(
+                        each.message_id
+                        for each, entry in zip(done, answer.entries, strict=True)
+                        if entry.status.code == wire.OK
+                    )
 
     def _read(self, topic: str) -> None:
         """Read every queue of a topic by offset, again from where the group is whenever the daemon was away."""
@@ -327,10 +342,11 @@ class Turmoil:
             while True:
                 is_last = self._ends_receiving.is_set()
                 try:
-                    route = client.ask("QueryRoute", wire.QueryRouteRequest(topic=wire.Resource(name=topic)))
-                    for queue_id in {each.id for each in route.message_queues}:
-                        queue = wire.MessageQueue(topic=wire.Resource(name=topic), id=queue_id)
-                        self._read_queue(client, group, queue)
+                    with self.books.gate.passed():  # a store that was put back may have fewer queues
+                        route = client.ask("QueryRoute", wire.QueryRouteRequest(topic=wire.Resource(name=topic)))
+                        for queue_id in {each.id for each in route.message_queues}:
+                            queue = wire.MessageQueue(topic=wire.Resource(name=topic), id=queue_id)
+                            self._read_queue(client, group, queue)
                 except grpc.RpcError:
                     time.sleep(_PAUSE_S)
                     continue
@@ -345,8 +361,7 @@ class Turmoil:
             request = wire.PullMessageRequest(group=group, message_queue=queue, offset=offset, batch_size=32)
             frames = client.frames("PullMessage", request)
             found = [each.message.system_properties.message_id for each in frames[1:-1]]
-            with self.books.lock:
-                self.books.seen[READERS].update(found)
+            self.books.see(READERS, found)
             if frames[0].status.code != wire.OK:
                 assert frames[0].status.code in {wire.MESSAGE_NOT_FOUND, wire.TOO_MANY_REQUESTS}, frames[0]
                 return
@@ -356,10 +371,10 @@ class Turmoil:
     # -- trouble ------------------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """Kill, stop, kill a front, or set the clock."""
+        """Kill, stop, kill a front, restore a backup, or set the clock."""
         rng, daemon = self._rng("disturb"), self._daemon
         while not self._ends.wait(rng.uniform(1.0, 4.0)):
-            what = rng.choice(("kill", "kill", "stop", "front", "clock"))
+            what = rng.choice(("kill", "kill", "stop", "front", "clock", "restore"))
             if what == "kill":
                 daemon.kill()
                 daemon.restart()
@@ -370,9 +385,22 @@ class Turmoil:
                 rng.choice(fronts).kill()
             elif what == "clock" and self._shim is not None:
                 self._step(rng.choice(STEPS_MS))
-            else:  # there is no front, or no clock to set
+            elif what == "restore" and self.books.backups:
+                self._restore(rng)
+            else:  # there is no front, no clock to set, or no backup
                 continue
             self.books.done[what] += 1
+
+    def _restore(self, rng: random.Random) -> None:
+        """Go on with a backup in the place of the store, with one of before an earlier restore as well."""
+        daemon = self._daemon
+        with self.books.gate.closed():
+            backup, page = rng.choice(self.books.backups)
+            rng.choice((daemon.kill, daemon.stop))()
+            shutil.rmtree(daemon.data)
+            shutil.copytree(backup, daemon.data)
+            self.books.put_back(page)
+            daemon.restart()
 
     def _operate(self) -> None:
         rng, books = self._rng("operate"), self.books
@@ -381,7 +409,8 @@ class Turmoil:
             while not self._ends.wait(rng.uniform(0, 0.1)):
                 name, order = orders.draw()
                 try:
-                    order()
+                    with books.gate.passed():
+                        order()
                     books.done[name] += 1
                 except _AWAY as error:
                     books.refused[f"{name}: {str(error).splitlines()[0][:120]}"] += 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.turmoil_books import GROUPS, KEYED, PLAIN, TOPICS, Books
-from support.wire_client import Received, WireClient, a_message
+from support.wire_client import Received, WireClient, a_message, a_receive
 
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -179,7 +179,8 @@ class Orders:
                 for _ in range(5)
             )
         )
-        self._client.receive(SIDE_TOPIC, self._rng.choice(SIDE_GROUPS))
+        receive = a_receive(SIDE_TOPIC, self._rng.choice(SIDE_GROUPS))
+        self._client.frames("ReceiveMessage", receive)  # also while it is being removed
         self._admin.subscribe(self._rng.choice(GROUPS), SIDE_TOPIC)
 
     def keep_side_topic_for_less(self) -> None:
@@ -210,7 +211,10 @@ class Orders:
         self._admin.take_snapshot()
 
     def back_up(self) -> None:
-        self._admin.back_up(str(self._backups / f"{self._rng.getrandbits(40):010x}"))
+        """All that was answered before is in it."""
+        target, page = self._backups / f"{self._rng.getrandbits(40):010x}", self._books.page()
+        self._admin.back_up(str(target))
+        self._books.backups.append((target, page))
 
     def verify_ledger(self) -> None:
         self._admin.verify_ledger()
