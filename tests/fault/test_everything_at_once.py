@@ -1,4 +1,4 @@
-"""Features crossed with each other, with operators, kills, restored backups and a clock that is set, all by chance.
+"""Features crossed with each other, with operators, kills, restored and salvaged stores and a set clock, all by chance.
 
 ``DMQ_TEST_EFFORT=20`` makes a long run of it, ``DMQ_TEST_SEED`` repeats the choices of one (not its timing).
 """

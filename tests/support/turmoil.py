@@ -1,4 +1,4 @@
-"""Everything at once on a real daemon: clients of all kinds, operators, kills, restored backups, a clock that is set.
+"""Everything at once on a real daemon: clients of all kinds, operators, kills, restores, salvages, a clock that is set.
 
 Senders send now, later, in order, under own keys and in transactions, and recall some. Groups acknowledge most, hide,
 fail and bury the rest; one reads by offset. An operator draws orders out of all there are, for the same topics and
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 import grpc
-from support.daemon import Daemon
+from support.daemon import Daemon, run_command
 from support.turmoil_books import GROUPS, KEYED, ORDERED, READERS, TOPICS, Books, Sent
 from support.turmoil_orders import Orders, bury
 from support.wall_shim import WallShim
@@ -371,10 +371,10 @@ class Turmoil:
     # -- trouble ------------------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """Kill, stop, kill a front, restore a backup, or set the clock."""
+        """Kill, stop, kill a front, restore a backup, salvage the store, or set the clock."""
         rng, daemon = self._rng("disturb"), self._daemon
         while not self._ends.wait(rng.uniform(1.0, 4.0)):
-            what = rng.choice(("kill", "kill", "stop", "front", "clock", "restore"))
+            what = rng.choice(("kill", "kill", "stop", "front", "clock", "restore", "salvage"))
             if what == "kill":
                 daemon.kill()
                 daemon.restart()
@@ -387,6 +387,8 @@ class Turmoil:
                 self._step(rng.choice(STEPS_MS))
             elif what == "restore" and self.books.backups:
                 self._restore(rng)
+            elif what == "salvage":
+                self._salvage(rng)
             else:  # there is no front, no clock to set, or no backup
                 continue
             self.books.done[what] += 1
@@ -400,6 +402,17 @@ class Turmoil:
             shutil.rmtree(daemon.data)
             shutil.copytree(backup, daemon.data)
             self.books.put_back(page)
+            daemon.restart()
+
+    def _salvage(self, rng: random.Random) -> None:
+        """Go on with what can be read of the store: all of it."""
+        daemon, new = self._daemon, self._folder / "salvaged"
+        with self.books.gate.closed():
+            rng.choice((daemon.kill, daemon.stop))()
+            saved = run_command("store", "salvage", str(daemon.data), str(new), timeout_s=PATIENCE_S)
+            assert saved.returncode == 0, saved.stdout + saved.stderr
+            shutil.rmtree(daemon.data)
+            new.rename(daemon.data)
             daemon.restart()
 
     def _operate(self) -> None:
