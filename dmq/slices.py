@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, TypeVar
 
-from broker_adapter.clock import Clock
+from broker_adapter.clock import Clock, SystemClock
 
 SLICE_S: Final = 0.002
+_now_s = SystemClock().monotonic_s
 _Made = TypeVar("_Made")
+_Each = TypeVar("_Each")
 
 
 class Slices:
@@ -59,3 +61,13 @@ class Slices:
             if not turn.done():
                 turn.set_result(None)
                 return
+
+
+async def in_slices(found: Iterable[_Each]) -> AsyncIterator[_Each]:
+    """Yield what there is to one who works on each; behind every ``SLICE_S`` of that others have their turn."""
+    until_s = _now_s() + SLICE_S
+    for each in found:
+        yield each
+        if _now_s() >= until_s:
+            await asyncio.sleep(0)
+            until_s = _now_s() + SLICE_S

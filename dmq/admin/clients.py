@@ -14,6 +14,7 @@ from dmq.admin import validate
 from dmq.admin.client_source import ClientSource
 from dmq.admin.messages import Messages
 from dmq.errors import StoreCorrupt
+from dmq.slices import in_slices
 
 
 class ClientCalls:
@@ -32,7 +33,8 @@ class ClientCalls:
         """List the clients that are alive."""
         group = check_group(request.group) if request.group else ""
         found = self._clients.clients(group) if self._clients is not None else ()
-        return wire.ListClientsResponse(clients=[wire.Client(**asdict(client)) for client in found])
+        clients = [wire.Client(**asdict(client)) async for client in in_slices(found)]
+        return wire.ListClientsResponse(clients=clients)
 
     async def get_client_stack(self, request: wire.GetClientStackRequest) -> wire.GetClientStackResponse:
         """Ask a client what its threads do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,9 @@ from dmq.embedded.catalog import DEFAULT_POLICY
 from dmq.embedded.lag import Lag
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END
+from dmq.embedded.subscription import Subscription
 from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
+from dmq.slices import in_slices
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 
@@ -38,9 +41,12 @@ class Groups:
         lags: dict[str, list[Lag]] = {}
         for each in await loop.run_in_executor(None, self._broker.lags.look):
             lags.setdefault(each.group, []).append(each)
+        subscriptions = defaultdict[int, list[Subscription]](list)
+        for subscription in self._broker.subscriptions.all():
+            subscriptions[subscription.group_id].append(subscription)
         found = [
-            _with_lag(await self._group(group, figures), lags.get(group.name, ()))
-            for group in list(names.groups.values())
+            _with_lag(await self._group(group, figures, subscriptions[group.group_id]), lags.get(group.name, ()))
+            async for group in in_slices(list(names.groups.values()))
         ]
         if with_removed:
             letters = [each for each in names.topics.values() if each.name.startswith(DEAD_LETTER_PREFIX)]
@@ -72,7 +78,8 @@ class Groups:
         loop = asyncio.get_running_loop()
         figures = await loop.run_in_executor(None, self._figures)
         due = await loop.run_in_executor(None, self._due_counts, group.group_id)
-        found = await self._group(group, figures, due)
+        subscriptions = [each for each in self._broker.subscriptions.all() if each.group_id == group.group_id]
+        found = await self._group(group, figures, subscriptions, due)
         if with_lag:
             lags = await loop.run_in_executor(None, partial(self._broker.lags.look, group_id=group.group_id))
             by_topic = [
@@ -104,11 +111,11 @@ class Groups:
         self,
         group: Group,
         figures: tuple[dict[int, int], dict[int, int]],
+        subscribed: Sequence[Subscription],
         due: Sequence[status.DueBucket] = (),
     ) -> status.GroupStatus:
         pending, sizes = figures
         letters = self._broker.names.topics.get(dead_letter_topic(group.name))
-        subscribed = [found for found in self._broker.subscriptions.all() if found.group_id == group.group_id]
         return status.GroupStatus(
             name=group.name,
             created_at_ms=group.created_at_ms,

@@ -9,6 +9,7 @@ from broker_adapter.topics import dead_letter_topic
 from dmq.admin.status import DeadPage, DeadStatus
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.dead_letters import Letter
+from dmq.slices import in_slices
 from retry.dead_letter import DeadFilter, Job
 
 _JOBS_SHOWN_MAX = 100
@@ -28,7 +29,8 @@ class Letters:
         page = await self._broker.dead_letters.page(
             group, chosen, offset=offset, limit=limit, with_outcome=with_outcome
         )
-        return DeadPage(letters=[_shown(letter) for letter in page.letters], next_offset=page.next_offset)
+        letters = [_shown(letter) async for letter in in_slices(page.letters)]
+        return DeadPage(letters=letters, next_offset=page.next_offset)
 
     async def start_job(self, job: Job, *, is_dry_run: bool) -> Job:
         """Start a redrive or a purge."""

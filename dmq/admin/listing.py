@@ -9,6 +9,7 @@ from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.admin.messages import QUEUED, WAITING, Messages, Wanted
+from dmq.slices import in_slices
 
 _TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
 
@@ -35,7 +36,7 @@ class ListingCalls:
                     queue_offset=each.queue_offset,
                     content=each.content,
                 )
-                for each in page.messages
+                async for each in in_slices(page.messages)
             ],
             next_token=page.next_token,
         )

@@ -15,6 +15,7 @@ from dmq.admin import mapping, validate
 from dmq.admin.cell import Cell
 from dmq.embedded.recurring import largest, sample
 from dmq.embedded.schedules import ScheduleStatus, Wanted, check_name
+from dmq.slices import in_slices
 from dmq.store.schema.recurring import CatchUp
 
 _ENCODINGS = {"": public.IDENTITY, "IDENTITY": public.IDENTITY, "GZIP": public.GZIP}
@@ -66,7 +67,8 @@ class ScheduleCalls:
         topic = check_topic(request.topic) if request.topic else ""
         token, limit = validate.check_token(request.token), validate.check_limit(request.limit)
         found, next_token = await self._cell.broker.schedules.page(topic=topic, token=token, limit=limit)
-        return wire.ListSchedulesResponse(schedules=map(_shown, found), next_token=next_token)
+        schedules = [_shown(each) async for each in in_slices(found)]
+        return wire.ListSchedulesResponse(schedules=schedules, next_token=next_token)
 
     async def get_schedule(self, request: wire.GetScheduleRequest) -> wire.GetScheduleResponse:
         """Say how one schedule is, and what it sends."""

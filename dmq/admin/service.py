@@ -34,6 +34,7 @@ from dmq.admin.topics import Topics
 from dmq.embedded.retries import WaitingRetries
 from dmq.embedded.topic_settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt
+from dmq.slices import in_slices
 from dmq.states import MessageState
 from dmq.store.store import Store
 from dmq.upkeep.ledger import LedgerVerifier
@@ -128,7 +129,8 @@ class AdminService:
 
     async def list_topics(self, _request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         """List the topics by name."""
-        return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) for topic in await self._topics.topics()])
+        found = await self._topics.topics()
+        return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) async for topic in in_slices(found)])
 
     async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
         """Say where a message is, and what it is if it is at hand."""
@@ -167,7 +169,8 @@ class AdminService:
         """Show messages of a queue as they lie there."""
         topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
         found = await self._topics.peek(topic, request.queue_id, request.offset, limit=limit)
-        messages = [mapping.wire_peeked(each, with_body=request.with_body) for each in found.messages]
+        shown = in_slices(found.messages)
+        messages = [mapping.wire_peeked(each, with_body=request.with_body) async for each in shown]
         return wire.PeekMessagesResponse(messages=messages, next_offset=found.next_offset)
 
     # -- groups and their retries -------------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ class AdminService:
     async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
         """List the consumer groups by name."""
         found = await self._groups.groups(with_removed=request.with_removed)
-        return wire.ListGroupsResponse(groups=[mapping.wire_group(group) for group in found])
+        return wire.ListGroupsResponse(groups=[mapping.wire_group(group) async for group in in_slices(found)])
 
     async def get_group(self, request: wire.GetGroupRequest) -> wire.GetGroupResponse:
         """Say how one group is."""
@@ -212,7 +215,7 @@ class AdminService:
             token=validate.check_token(request.token),
             limit=validate.check_limit(request.limit),
         )
-        retries = [mapping.wire_retry(retry) for retry in page.retries]
+        retries = [mapping.wire_retry(retry) async for retry in in_slices(page.retries)]
         return wire.ListRetriesResponse(retries=retries, next_token=page.next_token)
 
     async def run_retries_now(self, request: wire.RunRetriesNowRequest) -> wire.RunRetriesNowResponse:
@@ -239,7 +242,7 @@ class AdminService:
         )
         response = wire.ListDeadLettersResponse(next_offset=page.next_offset)
         room_bytes = BODIES_BYTES_MAX
-        for letter in page.letters:
+        async for letter in in_slices(page.letters):
             room_bytes -= len(letter.payload) if request.with_body else 0
             if room_bytes < 0 and response.letters:
                 response.next_offset = letter.dead.offset

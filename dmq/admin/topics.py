@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from broker_adapter.adapter import Pulled, Subscription
 from broker_adapter.errors import topic_unknown
@@ -15,13 +16,21 @@ from broker_adapter.topics import retry_topic
 from dmq.admin import status
 from dmq.admin.topic_quotas import quotas_of, with_halves
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.names import Topic
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.removable import edges
 from dmq.embedded.topic_settings import FLOW_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 from dmq.store.schema.names import TopicSettings
 from dmq.store.store import Store
 
 _DUE_BUCKETS_MAX = 60
+
+
+class _Figures(NamedTuple):
+    """What the store says of all topics, by their ids."""
+
+    pending: dict[int, int]
+    sizes: dict[int, int]
+    held: dict[int, int]
 
 
 class Topics:
@@ -35,49 +44,52 @@ class Topics:
         """Return every topic, by name."""
         return await asyncio.get_running_loop().run_in_executor(None, self._topics)
 
-    def _topics(self) -> list[status.TopicStatus]:
-        pending, sizes, held = self._store.pending(), self._store.pending_bytes(), self._store.held()
-        found = self._retry_topics(pending)
-        for name, topic in sorted(self._broker.names.topics.copy().items()):
-            waiting = pending.get(topic.topic_id, 0)
-            ends = edges(self._store, topic.topic_id, topic.queues)
-            own = zip(("time", "bytes", "unread"), topic.keep, strict=True)
-            found.append(
-                status.TopicStatus(
-                    name=name,
-                    queues=topic.queues,
-                    stored=sum(each.end - each.begin for each in ends),
-                    oldest_at_ms=min((each.oldest_ms for each in ends if each.oldest_ms), default=0),
-                    keep=self._broker.retention.keep_of(topic),
-                    keep_own=[what for what, said in own if said is not None],
-                    pending=waiting,
-                    due=self._due(topic.topic_id) if waiting else (),
-                    type=topic.message_type.name if topic.message_type is not None else "MIXED",
-                    created_at_ms=topic.created_at_ms,
-                    paused_since_ms=topic.paused_since_ms or 0,
-                    deliver_rate=topic.deliver_rate or 0,
-                    held=held.get(topic.topic_id, 0),
-                    pending_bytes=with_halves(sizes, topic),
-                    quotas=quotas_of(self._broker, topic, pending, sizes),
-                )
-            )
+    def _topics(self, only: str = "") -> list[status.TopicStatus]:
+        """Return all topics, or the one of a name."""
+        names = self._broker.names
+        figures = _Figures(self._store.pending(), self._store.pending_bytes(), self._store.held())
+        topics = names.topics.copy().values() if not only else filter(None, [names.topics.get(only)])
+        found = [self._topic(topic, figures) for topic in topics]
+        groups, lanes = names.groups_by_id, defaultdict[int, list[int]](list)
+        for (group_id, _), lane in names.lanes.copy().items():
+            if only in {"", retry_topic(groups[group_id].name)}:
+                lanes[group_id].append(lane.topic_id)
+        found += [self._retry_topic(groups[group_id], ids, figures.pending) for group_id, ids in lanes.items()]
         return sorted(found, key=lambda topic: topic.name)
 
-    def _retry_topics(self, pending: dict[int, int]) -> list[status.TopicStatus]:
-        """Return the retry topic of each group that failed something, its lanes as its queues."""
-        lanes: dict[int, list[int]] = {}
-        for (group_id, _), lane in self._broker.names.lanes.copy().items():
-            lanes.setdefault(group_id, []).append(lane.topic_id)
-        return [
-            status.TopicStatus(
-                name=retry_topic(self._broker.names.groups_by_id[group_id].name),
-                queues=len(lane_ids),
-                stored=sum(self._store.queue_end(each, 0) - self._store.queue_begin(each, 0) for each in lane_ids),
-                pending=pending.get(group_id, 0),
-                due=self._due(group_id) if pending.get(group_id) else (),
-            )
-            for group_id, lane_ids in lanes.items()
-        ]
+    def _topic(self, topic: Topic, figures: _Figures) -> status.TopicStatus:
+        pending, sizes, held = figures
+        waiting = pending.get(topic.topic_id, 0)
+        ends = edges(self._store, topic.topic_id, topic.queues)
+        own = zip(("time", "bytes", "unread"), topic.keep, strict=True)
+        return status.TopicStatus(
+            name=topic.name,
+            queues=topic.queues,
+            stored=sum(each.end - each.begin for each in ends),
+            oldest_at_ms=min((each.oldest_ms for each in ends if each.oldest_ms), default=0),
+            keep=self._broker.retention.keep_of(topic),
+            keep_own=[what for what, said in own if said is not None],
+            pending=waiting,
+            due=self._due(topic.topic_id) if waiting else (),
+            type=topic.message_type.name if topic.message_type is not None else "MIXED",
+            created_at_ms=topic.created_at_ms,
+            paused_since_ms=topic.paused_since_ms or 0,
+            deliver_rate=topic.deliver_rate or 0,
+            held=held.get(topic.topic_id, 0),
+            pending_bytes=with_halves(sizes, topic),
+            quotas=quotas_of(self._broker, topic, pending, sizes),
+        )
+
+    def _retry_topic(self, group: Group, lane_ids: Sequence[int], pending: dict[int, int]) -> status.TopicStatus:
+        """Return the retry topic of a group that failed something, its lanes as its queues."""
+        waiting = pending.get(group.group_id, 0)
+        return status.TopicStatus(
+            name=retry_topic(group.name),
+            queues=len(lane_ids),
+            stored=sum(self._store.queue_end(each, 0) - self._store.queue_begin(each, 0) for each in lane_ids),
+            pending=waiting,
+            due=self._due(group.group_id) if waiting else (),
+        )
 
     def _due(self, scope: int) -> list[status.DueBucket]:
         found = self._store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
@@ -85,13 +97,15 @@ class Topics:
 
     async def topic(self, name: str) -> status.TopicStatus:
         """Return one topic, with its readers."""
-        found = next((each for each in await self.topics() if each.name == name), None)
-        if found is None:
+        found, topic = await self._with_ranges(name), self._broker.names.topics.get(name)
+        return replace(found, readers=await self._readers(topic)) if topic is not None else found
+
+    async def _with_ranges(self, name: str) -> status.TopicStatus:
+        looked = await asyncio.get_running_loop().run_in_executor(None, self._topics, name)
+        if not looked:
             raise topic_unknown(name)
-        topic = self._broker.names.topics.get(name)
-        ranges = (await self.count(name)).queues if topic is not None else ()
-        readers = await self._readers(topic) if topic is not None else ()
-        return replace(found, readers=readers, ranges=ranges)
+        (found,) = looked
+        return replace(found, ranges=(await self.count(name)).queues) if name in self._broker.names.topics else found
 
     async def _readers(self, topic: Topic) -> list[status.Reader]:
         look = partial(self._broker.lags.look, topic_id=topic.topic_id)
@@ -112,9 +126,9 @@ class Topics:
     async def create_topic(
         self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
     ) -> status.TopicStatus:
-        """Make a topic."""
+        """Make a topic, which nobody reads yet."""
         await self._broker.operator.create_topic(name, queues=queues, message_type=message_type, keep=keep)
-        return await self.topic(name)
+        return await self._with_ranges(name)
 
     async def set_topic(
         self,

@@ -58,6 +58,7 @@ log = structlog.get_logger("dmq.embedded")
 
 ROWS_PER_CALL_MAX = 2_000  # looked at by one call that lists
 BYTES_PER_CALL_MAX = 16 * 1024 * 1024
+_ROWS_PER_LOOK = 64  # they are taken apart on the event loop, where others have their turn between two looks
 ROWS_PER_UNIT_MAX = 128
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
 UNITS_PER_S = 10  # of a job with a rate: what it may do in a second is spread over so many units
@@ -153,21 +154,38 @@ class DeadLetters:
             return Page([], -1)
         settled = await self._settled.load(topic.topic_id)
         first = offset if with_outcome else max(offset, settled.floor)
-        rows, is_complete = await self._rows(topic, first, 2**63, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
-        next_offset = -1 if is_complete or not rows else rows[-1].offset + 1
-        found: list[_Row] = []
-        for row in rows:
-            if chosen.matches(row.dead) and (with_outcome or not settled.is_finished(row.offset)):
-                if len(found) == limit:
-                    next_offset = row.offset
-                    break
-                found.append(row)
+
+        def is_wanted(row: _Row) -> bool:
+            return chosen.matches(row.dead) and (with_outcome or not settled.is_finished(row.offset))
+
+        found, next_offset = await self._find(topic, first, is_wanted, limit)
         outcomes = await self._outcomes(topic, found) if with_outcome else [None] * len(found)
         letters = [
             Letter(row.dead, row.record.payload, row.record.stored_at_ms, outcome)
             for row, outcome in zip(found, outcomes, strict=True)
         ]
         return Page(letters, next_offset)
+
+    async def _find(
+        self, topic: Topic, first: int, is_wanted: Callable[[_Row], bool], limit: int
+    ) -> tuple[list[_Row], int]:
+        """Return the first rows that are wanted, and the offset to go on from; -1 at the end."""
+        found: list[_Row] = []
+        looked = size = 0
+        while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
+            rows_max, bytes_max = min(_ROWS_PER_LOOK, ROWS_PER_CALL_MAX - looked), BYTES_PER_CALL_MAX - size
+            rows, is_complete = await self._rows(topic, first, 2**63, rows_max, bytes_max)
+            for row in rows:
+                if is_wanted(row):
+                    if len(found) == limit:
+                        return found, row.offset
+                    found.append(row)
+                first = row.offset + 1
+                size += len(row.record.payload)
+            if is_complete or not rows:
+                return found, -1
+            looked += len(rows)
+        return found, first
 
     async def _rows(self, topic: Topic, first: int, end: int, rows_max: int, bytes_max: int) -> tuple[list[_Row], bool]:
         found = await self._reader.rows(

@@ -115,7 +115,7 @@ class Operator:
         if quotas != QUOTAS_STAY and self._names.is_derived(name):
             raise Refused(Rule.TOPIC, "retries and dead letters are never refused", value=name)
         _check_queues(queues, topic.queues)
-        groups = await self._progress.readers_of(topic)
+        groups = await self._progress.readers_of(topic) if queues > topic.queues else []
         while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
             await loading[0].is_loaded.wait()
         topic = self._catalog.known_topic(name)  # nothing is awaited from here on

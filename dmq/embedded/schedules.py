@@ -32,6 +32,7 @@ from dmq.embedded.recurrence import (
 )
 from dmq.embedded.recurring import changed_event, waiting_record
 from dmq.errors import StoreCorrupt, UnitRefused
+from dmq.slices import in_slices
 from dmq.store.ops import Delete, Emit, Op, Put, Withdraw
 from dmq.store.ops import Schedule as ScheduleOp
 from dmq.store.schema.index import Receipt
@@ -209,7 +210,7 @@ class Schedules:
 
         values = iter(await self._reader.run(read))
         found: list[ScheduleStatus] = []
-        for name, schedule, progress in zip(wanted, values, values, strict=False):
+        async for name, schedule, progress in in_slices(zip(wanted, values, values, strict=False)):
             if schedule is not None and progress is not None:  # else it is about to be made, or has been removed
                 found.append(self._status(name, decode_schedule(schedule), decode_progress(progress)))
         return found, wanted[-1] if len(names) > limit else ""

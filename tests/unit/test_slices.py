@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from broker_adapter.clock import ManualClock
-from dmq.slices import SLICE_S, Slices
+from dmq.slices import SLICE_S, Slices, in_slices
 
 SLICE_MS = int(SLICE_S * 1000)
 
@@ -86,5 +86,29 @@ def test_who_goes_away_passes_the_turn_on() -> None:
             await rig.slices.do(lambda: 1 // 0)
         assert await rig.do("last") == "last"
         assert rig.done == ["long", "c", "d", "last"]
+
+    asyncio.run(scenario())
+
+
+def test_a_long_list_is_worked_on_in_slices() -> None:
+    """Behind each slice of what is done with its members others have a turn."""
+
+    async def scenario() -> None:
+        clock, turns = ManualClock(), 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        had = []
+        with patch("dmq.slices._now_s", clock.monotonic_s):
+            async for _ in in_slices(range(7)):
+                had.append(turns)
+                clock.advance(SLICE_MS // 2)
+        counting.cancel()
+        assert had == [0, 0, 1, 1, 2, 2, 3]
 
     asyncio.run(scenario())

@@ -1,0 +1,100 @@
+"""What operators look at costs no more than what is shown, and others have their turns meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from unittest.mock import patch
+
+from support.letters import die_many, page
+from support.rigs import EmbeddedRig, an_envelope, every_durable_broker
+
+from dmq.admin import topics as topics_module
+from dmq.admin.groups import Groups
+from dmq.admin.topics import Topics
+from dmq.embedded.dead_letters import DeadLetters
+from dmq.embedded.progress import Progress
+from dmq.embedded.removable import edges
+from dmq.embedded.subscriptions import Subscriptions
+from dmq.embedded.topic_settings import KEEP_STAYS, FlowChange
+
+
+class Turns:
+    """Counts the turns of the event loop that others have."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._counting = asyncio.get_running_loop().create_task(self._count())
+
+    async def _count(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        """Count no longer."""
+        self._counting.cancel()
+        await asyncio.gather(self._counting, return_exceptions=True)
+
+
+@every_durable_broker(queues=1)
+async def test_a_page_of_dead_letters_is_read_in_pieces(rig: EmbeddedRig) -> None:
+    """Danger: each page, a short one too, took 2,000 messages apart in one turn, a tenth of a second for everybody."""
+    await die_many(rig, 300)
+    turns, taken_apart = Turns(), Counter[int]()
+    row = DeadLetters._row
+
+    def counted(*arguments: object) -> object:
+        taken_apart[turns.count] += 1
+        return row(*arguments)  # type: ignore[arg-type]
+
+    with patch.object(DeadLetters, "_row", counted):
+        assert len((await page(rig, limit=10)).letters) == 10
+        assert taken_apart.total() <= 64
+        assert len((await page(rig, limit=300)).letters) == 300
+    await turns.end()
+    assert max(taken_apart.values()) <= 64
+
+
+@every_durable_broker(queues=2)
+async def test_what_is_told_of_one_topic_reads_no_other(rig: EmbeddedRig) -> None:
+    """Danger: to make or change a topic read all topics, so that the ten thousandth took seconds."""
+    topics = Topics(rig.store, rig.broker)
+    for number in range(5):
+        await rig.broker.send([an_envelope(topic=f"t-{number}")])
+    with patch.object(topics_module, "edges", wraps=edges) as looked:
+        await topics.create_topic("made", queues=3, message_type=None, keep=KEEP_STAYS)
+        await topics.set_topic("t-1", queues=4, message_type=None, keep=KEEP_STAYS)
+        found = await topics.topic("t-2")
+    assert (found.name, found.stored) == ("t-2", 1)
+    ids = {name: topic.topic_id for name, topic in rig.broker.names.topics.items()}
+    assert [each.args[1] for each in looked.call_args_list] == [ids["made"], ids["t-1"], ids["t-2"]]
+
+
+@every_durable_broker(queues=2)
+async def test_groups_are_asked_only_about_queues_that_are_added(rig: EmbeddedRig) -> None:
+    """Danger: whatever was changed of a topic, a pause for example, looked for each group there is in the store."""
+    await rig.broker.send([an_envelope(topic="orders")])
+    with patch.object(Progress, "readers_of", return_value=[]) as asked:
+        await rig.broker.operator.set_topic("orders", queues=2, flow=FlowChange(True, None))
+        assert not asked.called
+        await rig.broker.operator.set_topic("orders", queues=3)
+        assert asked.called
+
+
+@every_durable_broker(queues=1)
+async def test_groups_are_listed_by_one_look_at_what_is_subscribed(rig: EmbeddedRig) -> None:
+    """Danger: each group went through the subscriptions of all, which held everybody up for seconds."""
+    for number in range(5):
+        await rig.broker.ensure_group(f"group-{number}")
+    everything = Subscriptions.all
+    looks: list[Subscriptions] = []
+
+    def counted(subscriptions: Subscriptions) -> object:
+        looks.append(subscriptions)
+        return everything(subscriptions)
+
+    groups = Groups(rig.store, rig.broker)
+    with patch.object(rig.broker.lags, "look", return_value=[]), patch.object(Subscriptions, "all", counted):
+        assert [each.name for each in await groups.groups()] == [f"group-{number}" for number in range(5)]
+    assert len(looks) == 1
