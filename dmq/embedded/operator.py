@@ -276,7 +276,7 @@ class Operator:
         if not self._names.reads(group.group_id, topic_name):
             why = f"topic {topic_name!r} is the cluster's, and so is how far a group is with it: reset it there"
             raise Refused(Rule.TOPIC, why, value=group_name)
-        if group not in await self._progress.readers_of(topic):
+        if not await self._progress.readers_of(topic, [group]):
             raise Refused(Rule.NOT_FOUND, f"the group has never read topic {topic_name!r}", value=group_name)
         reader = self._reader
         ends = [await reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
@@ -10,6 +11,9 @@ from dmq.embedded.subscription import Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.store.schema.group import group_queue_range
 from dmq.store.schema.keys import Family
+from dmq.store.store import Store
+
+_PAIRS_PER_LOOK = 64
 
 
 class Progress:
@@ -39,11 +43,9 @@ class Progress:
         return [topics[topic_id] for group_id, topic_id in self._names.lanes if group_id == group.group_id]
 
     async def _have_rows(self, pairs: Sequence[tuple[int, int]]) -> list[bool]:
-        found = []
-        for group_id, topic_id in pairs:
-            start = group_queue_range(group_id, topic_id, 0)[0]
-            stop = group_queue_range(group_id, topic_id, 0xFFFF)[1]
-            found.append(bool((await self._reader.rows(Family.GROUP, start, stop, limit=1)).rows))
+        found: list[bool] = []
+        while len(found) < len(pairs):  # a few at a time: consumers have their messages read by the same thread
+            found += await self._reader.run(partial(_have_rows, pairs[len(found) : len(found) + _PAIRS_PER_LOOK]))
         return found
 
     async def unread(self, group: Group, topic: Topic) -> int:
@@ -70,3 +72,13 @@ class Progress:
             queue.load(rows)
             queue.skip_later(begin)
         return found
+
+
+def _have_rows(pairs: Sequence[tuple[int, int]], store: Store) -> list[bool]:
+    """Say of groups and topics whether there is anything stored of the one's progress on the other."""
+    return [
+        bool(
+            store.scan(Family.GROUP, group_queue_range(*pair, 0)[0], group_queue_range(*pair, 0xFFFF)[1], limit=1).rows
+        )
+        for pair in pairs
+    ]
