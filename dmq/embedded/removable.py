@@ -49,7 +49,7 @@ def edges(store: Store, topic_id: int, queues: int) -> list[Edges]:
     for queue_id in range(queues):
         place = Place(topic_id, queue_id)
         end = store.queue_end(*place)
-        begin = begin_of(store, place, 0, end)
+        begin = begin_of(store, place, 0, end) if end else 0  # of many queues nobody has used yet
         (value,) = store.get_many(Family.QUEUE, [pack_queue_key(*place, begin)]) if begin < end else (None,)
         found.append(Edges(begin, end, decode_queued(value).stored_at_ms if value is not None else 0))
     return found
