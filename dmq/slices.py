@@ -64,10 +64,11 @@ class Slices:
 
 
 async def in_slices(found: Iterable[_Each]) -> AsyncIterator[_Each]:
-    """Yield what there is to one who works on each; behind every ``SLICE_S`` of that others have their turn."""
-    until_s = _now_s() + SLICE_S
+    """Yield what there is to one who works on each; behind every ``SLICE_S`` of that others have as long."""
+    began_s = _now_s()
     for each in found:
         yield each
-        if _now_s() >= until_s:
-            await asyncio.sleep(0)
-            until_s = _now_s() + SLICE_S
+        took_s = _now_s() - began_s
+        if took_s >= SLICE_S:
+            await asyncio.sleep(took_s)
+            began_s = _now_s()
