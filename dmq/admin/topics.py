@@ -45,16 +45,16 @@ class Topics:
         return await asyncio.get_running_loop().run_in_executor(None, self._topics)
 
     def _topics(self, only: str = "") -> list[status.TopicStatus]:
-        """Return all topics, or the one of a name."""
+        """Return all topics by name, or those of one name: what a group failed here, and what was sent back there."""
         names = self._broker.names
         figures = _Figures(self._store.pending(), self._store.pending_bytes(), self._store.held())
-        topics = names.topics.copy().values() if not only else filter(None, [names.topics.get(only)])
-        found = [self._topic(topic, figures) for topic in topics]
         groups, lanes = names.groups_by_id, defaultdict[int, list[int]](list)
         for (group_id, _), lane in names.lanes.copy().items():
             if only in {"", retry_topic(groups[group_id].name)}:
                 lanes[group_id].append(lane.topic_id)
-        found += [self._retry_topic(groups[group_id], ids, figures.pending) for group_id, ids in lanes.items()]
+        found = [self._retry_topic(groups[group_id], ids, figures.pending) for group_id, ids in lanes.items()]
+        topics = names.topics.copy().values() if not only else filter(None, [names.topics.get(only)])
+        found += [self._topic(topic, figures) for topic in topics]
         return sorted(found, key=lambda topic: topic.name)
 
     def _topic(self, topic: Topic, figures: _Figures) -> status.TopicStatus:
@@ -104,7 +104,7 @@ class Topics:
         looked = await asyncio.get_running_loop().run_in_executor(None, self._topics, name)
         if not looked:
             raise topic_unknown(name)
-        (found,) = looked
+        found = looked[0]
         return replace(found, ranges=(await self.count(name)).queues) if name in self._broker.names.topics else found
 
     async def _readers(self, topic: Topic) -> list[status.Reader]:

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
+from support.failing import change, pushed_one
 from support.letters import die_many, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
 
+from broker_adapter.topics import retry_topic
 from dmq.admin import topics as topics_module
 from dmq.admin.groups import Groups
 from dmq.admin.topics import Topics
@@ -75,6 +77,19 @@ async def test_what_is_told_of_one_topic_reads_no_other(rig: EmbeddedRig) -> Non
     assert (found.name, found.stored) == ("t-2", 1)
     ids = {name: topic.topic_id for name, topic in rig.broker.names.topics.items()}
     assert [each.args[1] for each in looked.call_args_list] == [ids["made"], ids["t-1"], ids["t-2"]]
+
+
+@every_durable_broker(queues=1)
+async def test_a_retry_topic_is_shown_whatever_lies_under_its_name(rig: EmbeddedRig) -> None:
+    """What the group failed here comes first; what a classic consumer sent back there is another topic of that name."""
+    name = retry_topic(GROUP)
+    await rig.set_group(GROUP, max_attempts=5, delays_ms=(60_000,))
+    await rig.broker.send([an_envelope("m-1")])
+    await change(rig, await pushed_one(rig))
+    assert (await Topics(rig.store, rig.broker).topic(name)).pending == 1
+    await rig.broker.catalog.retry_topic(GROUP)
+    assert [each.pending for each in await Topics(rig.store, rig.broker).topics() if each.name == name] == [1, 0]
+    assert (await Topics(rig.store, rig.broker).topic(name)).pending == 1
 
 
 @every_durable_broker(queues=2)
