@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from itertools import islice
 
 import structlog
 
@@ -206,13 +207,13 @@ class Procedures:
             for found in left:
                 await self._leave(found, None)
             ledgers = await self._reader.run(partial(_ledgers_of, group_id=group.group_id))
-            committed = [
+            committed = (
                 Delete(Family.GROUP, committed_key(topic.topic_id, number, group.group_id))
-                for topic in names.topics.values()
+                for topic in list(names.topics.values())
                 for number in range(topic.queues)
-            ]
-            for at in range(0, len(committed), ROWS_PER_UNIT_MAX):
-                await self._commit(committed[at : at + ROWS_PER_UNIT_MAX])
+            )
+            while unit := list(islice(committed, ROWS_PER_UNIT_MAX)):
+                await self._commit(unit)
             await self._commit([Delete(Family.META, *keys.reset_range(group.group_id))])
         ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue in [queue for found in left for queue in found.queues]:
