@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from broker_adapter.errors import BrokerAway, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerAway, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.counting import CallsTaken
@@ -325,6 +325,9 @@ def length_at(batches: bytearray | memoryview, at: int) -> int:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
+_UNAVAILABLE = {BrokerAway: "away", CallGivenUp: "given up"}
+
+
 class Unexpected(Logged):
     """The store process failed to serve a call."""
 
@@ -336,7 +339,8 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, Overloaded):
         return Failure("overloaded", error.what, limit=_shown(error.limit), code=error.code)
     if isinstance(error, BrokerUnavailable):
-        return Failure("away" if isinstance(error, BrokerAway) else "unavailable", str(error), code=error.code)
+        kind = _UNAVAILABLE.get(type(error), "unavailable")
+        return Failure(kind, str(error), code=error.code)
     return Failure("unexpected", type(error).__name__)
 
 
@@ -351,6 +355,8 @@ def error_of(failure: Failure) -> Exception:
             return Overloaded(failure.text, limit=failure.limit, code=failure.code)
         case "away":
             return BrokerAway(failure.text, code=failure.code)
+        case "given up":
+            return CallGivenUp(failure.text, code=failure.code)
         case "unavailable":
             return BrokerUnavailable(failure.text, code=failure.code)
     return Unexpected(failure.text)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from support.frame_examples import DECODERS, FROM_FRONT, FROM_STORE, frame_bytes
 
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
 from dmq.processes import frames
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "processes" / "frames.json"
@@ -50,6 +50,7 @@ def test_a_batch_is_read_as_it_was_said(decode: Any, said: tuple[frames.Frame, .
         BrokerUnavailable("the disk is full"),
         BrokerUnavailable("of another broker", code=17),
         BrokerAway("it is away"),
+        CallGivenUp("the call was given up before its end"),
     ],
     ids=str,
 )
