@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from broker_adapter.clock import Clock, SystemClock
 
 SLICE_S: Final = 0.002
+_REST_S_MAX: Final = 0.1  # work seems to have taken longer where the process was stopped in the middle of it
 _now_s = SystemClock().monotonic_s
 _Made = TypeVar("_Made")
 _Each = TypeVar("_Each")
@@ -18,8 +19,8 @@ _Each = TypeVar("_Each")
 class Slices:
     """Does pieces of work one after the other, in the order they were asked for. Belongs to the event loop.
 
-    Behind every ``SLICE_S`` of it, it rests: for as long as the work took that went on beyond that. So pieces should be
-    no longer than a slice, as far as their makers can see to it.
+    Behind every ``SLICE_S`` of it, it rests: for as long as the work took that went on beyond that, a tenth of a second
+    at most. So pieces should be no longer than a slice, as far as their makers can see to it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +49,7 @@ class Slices:
                 self._next()
             elif not self._is_resting:
                 self._is_resting = True
-                asyncio.get_running_loop().call_later(-self._left_s, self._go_on)
+                asyncio.get_running_loop().call_later(min(-self._left_s, _REST_S_MAX), self._go_on)
 
     def _go_on(self) -> None:
         self._is_resting = False
@@ -65,10 +66,9 @@ class Slices:
 
 async def in_slices(found: Iterable[_Each]) -> AsyncIterator[_Each]:
     """Yield what there is to one who works on each; behind every ``SLICE_S`` of that others have as long."""
-    began_s = _now_s()
+    until_s = _now_s() + SLICE_S
     for each in found:
         yield each
-        took_s = _now_s() - began_s
-        if took_s >= SLICE_S:
-            await asyncio.sleep(took_s)
-            began_s = _now_s()
+        if _now_s() >= until_s:
+            await asyncio.sleep(SLICE_S)
+            until_s = _now_s() + SLICE_S

@@ -224,7 +224,7 @@ class Proxies:
             began_s = self._clock.monotonic_s()
             with suppress(BrokerError):
                 await self.ask(proxy, "Heartbeat", request, "probe", timeout_ms=_PROBE_MS)
-            took_s = self._clock.monotonic_s() - began_s
+            took_s = min(self._clock.monotonic_s() - began_s, _PROBE_MS / 1000)  # more: this process was stopped
             await asyncio.sleep(max(_PROBE_EVERY_S, took_s * _PROBE_SHARE))
 
     async def close(self) -> None:

@@ -30,6 +30,7 @@ LEDGER_ROWS_MAX = 50_000  # of a ledger that is looked through for metrics
 READS_MAX = 10_000  # in one look
 READ_BYTES_MAX = 16 * 1024 * 1024  # a row comes with its message
 _REST_PART = 19  # so many times as long as a look took nobody looks for metrics again
+_REST_S_MAX = 60.0  # a look seems to have taken longer where the process was stopped in the middle of it
 
 
 class Lag(NamedTuple):
@@ -89,7 +90,8 @@ class Lags:
         )
 
     def recent(self) -> Sequence[Lag]:
-        """Return what ``look`` did, now or a moment ago: looking takes at most a twentieth of the time.
+        """Return what ``look`` did, now or a moment ago: looking takes at most a twentieth of the time, or is
+        a minute old.
 
         What cannot be read, or is too much to be read, is not told.
         """
@@ -102,7 +104,7 @@ class Lags:
                 except (StoreError, Overloaded):
                     self._recent = ()
                 ended_s = clock.monotonic_s()
-                self._recent_until_s = ended_s + _REST_PART * (ended_s - began_s)
+                self._recent_until_s = ended_s + min(_REST_S_MAX, _REST_PART * (ended_s - began_s))
             return self._recent
 
     def look(self, *, topic_id: int = 0, group_id: int = 0, rows_max: int = 2**31) -> list[Lag]:

@@ -235,3 +235,24 @@ async def test_what_retention_took_has_no_age(rig: EmbeddedRig) -> None:
     rig.clock.advance(50_000)
     await rig.broker.retention.turn()
     assert (lag(rig).unread, age_ms(rig)) == (2, None)
+
+
+@every_durable_broker(queues=1)
+async def test_a_look_that_stood_still_is_made_again_soon(rig: EmbeddedRig) -> None:
+    """Danger: a process that was stopped for an hour in the middle of a look told metrics the same for 19 hours."""
+    lags, look = rig.broker.lags, Lags.look
+    looks = 0
+
+    def stopped(lags: Lags, *, rows_max: int) -> list[Lag]:
+        nonlocal looks
+        looks += 1
+        rig.clock.advance(3_600_000 if looks == 1 else 0)
+        return look(lags, rows_max=rows_max)
+
+    with patch.object(Lags, "look", stopped):
+        lags.recent()
+        lags.recent()
+        assert looks == 1
+        rig.clock.advance(60_000)
+        lags.recent()
+        assert looks == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -86,6 +87,28 @@ def test_who_goes_away_passes_the_turn_on() -> None:
             await rig.slices.do(lambda: 1 // 0)
         assert await rig.do("last") == "last"
         assert rig.done == ["long", "c", "d", "last"]
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_stood_still_rests_for_a_moment_only() -> None:
+    """Danger: one that was stopped for an hour in the middle of a slice served no filter, or list, for another hour."""
+    delays_s: list[float] = []
+
+    async def scenario() -> None:
+        loop, rig = asyncio.get_running_loop(), Rig()
+        call_later = loop.call_later
+
+        def at_once(delay_s: float, *arguments: Any) -> asyncio.TimerHandle:  # noqa: ANN401 - as call_later
+            delays_s.append(delay_s)
+            return call_later(0, *arguments)
+
+        with patch.object(loop, "call_later", at_once), patch("dmq.slices._now_s", rig.clock.monotonic_s):
+            await rig.do("stopped", 3_600_000)
+            async for _ in in_slices(range(2)):
+                rig.clock.advance(3_600_000)
+        assert len(delays_s) == 3
+        assert max(delays_s) <= 0.1
 
     asyncio.run(scenario())
 
