@@ -1,6 +1,7 @@
 """Features crossed with each other, with operators, kills, restored and salvaged stores and a set clock, all by chance.
 
-``DMQ_TEST_EFFORT=20`` makes a long run of it, ``DMQ_TEST_SEED`` repeats the choices of one (not its timing).
+Processes are stopped and go on, too. ``DMQ_TEST_EFFORT=20`` makes a long run of it, ``DMQ_TEST_SEED`` repeats the
+choices of one (not its timing).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Everything at once on a real daemon: clients of all kinds, operators, kills, restores, salvages, a clock that is set.
 
-Senders send now, later, in order, under own keys and in transactions, and recall some. Groups acknowledge most, hide,
-fail and bury the rest; one reads by offset. An operator draws orders out of all there are, for the same topics and
-groups. ``unexplained`` lists the messages that ended as nobody asked: each one that was accepted is acknowledged by
-each group, or the daemon says where it is, and a client or an operator had asked for that.
+Processes stand still, too. Senders send now, later, in order, under own keys and in transactions, and recall some.
+Groups acknowledge most, hide, fail and bury the rest; one reads by offset. An operator draws orders out of all there
+are, for the same topics and groups. ``unexplained`` lists the messages that ended as nobody asked: each one that was
+accepted is acknowledged by each group, or the daemon says where it is, and a client or an operator had asked for that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 import grpc
+import psutil
 from support.daemon import Daemon, run_command
 from support.turmoil_books import GROUPS, KEYED, ORDERED, READERS, TOPICS, Books, Sent
 from support.turmoil_orders import Orders, bury
@@ -37,6 +38,7 @@ ATTEMPTS_MAX = 4
 INVISIBLE_S = 10
 PATIENCE_S = 60.0
 STEPS_MS = (0, 0, 600_000, -600_000, 50_000, -50_000, 3_000, -3_000, 40 * 86_400_000)  # ahead of the host's clock
+STANDSTILLS_S = (0.3, 1.0, 3.0)
 _AWAY = (grpc.RpcError, DmqError)
 _SOON_MS = 5_000  # what waits longer was sent, or moved, while the clock was ahead
 _PAUSE_S = 0.03  # between two tries while the daemon is away
@@ -371,10 +373,10 @@ class Turmoil:
     # -- trouble ------------------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """Kill, stop, kill a front, restore a backup, salvage the store, or set the clock."""
+        """Kill, stop, kill a front, have processes stand still, restore a backup, salvage the store, set the clock."""
         rng, daemon = self._rng("disturb"), self._daemon
         while not self._ends.wait(rng.uniform(1.0, 4.0)):
-            what = rng.choice(("kill", "kill", "stop", "front", "clock", "restore", "salvage"))
+            what = rng.choice(("kill", "kill", "stop", "front", "standstill", "clock", "restore", "salvage"))
             if what == "kill":
                 daemon.kill()
                 daemon.restart()
@@ -383,6 +385,8 @@ class Turmoil:
                 daemon.restart()
             elif what == "front" and (fronts := daemon.fronts):
                 rng.choice(fronts).kill()
+            elif what == "standstill":
+                self._stand_still(rng)
             elif what == "clock" and self._shim is not None:
                 self._step(rng.choice(STEPS_MS))
             elif what == "restore" and self.books.backups:
@@ -392,6 +396,16 @@ class Turmoil:
             else:  # there is no front, no clock to set, or no backup
                 continue
             self.books.done[what] += 1
+
+    def _stand_still(self, rng: random.Random) -> None:
+        """Stop all processes for a while, as a machine does that is suspended, or the store's or a front alone."""
+        store, fronts = psutil.Process(self._daemon.pid), self._daemon.fronts
+        stopped = rng.choice(([store, *fronts], [store], rng.sample(fronts, min(1, len(fronts)))))
+        for each in stopped:
+            each.suspend()
+        self._ends.wait(rng.choice(STANDSTILLS_S))
+        for each in stopped:
+            each.resume()
 
     def _restore(self, rng: random.Random) -> None:
         """Go on with a backup in the place of the store, with one of before an earlier restore as well."""
