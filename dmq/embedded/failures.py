@@ -188,8 +188,8 @@ class Failures:
         ops: list[Op] = []
         handled: list[tuple[Failed, int]] = []
         for each, record in zip(batch, records, strict=True):
-            if each.queue.leases.get(each.offset) is not each.lease:
-                handled.append((each, _NOT_OURS))  # finished meanwhile, or its subscription was retired
+            if not _still_fails(each):
+                handled.append((each, _NOT_OURS))
                 continue
             each.lease.know(record)
             more, attempt = self._plan(each, record)
@@ -392,6 +392,17 @@ class Failures:
         first_ms = failed.lease.first_failed_at_ms or now_ms
         place = queue.topic_id, queue.queue_id, failed.offset
         return History(*place, record.stored_at_ms, first_ms, now_ms, reason, failed.lease.epoch)
+
+
+def _still_fails(failed: Failed) -> bool:
+    """Say whether nothing came in between since it failed: it was not finished, and its subscription not retired.
+
+    Nor was it hidden anew, if it failed because its time was over: its consumer was told that it has more.
+    """
+    lease = failed.lease
+    if failed.queue.leases.get(failed.offset) is not lease:
+        return False
+    return lease.is_returning or not isinstance(failed.failure, LeaseExpired)
 
 
 def copy_of(record: QueuedMessage, history: History) -> bytes:

@@ -351,6 +351,24 @@ async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: Embedded
 
 
 @every_durable_broker()
+async def test_a_delivery_that_is_extended_while_its_last_end_is_decided_goes_on(rig: EmbeddedRig) -> None:
+    """Its time is over, and that makes a dead letter of it: not once its consumer was told that it has more time."""
+    await rig.set_group(GROUP, max_attempts=1, delays_ms=(SOON_MS,))
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    rig.clock.advance(INVISIBLE_MS)
+    ending = asyncio.ensure_future(rig.broker.leases.expire())
+    await asyncio.sleep(0)
+    assert rig.broker.failures._waiting, "its end is being decided"
+    await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
+    await ending
+    rig.clock.advance(INVISIBLE_MS - 1)
+    await rig.settle()
+    assert await ack(rig, delivery) == [None]
+    assert EventKind.DEAD_EXHAUSTED not in [event.kind for _, event in read_outbox(rig.broker.store)]
+
+
+@every_durable_broker()
 async def test_clients_that_fell_silent_are_forgotten(rig: EmbeddedRig) -> None:
     """Every start of an application is a new client id: the memory of them has an end in time and in number."""
     seen = rig.broker.lease_ends.clients._seen_s
