@@ -8,6 +8,7 @@ of ours.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
@@ -29,7 +30,7 @@ class Loops:
         self._callers: asyncio.AbstractEventLoop | None = None
         self._own: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._running: set[Future[Any]] = set()
+        self._running: dict[Future[Any], asyncio.AbstractEventLoop] = {}
 
     def note_running(self) -> None:
         """Remember the loop that runs in this thread, if one does, as the application's."""
@@ -45,7 +46,7 @@ class Loops:
             call.close()
             raise LoopEnded("the event loop of the application has just ended") from None
         with self._lock:
-            self._running.add(running)
+            self._running[running] = loop
         try:
             while not wait([running], LOOK_S).done:
                 if self._is_over(loop) and not wait([running], LOOK_S).done:
@@ -56,8 +57,10 @@ class Loops:
                 raise LoopEnded("the event loop ended, and cancelled the handler") from None
         finally:
             with self._lock:
-                self._running.discard(running)
-            _cancel(running)
+                self._running.pop(running, None)
+            _cancel(running, loop)
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED and loop.is_closed():
+                call.close()  # it never began, and Python would say so
         if error is not None:
             raise error
         return result
@@ -65,10 +68,10 @@ class Loops:
     def close(self, timeout_s: float) -> None:
         """Cancel what still runs, and end our loop."""
         with self._lock:
-            running, loop, thread = list(self._running), self._own, self._thread
+            running, loop, thread = list(self._running.items()), self._own, self._thread
             self._own = self._thread = None
-        for each in running:
-            _cancel(each)
+        for each, its_loop in running:
+            _cancel(each, its_loop)
         if loop is None or thread is None:
             return
         with suppress(RuntimeError):  # it is closed already
@@ -80,7 +83,7 @@ class Loops:
         """The loops and the thread are the parent's."""
         self._lock = threading.Lock()
         self._callers = self._own = self._thread = None
-        self._running = set()
+        self._running = {}
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         callers = self._callers
@@ -135,8 +138,9 @@ def _running_here() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _cancel(running: Future[Any]) -> None:
-    with suppress(RuntimeError):  # its loop is closed
+def _cancel(running: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a task, unless its loop is closed: nobody is there to hear it, and futures log that with a traceback."""
+    if not loop.is_closed():
         running.cancel()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Generator
 from concurrent.futures import CancelledError, Future
@@ -339,6 +340,43 @@ def test_a_loop_that_ends_under_a_repetition_costs_no_attempt() -> None:
     asyncio.run(main())
     until(lambda: hook.metrics().redelivered["a"] == 1)
     assert attempts[2] is not attempts[1]
+    hook.close()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_loop_that_is_closed_under_a_repetition_leaves_no_traceback(
+    is_begun: bool, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The loop ends in the very turn in which the repetition was given to it, or in its middle; it runs elsewhere."""
+    policy = RetryPolicy(backoff=Table((1,) * 3), max_attempts=2)
+    hook = Redelivery(MemorySink(SystemClock()), policy=policy, autostart=False)
+    attempts: list[asyncio.AbstractEventLoop] = []
+
+    @hook.handler("a")
+    async def handler(payload: bytes) -> None:
+        attempts.append(asyncio.get_running_loop())
+        if len(attempts) == 1:
+            raise AWAY
+        if attempts[-1] is loop:
+            loop.stop()
+            await asyncio.Event().wait()
+
+    def start() -> None:
+        hook.start()
+        if not is_begun:
+            until(lambda: bool(hook._loops._running))
+            loop.stop()
+
+    loop = asyncio.new_event_loop()
+    assert isinstance(loop.run_until_complete(hook.send_async("a", b"1")), Spooled)
+    loop.call_soon(start)
+    loop.run_forever()
+    assert len(attempts) == 1 + is_begun
+    loop.close()
+    until(lambda: hook.metrics().redelivered["a"] == 1)
+    gc.collect()
+    assert not [each for each in caplog.records if each.name == "concurrent.futures"]
+    assert not [str(each.message) for each in recwarn.list]
     hook.close()
 
 
