@@ -167,7 +167,11 @@ class App:
         """A coroutine function around ``send_async``, as applications on asyncio have one."""
 
         async def send_message(message: Any) -> Any:
-            return await asyncio.wrap_future(self.producer.send_async(message))
+            try:
+                return await asyncio.wrap_future(self.producer.send_async(message))
+            except asyncio.CancelledError:  # its loop ends, and the answer may be on its way to it
+                _say_failed(message, ["CancelledError: the loop of the application ended"])
+                raise
 
         protected = durable(send_message, hook, type_name=lane, codec=RocketMqCodec(), classify=classify)
         self.lanes[lane] = lambda fields: _sent(
