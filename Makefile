@@ -21,7 +21,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 
 PIP := $(PY) -m pip --disable-pip-version-check --no-input --quiet
 # Nothing is compiled that nobody imports: of what is installed here that is most, and half of the processor's time.
-INSTALL := $(PIP) install --progress-bar off --require-hashes --no-build-isolation --no-compile
+INSTALL := DIST_EXTRA_CONFIG='$(CURDIR)/tools/wheels.cfg' $(PIP) install --progress-bar off --require-hashes --no-build-isolation --no-compile
 
 # Settings that send an installation elsewhere than into .venv, or let foreign code into it. Where packages come from
 # (PIP_INDEX_URL, PIP_CERT, ...) stays the machine's affair.
@@ -38,7 +38,7 @@ ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
 .PHONY: help env demo demo-rocketmq test readme clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
-	clients client-programs node-client go-client java-client rust-client chromium
+	clients client-programs collected node-client go-client java-client rust-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -167,6 +167,8 @@ clients:
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS) $(STAMPS)/collected $(STAMPS)/compiled
 
 # The tests once compiled: each worker of the first run would compile all of them for itself.
+collected: $(STAMPS)/collected
+
 $(STAMPS)/collected: $(STAMPS)/dev
 	@$(PY) -m pytest --collect-only --quiet >/dev/null 2>&1 || true  # the run itself says what is wrong
 	@touch $@
