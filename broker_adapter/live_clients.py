@@ -6,18 +6,34 @@ from broker_adapter.clock import Clock
 
 CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
 CLIENTS_MAX = 100_000  # remembered; the longest unseen give way
+STOOD_STILL_S = 15.0  # without a look
 
 
 class LiveClients:
-    """Belongs to one event loop."""
+    """Belongs to one event loop.
+
+    Time in which that did not turn, because the process was stopped, does not count: what clients said meanwhile is
+    still to be read. So ``look`` regularly, while it matters who lives; longer than ``STOOD_STILL_S`` without anything
+    being asked here is such a time.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seen_s: dict[str, float] = {}  # the longest unseen first
+        self._looked_s = clock.monotonic_s()
+        self._stood_still_s = 0.0
+        self._seen_s: dict[str, float] = {}  # by ``look``, the longest unseen first
+
+    def look(self) -> float:
+        """Return the time by which clients are judged, in seconds from some moment on."""
+        now_s = self._clock.monotonic_s()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if passed_s > STOOD_STILL_S:
+            self._stood_still_s += passed_s
+        return now_s - self._stood_still_s
 
     def seen(self, client_id: str) -> None:
         """Note a sign of life, and forget who gave none for long."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.look()
         seen_s = self._seen_s
         seen_s.pop(client_id, None)
         seen_s[client_id] = now_s
@@ -29,7 +45,7 @@ class LiveClients:
     def is_alive(self, client_id: str) -> bool:
         """Say whether a client gave a sign of life lately."""
         seen_s = self._seen_s.get(client_id)
-        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
+        return seen_s is not None and self.look() - seen_s < CLIENT_ALIVE_S
 
     def gone(self, client_id: str) -> bool:
         """Note that a client left; say whether it was known."""

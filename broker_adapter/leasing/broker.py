@@ -367,6 +367,7 @@ class LeasingBroker:
 
     async def _tick(self) -> None:
         """End leases, and leave groups that nobody receives for."""
+        self._clients.look()
         self._ticks += 1
         if self._checker is not None and self._routes and not self._is_producing:
             self._begin(self._join_producers())

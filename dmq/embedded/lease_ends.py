@@ -126,6 +126,7 @@ class LeaseEnds:
 
     def pop(self, count_max: int) -> list[Ended]:
         """Take leases whose time is up; those whose client lives are renewed instead."""
+        self.clients.look()
         now_ms = self._clock.boot_ms()
         ended: list[Ended] = []
         while self._heap and self._heap[0][0] <= now_ms and len(ended) < count_max:

@@ -351,6 +351,23 @@ async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: Embedded
 
 
 @every_durable_broker()
+async def test_a_process_that_stood_still_fails_no_delivery_of_a_client_that_lives(rig: EmbeddedRig) -> None:
+    """A paused container ends no lease that would have been renewed; who is silent afterwards loses it then."""
+    await send(rig, "m-1")
+    (delivery,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="c-1")
+    rig.clock.advance(10 * AUTO_RENEW_INVISIBLE_MS)
+    await rig.settle()
+    assert not await receive(rig)
+    assert returns(rig) == []
+    await pass_time(rig, 2 * AUTO_RENEW_INVISIBLE_MS, seen="c-1")
+    assert await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, 0, suspend=True)
+    (again,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="c-1")
+    assert again.delivery_attempt == 1
+    await pass_time(rig, 2 * AUTO_RENEW_INVISIBLE_MS)
+    assert len(await receive(rig)) == 1
+
+
+@every_durable_broker()
 async def test_a_delivery_that_is_extended_while_its_last_end_is_decided_goes_on(rig: EmbeddedRig) -> None:
     """Its time is over, and that makes a dead letter of it: not once its consumer was told that it has more time."""
     await rig.set_group(GROUP, max_attempts=1, delays_ms=(SOON_MS,))

@@ -1,0 +1,35 @@
+"""Who counts as alive, of clients that were heard of lately."""
+
+from __future__ import annotations
+
+from broker_adapter.clock import ManualClock
+from broker_adapter.live_clients import CLIENT_ALIVE_S, STOOD_STILL_S, LiveClients
+
+HOUR_MS = 3_600_000
+
+
+def test_nobody_dies_while_nobody_listens() -> None:
+    """A process that was stopped and goes on has its clients' heartbeats still to read: it goes by its own time."""
+    clock = ManualClock()
+    clients = LiveClients(clock)
+    clients.seen("c-1")
+    clock.advance(HOUR_MS)
+    clients.look()
+    assert clients.is_alive("c-1")
+
+
+def test_a_client_that_is_silent_dies_in_its_time() -> None:
+    """As long as somebody looks, also around a time in which nobody did."""
+    clock = ManualClock()
+    clients = LiveClients(clock)
+    clients.seen("c-1")
+    silent_s = 0.0
+    while clients.is_alive("c-1"):
+        clock.advance(round(STOOD_STILL_S * 1000))
+        silent_s += STOOD_STILL_S
+        clients.look()
+        if silent_s == STOOD_STILL_S:
+            clock.advance(HOUR_MS)
+            clients.look()
+    assert silent_s == CLIENT_ALIVE_S
+    assert not clients.gone("c-2")
