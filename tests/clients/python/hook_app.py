@@ -169,8 +169,8 @@ class App:
         async def send_message(message: Any) -> Any:
             try:
                 return await asyncio.wrap_future(self.producer.send_async(message))
-            except asyncio.CancelledError:  # its loop ends, and the answer may be on its way to it
-                _say_failed(message, ["CancelledError: the loop of the application ended"])
+            except (asyncio.CancelledError, GeneratorExit) as error:  # its loop ended, perhaps before the answer
+                _say_failed(message, [f"{type(error).__name__}: the loop of the application ended"])
                 raise
 
         protected = durable(send_message, hook, type_name=lane, codec=RocketMqCodec(), classify=classify)
