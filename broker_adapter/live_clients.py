@@ -6,15 +6,14 @@ from broker_adapter.clock import Clock
 
 CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
 CLIENTS_MAX = 100_000  # remembered; the longest unseen give way
-STOOD_STILL_S = 15.0  # without a look
+STOOD_STILL_S = 15.0  # who did not look for longer was stopped meanwhile
 
 
 class LiveClients:
     """Belongs to one event loop.
 
-    Time in which that did not turn, because the process was stopped, does not count: what clients said meanwhile is
-    still to be read. So ``look`` regularly, while it matters who lives; longer than ``STOOD_STILL_S`` without anything
-    being asked here is such a time.
+    While the process is stopped no client falls silent: what they say then is read once it goes on. So ``look`` more
+    often than each ``STOOD_STILL_S`` while it matters who is alive; a longer time without a look does not count.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -24,7 +23,7 @@ class LiveClients:
         self._seen_s: dict[str, float] = {}  # by ``look``, the longest unseen first
 
     def look(self) -> float:
-        """Return the time by which clients are judged, in seconds from some moment on."""
+        """Note that the event loop turns, and return how long it has done so, in seconds from some moment on."""
         now_s = self._clock.monotonic_s()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         if passed_s > STOOD_STILL_S:

