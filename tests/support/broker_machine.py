@@ -44,6 +44,7 @@ from dmq.embedded.delayed import Changed, Meant, Outcome
 from dmq.store.store import StoreOptions
 
 _T = TypeVar("_T")
+LOOK_EACH_MS = 14_000  # less than the time after which a process stood still
 
 
 class Lost(NamedTuple):
@@ -173,9 +174,23 @@ class BrokerRules(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from(steps))
     def advance(self, ms: int) -> None:
-        """Time passes."""
+        """Time passes, in which the process runs."""
+        self.pass_time(ms)
+        self.settle()
+
+    @rule(ms=st.sampled_from(steps))
+    def stand_still(self, ms: int) -> None:
+        """Time passes, in which the process is stopped; no client falls silent of it."""
         self.clock.advance(ms)
         self.settle()
+
+    def pass_time(self, ms: int) -> None:
+        """Let the clock go on, and both sides look who is alive as often as a process does that runs."""
+        while ms > 0:
+            self.clock.advance(min(ms, LOOK_EACH_MS))
+            ms -= LOOK_EACH_MS
+            self.rig.broker.lease_ends.clients.look()
+            self.model.look(self.clock.monotonic_s())
 
     @rule(ms=st.sampled_from(steps), is_forward=st.booleans())
     def step(self, ms: int, *, is_forward: bool) -> None:
@@ -193,7 +208,7 @@ class BrokerRules(RuleBasedStateMachine):
     def advance_to_a_time(self, pick: int, early_ms: int) -> None:
         """When something is due, or a lease ends: to the millisecond, or one before it."""
         times = self.times()
-        self.clock.advance(max(0, times[pick % len(times)] - early_ms - self.clock.now_ms()))
+        self.pass_time(times[pick % len(times)] - early_ms - self.clock.now_ms())
         self.settle()
 
     def settle(self) -> None:
@@ -211,7 +226,7 @@ class BrokerRules(RuleBasedStateMachine):
     def take(self, pair: tuple[str, str], batch_max: int, invisible_ms: int, *, is_push: bool = False) -> list[Key]:
         """Exactly what is visible may come, as many as fit, each with its attempt; message groups in order."""
         group, topic = pair
-        now_ms, now_s = self.clock.now_ms(), self.clock.monotonic_s()
+        now_ms = self.clock.now_ms()
         choice = self.model.choice(group, topic, self.look_at(topic), is_push=is_push)
         deliveries = self.run(
             receive(
@@ -228,7 +243,7 @@ class BrokerRules(RuleBasedStateMachine):
         for key, each in zip(taken, deliveries, strict=True):
             held = self.model.held[group][key]
             self.check_delivery(group, held, each)
-            self.model.hand_out(held, each.receipt_handle, now_ms, invisible_ms, now_s, is_push=is_push)
+            self.model.hand_out(held, each.receipt_handle, now_ms, invisible_ms, is_push=is_push)
         if choice.condemned:
             self.bury_the_condemned(group, choice)
         return taken
@@ -346,7 +361,7 @@ class BrokerRules(RuleBasedStateMachine):
         """The push consumer gives a sign of life, or leaves."""
         if is_seen:
             self.rig.broker.client_seen(CLIENT)
-            self.model.seen_s = self.clock.monotonic_s()
+            self.model.client_seen()
         else:
             self.rig.broker.client_gone(CLIENT)
             self.model.client_gone(self.clock.now_ms())

@@ -20,6 +20,7 @@ from dmq.store.believed import STEP_MS
 
 Key = tuple[str, str]  # topic, message id
 ALIVE_S, RENEWED_MS, RENEWED_MS_MAX, GONE_MS = 60.0, 60_000, 3 * 3_600_000, 1_000
+STOOD_STILL_S = 15.0
 # RocketMQ's delay levels, the first ones.
 LEVELS_MS = (1_000, 5_000, 10_000, 30_000)
 _DEATHS = {
@@ -128,7 +129,9 @@ class Model:
         self.facts: list[Fact] = []
         self.recalled: dict[Key, int] = {}  # since when
         self.letters: dict[Key, DeadLetterFacts] = {}
-        self.seen_s: float | None = None  # the push consumer's last sign of life
+        self.seen_s: float | None = None  # the push consumer's last sign of life, in time that counts
+        self.counted_s = self._looked_s = 0.0  # time that counts, and all time, when somebody looked last
+        self._stood_still_s = 0.0
         self.overdue: set[Key] = set()  # delayed, and sent when their time had come: only their acceptance orders them
         self.entered: dict[tuple[str, str], list[list[Entered]]] = {}  # by topic and message group, a list per turn
         self._accepted: dict[Key, int] = {}
@@ -202,15 +205,28 @@ class Model:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
+    def look(self, now_s: float) -> None:
+        """Let time count for who is alive, unless nobody looked for so long that the process stood still."""
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self._stood_still_s += passed_s if passed_s > STOOD_STILL_S else 0
+        self.counted_s = now_s - self._stood_still_s
+
+    def client_seen(self) -> None:
+        """Note a sign of life of the push consumer."""
+        self.seen_s = self.counted_s
+
+    def _is_client_alive(self) -> bool:
+        return self.seen_s is not None and self.counted_s - self.seen_s < ALIVE_S
+
     def expired(self, now_ms: int, now_s: float) -> list[tuple[str, Key]]:
         """Leases that are over; those of a living push consumer are renewed instead."""
+        self.look(now_s)
         found = []
         for group, messages in self.held.items():
             for key, held in messages.items():
                 if held.hidden_until_ms is None or held.hidden_until_ms > now_ms:
                     continue
-                is_alive = self.seen_s is not None and now_s - self.seen_s < ALIVE_S
-                if now_ms < held.renew_until_ms and is_alive:
+                if now_ms < held.renew_until_ms and self._is_client_alive():
                     held.hidden_until_ms = min(now_ms + RENEWED_MS, held.renew_until_ms)
                 else:
                     found.append((group, key))
@@ -267,14 +283,14 @@ class Model:
         is_plain = not condemned and all(messages[key].is_finished for line in lines.values() for key in line)
         return Choice(singles, runs, heads, condemned, is_plain)
 
-    def hand_out(self, held: Held, handle: str, now_ms: int, invisible_ms: int, now_s: float, *, is_push: bool) -> None:
+    def hand_out(self, held: Held, handle: str, now_ms: int, invisible_ms: int, *, is_push: bool) -> None:
         """Lease a message."""
         held.lease_attempt, held.run = held.next_attempt, self.run
         held.hidden_until_ms, held.is_row, held.is_suspended = now_ms + invisible_ms, False, False
         held.is_push, held.is_spent = is_push, False
         held.renew_until_ms = now_ms + RENEWED_MS_MAX if is_push else 0
-        if is_push and (self.seen_s is None or now_s - self.seen_s >= ALIVE_S):  # a receive is a sign of life
-            self.seen_s = now_s
+        if is_push and not self._is_client_alive():  # a receive is a sign of life
+            self.client_seen()
         held.handles.append(Handle(handle, held.place))
 
     def ack(self, group: str, key: Key) -> None:
