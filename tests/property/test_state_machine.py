@@ -298,3 +298,18 @@ def test_what_is_moved_to_where_the_reader_is_comes_a_millisecond_later() -> Non
     state.advance(1)
     state.counters_agree()
     state.teardown()
+
+
+def test_a_lease_is_renewed_after_a_standstill_and_ends_when_its_client_is_silent() -> None:
+    """Standing still makes no client silent, on both sides; a minute in which the process runs does."""
+    state = MemoryMachine()
+    state.open()
+    state.send(batch=[("orders", 20, None)])
+    state.receive(pair=("workers", "orders"), batch_max=1, invisible_ms=30_000, is_push=True)
+    state.stand_still(ms=600_000)
+    state.counters_agree()
+    assert state.leases()
+    state.advance(61_000)
+    state.counters_agree()
+    assert not state.leases()
+    state.teardown()
