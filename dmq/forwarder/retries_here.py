@@ -254,6 +254,7 @@ class RetriesHere:
 
     async def _end(self) -> None:
         """Take over what nobody finished in its time."""
+        clients = self._local.lease_ends.clients
         while True:
             self._sooner.clear()
             nap_s = None
@@ -262,20 +263,24 @@ class RetriesHere:
             with suppress(TimeoutError):
                 async with asyncio.timeout(nap_s):
                     await self._sooner.wait()
+            clients.look()
             now_ms = self._clock.boot_ms()
             while self._ends and self._ends[0][0] <= now_ms:
                 _, handle = heappop(self._ends)
                 held = self._held.get(handle)
                 if held is None or held.ends_ms > now_ms:
                     continue  # finished, or hidden anew and watched anew
-                if now_ms < held.renew_until_ms and self._local.lease_ends.clients.is_alive(held.renew_for):
+                if now_ms < held.renew_until_ms and clients.is_alive(held.renew_for):
                     held.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms)
                     self._watch(handle, held)
                     continue
-                self._forget(handle, held)
-                self._spawn(self._expire(held))
+                self._spawn(self._expire(handle))
 
-    async def _expire(self, held: _Held) -> None:
+    async def _expire(self, handle: str) -> None:
+        held = self._held.get(handle)
+        if held is None or held.ends_ms > self._clock.boot_ms():
+            return  # finished, or hidden anew, since its time was seen to be over
+        self._forget(handle, held)
         await self._take_over(held.group_id, held.delivery, LeaseExpired())
 
     async def _take_over(self, group_id: int, delivery: Delivery, failure: Failure, *, attempts_told: int = 0) -> bool:
@@ -286,6 +291,8 @@ class RetriesHere:
             return False  # it was removed meanwhile
         handle = delivery.receipt_handle
         self._moved[handle] = None  # from here on: an acknowledgement meanwhile must not be OK
+        if len(self._moved) > _MOVED_KEPT:
+            del self._moved[next(iter(self._moved))]
         try:
             topic = await self._local.catalog.topic(delivery.topic)
             if self._local.store.is_disk_low():
@@ -297,8 +304,6 @@ class RetriesHere:
             self._moved.pop(handle, None)
             return False
         self.taken_over_total += 1
-        if len(self._moved) > _MOVED_KEPT:
-            del self._moved[next(iter(self._moved))]
         self._finish_there(group.name, delivery)
         return True
 

@@ -6,12 +6,13 @@ The cluster is a fake that hands out what it is told to and notes what it is tol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.failing import dead_letters
-from support.rigs import GROUP, TOPIC, EmbeddedRig, play, receive, until
+from support.rigs import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
 
 from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused
@@ -204,6 +205,69 @@ async def test_what_nobody_finishes_in_time(rig: EmbeddedRig, here: RetriesHere,
     await until(lambda: cluster.acked == [new, "b"])
     assert sorted(each.delivery_attempt for each in await come(rig)) == [2, 2]
     assert (len(here), here.held_bytes) == (0, 0)
+
+
+@on_stage
+async def test_what_a_consumer_had_that_died_fails_here(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """Also where nothing else is leased here, and nobody else is heard of: that is silence, and no standstill."""
+    clients, looked = rig.broker.lease_ends.clients, asyncio.Event()
+    look = clients.look
+
+    def seen_to_look() -> float:
+        looked.set()
+        return look()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries_here, "_NAP_S_MAX", 0.001)
+        patch.setattr(clients, "look", seen_to_look)
+        await handed_out(here, PUSH, a_delivery("a"))
+        for _ in range(6):
+            assert not here.taken_over_total
+            looked.clear()
+            rig.clock.advance(10_000)
+            await asyncio.wait_for(looked.wait(), PATIENCE_S)
+        await until(lambda: cluster.acked == ["a"])
+    assert here.taken_over_total == 1
+
+
+@on_stage
+async def test_an_acknowledgement_beside_the_end_of_its_time_has_one_outcome(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """It comes between the moment that its time is seen to be over and what follows: OK, and nothing is retried."""
+    acking: list[asyncio.Task[Sequence[Exception | None]]] = []
+    spawn = here._spawn
+
+    def spawned_behind_an_ack(work: Coroutine[Any, Any, None]) -> None:
+        acking.append(asyncio.ensure_future(here.ack(GROUP, TOPIC, ["a"])))
+        spawn(work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(here, "_spawn", spawned_behind_an_ack)
+        await handed_out(here, SIMPLE, a_delivery("a"))
+        rig.clock.advance(30_000)
+        await until(lambda: bool(acking))
+        assert await acking[0] == [None]
+    await until(lambda: not here._tasks)
+    assert (cluster.acked, here.taken_over_total, len(here)) == (["a"], 0, 0)
+
+
+@on_stage
+async def test_failures_that_are_called_off_are_not_kept_for_ever(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """A client that ends its call while its failure is written leaves no more behind than one that waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries_here, "_MOVED_KEPT", 2)
+        for number in range(4):
+            await handed_out(here, PUSH, a_delivery(f"a{number}"))
+            failing = asyncio.ensure_future(here.change_invisible(GROUP, TOPIC, f"a{number}", 10))
+            await asyncio.sleep(0)  # it has begun
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+    assert len(here._moved) == 2
 
 
 @on_stage
