@@ -115,6 +115,7 @@ class Leases:
         self._held: dict[MessageQueue, dict[int, Held]] = {}
         self._waiting: defaultdict[str, deque[Held]] = defaultdict(deque)  # by topic
         self._behind: dict[tuple[MessageQueue, str], deque[Held]] = {}  # those that wait for one of their order
+        self._renewed: dict[str, dict[Held, None]] = {}  # what was leased last to a client that renews
         self._ends: list[tuple[int, int, Held]] = []
         self._tidy_at = _TIDY_AT_MIN
         self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # that wait, by topic
@@ -222,11 +223,22 @@ class Leases:
     def _lease(self, held: Held, wanted: Wanted) -> None:
         now_ms = self._clock.boot_ms()
         held.handle = self._new_handle(held)
-        held.renew_for = wanted.renew_for
+        self._renew_for(held, wanted.renew_for)
         held.renew_until_ms = now_ms + AUTO_RENEW_MS_MAX
         if wanted.renew_for and not self._clients.is_alive(wanted.renew_for):
             self._clients.seen(wanted.renew_for)
         self._hide(held, AUTO_RENEW_INVISIBLE_MS if wanted.renew_for else wanted.invisible_ms, keeps_attempt=False)
+
+    def _renew_for(self, held: Held, client_id: str) -> None:
+        """Renew a lease for as long as a client lives; without a name for nobody."""
+        if held.renew_for:
+            own = self._renewed[held.renew_for]
+            del own[held]
+            if not own:
+                del self._renewed[held.renew_for]
+        held.renew_for = client_id
+        if client_id:
+            self._renewed.setdefault(client_id, {})[held] = None
 
     def _new_handle(self, held: Held) -> LeaseHandle:
         return LeaseHandle(held.received.queue, held.received.queue_offset, self._run, next(self._numbers))
@@ -266,7 +278,7 @@ class Leases:
         if held.renew_for and not suspend:
             await self._fail(held, invisible_ms)
         elif invisible_ms:
-            held.renew_for = ""
+            self._renew_for(held, "")
             self._hide(held, invisible_ms, keeps_attempt=suspend)
         else:
             self._release(held, failed=not suspend)
@@ -277,11 +289,10 @@ class Leases:
 
     def client_gone(self, client_id: str) -> None:
         """Let the leases of a client that left end soon."""
-        for queue in self._held.values():
-            for held in queue.values():
-                if held.is_leased and held.renew_for == client_id:
-                    held.renew_for = ""
-                    self._hide(held, _CLIENT_GONE_MS, keeps_attempt=False)
+        for held in list(self._renewed.get(client_id, ())):
+            if held.is_leased:
+                self._renew_for(held, "")
+                self._hide(held, _CLIENT_GONE_MS, keeps_attempt=False)
 
     def end_due(self) -> None:
         """End the leases whose time is up, and forget what went to other members."""
@@ -326,7 +337,7 @@ class Leases:
         else:
             held.failed += 1
             held.handle = self._new_handle(held)  # which nobody has
-            held.renew_for = ""
+            self._renew_for(held, "")
             self._hide(held, max(at_least_ms, DELAY_LEVELS_MS[level - 1]), keeps_attempt=True)
 
     async def _send_back(self, held: Held, delay_level: int) -> None:
@@ -386,6 +397,7 @@ class Leases:
         """It is done with: its queue may go on behind it."""
         self.leased -= held.is_leased
         held.is_leased, held.is_leaving = False, True
+        self._renew_for(held, "")
         owned, offset = held.owned, held.received.queue_offset
         if self._held.get(owned.queue, {}).get(offset) is not held:
             return  # the queue went to another member meanwhile
@@ -407,6 +419,7 @@ class Leases:
         for held in self._held.pop(queue, {}).values():
             self.leased -= held.is_leased
             held.is_leased, held.is_leaving = False, True
+            self._renew_for(held, "")
         self._owned.pop(queue, None)
         self._behind = {order: behind for order, behind in self._behind.items() if order[0] != queue}
         for topic, waiting in self._waiting.items():

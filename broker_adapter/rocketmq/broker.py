@@ -84,6 +84,7 @@ class RocketMQBroker:
         self.routes = Routes(self.proxies, clock, self._client_id)
         self._producer = Session(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
         self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
+        self._groups: dict[str, set[str]] = {}  # of those by client id
         self._used_s: dict[tuple[str, str], float] = {}
         self._gathered: dict[str, Gathered] = {}  # by topic, while something of it is under way
         self._polls: dict[_Asked, Polls] = {}  # by what receives ask for
@@ -324,15 +325,13 @@ class RocketMQBroker:
 
     def client_seen(self, client_id: str) -> None:
         """As ``PopBroker.client_seen``."""
-        for key in self._consumers:
-            if key[1] == client_id:
-                self._used_s[key] = self._clock.monotonic_s()
+        for group in self._groups.get(client_id, ()):
+            self._used_s[group, client_id] = self._clock.monotonic_s()
 
     def client_gone(self, client_id: str) -> None:
         """As ``PopBroker.client_gone``."""
-        for key in self._consumers:
-            if key[1] == client_id:
-                self._used_s[key] = float("-inf")
+        for group in self._groups.get(client_id, ()):
+            self._used_s[group, client_id] = float("-inf")
 
     def _receipt(self, proxy: Proxy, envelope: Envelope, entry: wire.SendResultEntry) -> SendReceipt:
         check(entry.status, proxy.address)
@@ -500,7 +499,7 @@ class RocketMQBroker:
         )
 
     async def _end_session(self, key: tuple[str, str]) -> None:
-        session = self._consumers.pop(key, None)
+        session = self._forget(key)
         if session is None:
             return
         for asked in [each for each in self._polls if each.session is session]:
@@ -537,6 +536,8 @@ class RocketMQBroker:
             kind = wire.PUSH_CONSUMER if renew_for else wire.SIMPLE_CONSUMER
             client_id = renew_for or self._next_client_id()
             session = self._consumers[key] = Session(self.proxies, client_id, kind, group)
+            if renew_for:
+                self._groups.setdefault(renew_for, set()).add(group)
         self._used_s[key] = self._clock.monotonic_s()
         return session
 
@@ -550,9 +551,18 @@ class RocketMQBroker:
             if session.is_unknown:
                 for key in ((session.group, ""), (session.group, session.client_id)):
                     if self._consumers.get(key) is session:
-                        del self._consumers[key], self._used_s[key]
+                        self._forget(key)
                 await session.close()
             raise
+
+    def _forget(self, key: tuple[str, str]) -> Session | None:
+        self._used_s.pop(key, None)
+        group, client_id = key
+        groups = self._groups.get(client_id, set())
+        groups.discard(group)
+        if not groups:
+            self._groups.pop(client_id, None)
+        return self._consumers.pop(key, None)
 
     def _next_client_id(self) -> str:
         self._numbers += 1
@@ -564,8 +574,8 @@ class RocketMQBroker:
             await asyncio.sleep(self.proxies.options.heartbeat_ms / 1000)
             idle_since_s = self._clock.monotonic_s() - _SESSION_IDLE_S
             for key in [each for each, used_s in self._used_s.items() if used_s < idle_since_s]:
-                self._used_s.pop(key, None)
-                await self._end_session(key)
+                if self._used_s.get(key, idle_since_s) < idle_since_s:  # it may have come back while others were ended
+                    await self._end_session(key)
             self._forget_idle_polls()
             await asyncio.gather(*(each.heartbeat() for each in [self._producer, *self._consumers.values()]))
 

@@ -22,6 +22,7 @@ IN_HAND_SHARE = 32  # what a group still gets of a topic beyond that: as many as
 TIDY_AGAIN_S = 30.0  # at that bound, where it takes a fifth of a second
 _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
+_TOGETHER_MAX = 1024  # places that are watched as one
 
 _Place = tuple[SubscribedQueue, int, int]  # queue, offset, epoch
 _Watched = tuple[int, int, list[_Place], str]  # ends_ms, turn, what ends then, and for whom it may be renewed
@@ -42,6 +43,7 @@ class LeaseEnds:
         self._clock = clock
         self._heap: list[_Watched] = []
         self._places = 0  # in it
+        self._renewed: dict[str, dict[int, list[_Place]]] = {}  # of those what is renewed, by its client and turn
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
         self._tidied_s = -TIDY_AGAIN_S
@@ -73,6 +75,8 @@ class LeaseEnds:
             self._sooner.set()
         self._turn += 1
         self._places += len(places)
+        if renew_for:
+            self._renewed.setdefault(renew_for, {})[self._turn] = places
         heappush(self._heap, (ends_ms, self._turn, places, renew_for))
 
     def is_full(self) -> bool:
@@ -87,10 +91,12 @@ class LeaseEnds:
         self._places = 0
         self._tidied_s = self._clock.monotonic_s()
         for ends_ms, turn, places, renew_for in self._heap:
-            left = [each for each in places if _is_held(each)]
-            if left:
-                heap.append((ends_ms, turn, left, renew_for))
-                self._places += len(left)
+            places[:] = [each for each in places if _is_held(each)]
+            if places:
+                heap.append((ends_ms, turn, places, renew_for))
+                self._places += len(places)
+            elif renew_for:
+                self._watch_no_more(renew_for, turn)
         heapify(heap)
         self._heap = heap
         self._tidy_at = max(_TIDY_AT_MIN, 2 * self._places)
@@ -104,13 +110,17 @@ class LeaseEnds:
         if not self.clients.gone(client_id):
             return
         soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
-        own = [places for _, _, places, renew_for in self._heap if renew_for == client_id]
-        for queue, offset, epoch in [place for places in own for place in places]:
+        sooner: list[_Place] = []
+        for place in [place for places in self._renewed.pop(client_id, {}).values() for place in places]:
+            queue, offset, epoch = place
             lease = queue.leases.get(offset)
             if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
                 lease.renew_for = ""
-                lease.ends_ms = min(lease.ends_ms, soon_ms)
-                self.watch(queue, offset, lease)
+                if lease.ends_ms > soon_ms:
+                    lease.ends_ms = soon_ms
+                    sooner.append(place)
+        for first in range(0, len(sooner), _TOGETHER_MAX):
+            self._put(soon_ms, sooner[first : first + _TOGETHER_MAX], "")
 
     async def wait(self) -> None:
         """Return when a lease may have ended; at the latest after a nap."""
@@ -131,11 +141,13 @@ class LeaseEnds:
         ended: list[Ended] = []
         while self._heap and self._heap[0][0] <= now_ms and len(ended) < count_max:
             ends_ms, turn, places, renew_for = heappop(self._heap)
+            if renew_for:
+                self._watch_no_more(renew_for, turn)
+            self._places -= len(places)
             room = count_max - len(ended)
             if len(places) > room:
-                heappush(self._heap, (ends_ms, turn, places[room:], renew_for))
+                self._put(ends_ms, places[room:], renew_for)
                 del places[room:]
-            self._places -= len(places)
             for queue, offset, epoch in places:
                 lease = queue.leases.get(offset)
                 if lease is None or lease.epoch != epoch or lease.is_returning:
@@ -149,6 +161,13 @@ class LeaseEnds:
                     lease.is_returning = True  # it may be in the heap more than once
                     ended.append(Ended(queue, offset, lease))
         return ended
+
+    def _watch_no_more(self, renew_for: str, turn: int) -> None:
+        own = self._renewed.get(renew_for)
+        if own is not None:  # else it said goodbye
+            own.pop(turn, None)
+            if not own:
+                del self._renewed[renew_for]
 
     def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
         if not lease.renew_for or now_ms >= lease.renew_until_ms:

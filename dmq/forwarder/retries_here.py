@@ -76,6 +76,7 @@ class RetriesHere:
         self._clock = clock
         self._default = default
         self._held: dict[str, _Held] = {}  # by receipt handle
+        self._renewed: dict[str, set[str]] = {}  # handles of those by client
         self._moved: dict[str, None] = {}  # handles of what was taken over, oldest first
         self._ends: list[tuple[int, str]] = []
         self._is_full = False
@@ -163,6 +164,8 @@ class RetriesHere:
 
     def _remember(self, handle: str, held: _Held) -> None:
         self._held[handle] = held
+        if held.renew_for:
+            self._renewed.setdefault(held.renew_for, set()).add(handle)
         self.held_bytes += len(held.delivery.payload)
         self._watch(handle, held)
 
@@ -185,6 +188,11 @@ class RetriesHere:
 
     def _forget(self, handle: str, held: _Held) -> None:
         del self._held[handle]
+        if held.renew_for:
+            own = self._renewed[held.renew_for]
+            own.discard(handle)
+            if not own:
+                del self._renewed[held.renew_for]
         self.held_bytes -= len(held.delivery.payload)
 
     # -- finishing ----------------------------------------------------------------------------------------------------
@@ -245,8 +253,9 @@ class RetriesHere:
     def client_gone(self, client_id: str) -> None:
         """Let what a push consumer has end soon."""
         soon_ms = self._clock.boot_ms() + _GONE_MS
-        for handle, held in self._held.items():
-            if held.renew_for == client_id:
+        for handle in self._renewed.get(client_id, ()):
+            held = self._held[handle]
+            if held.renew_until_ms:  # else it said so before
                 held.renew_until_ms, held.ends_ms = 0, min(held.ends_ms, soon_ms)
                 self._watch(handle, held)
 

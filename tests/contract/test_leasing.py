@@ -12,6 +12,7 @@ import pytest
 from support.broker_rigs import Decider, a_message
 from support.consumers import PATIENCE_S, Faulty, eventually
 from support.rigs import EmbeddedRig, play
+from support.unread import UnreadDict
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.classic import Start
@@ -261,6 +262,22 @@ async def test_a_client_that_says_goodbye_gives_back_what_it_had(site: Site) -> 
     assert bodies([await comes_again(site, broker, renew_for="third")]) == ["1"]
     await site.pass_time(AUTO_RENEW_INVISIBLE_MS, seen="third")
     assert bodies([await comes_again(site, broker, renew_for="third")]) == ["2"]
+
+
+@on_queues()
+async def test_a_goodbye_goes_through_nobody_elses_messages(site: Site) -> None:
+    """Danger: each goodbye, as often as a client likes, went through all that was pulled for any group."""
+    broker = site.broker()
+    await site.send(broker, "1", "2")
+    assert await one(broker, renew_for="leaves")
+    assert await one(broker, renew_for="stays")
+    leased = broker._members[GROUP].leases
+    assert leased is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leased, "_held", UnreadDict(leased._held))
+        broker.client_gone("leaves")
+    await site.pass_time(1_000)
+    assert bodies([await comes_again(site, broker, renew_for="third")]) == ["1"]
 
 
 @on_queues()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.failing import dead_letters
 from support.rigs import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
+from support.unread import UnreadDict
 
 from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused
@@ -230,6 +231,23 @@ async def test_what_a_consumer_had_that_died_fails_here(
             await asyncio.wait_for(looked.wait(), PATIENCE_S)
         await until(lambda: cluster.acked == ["a"])
     assert here.taken_over_total == 1
+
+
+@on_stage
+async def test_a_goodbye_goes_through_nobody_elses_messages(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """Danger: each goodbye, as often as a client likes, went through all that is remembered, ten thousand."""
+    await handed_out(here, PUSH, a_delivery("a"))
+    await handed_out(here, PUSH._replace(renew_for="leaves"), a_delivery("b", message_id=ID[:-1] + "1"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(here, "_held", UnreadDict(here._held))
+        here.client_gone("leaves")
+        here.client_gone("stranger")
+        rig.clock.advance(1_000)
+        await until(lambda: cluster.acked == ["b"])
+    await here.ack(GROUP, TOPIC, ["a"])
+    assert not here._renewed
 
 
 @on_stage

@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from support.unread import UnreadList
+
 from broker_adapter.clock import ManualClock
 from dmq.embedded.group_queue import Lease
 from dmq.embedded.lease_ends import CLIENT_GONE_INVISIBLE_MS, LeaseEnds
@@ -41,5 +43,35 @@ def test_a_goodbye_looks_at_the_leases_of_its_client_only() -> None:
         assert queue.leases.looks == 1
         assert own.ends_ms == CLIENT_GONE_INVISIBLE_MS
         assert {each.ends_ms for each in others} == {60_000}
+
+    asyncio.run(scenario())
+
+
+def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
+    """Danger: each goodbye of a client that had been seen went through all receives, as often as it liked.
+
+    The second goodbye of one that had much finds nothing any more, and all of it ends, a part at a time.
+    """
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        ends, queue = LeaseEnds(clock), SimpleNamespace(leases=Counting())
+        for offset in range(2_000):
+            queue.leases[offset] = Lease(offset, 1, 60_000, renew_for="leaves")
+        places = [(queue, offset, lease) for offset, lease in queue.leases.items()]
+        ends.watch_together(places)  # type: ignore[arg-type]
+        ends._heap = UnreadList(ends._heap)
+        for _ in range(2):
+            ends.client_seen("leaves")
+            ends.client_gone("leaves")
+        assert queue.leases.looks == len(places)
+        clock.advance(CLIENT_GONE_INVISIBLE_MS)
+        for left in (2_000, 500, 0):
+            assert left == sum(not lease.is_returning for _, _, lease in places)
+            ends.pop(1_500)
+        clock.advance(60_000)
+        assert not ends.pop(1_500)
+        assert not ends._renewed
+        assert ends._places == 0
 
     asyncio.run(scenario())
