@@ -19,11 +19,11 @@ class UnreadDict(dict[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         _refuse()
 
-    def values(self) -> NoReturn:  # type: ignore[override]
+    def values(self) -> NoReturn:
         """As going through it."""
         _refuse()
 
-    def items(self) -> NoReturn:  # type: ignore[override]
+    def items(self) -> NoReturn:
         """As going through it."""
         _refuse()
 
