@@ -155,7 +155,8 @@ class Sessions:
     def _make_room(self, now_s: float) -> None:
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
-            is_idle = now_s - oldest.last_seen_s > IDLE_S_MAX
+            # An open stream is a sign of life as well: it may be the daemon that was stopped.
+            is_idle = oldest.outbox is None and now_s - oldest.last_seen_s > IDLE_S_MAX
             if not is_idle and len(self._sessions) < self._sessions_max:
                 return
             self.forget(oldest.client_id)

@@ -38,6 +38,23 @@ def test_idle_clients_are_forgotten() -> None:
     assert ids(sessions) == ["b", "c"]
 
 
+def test_a_client_with_an_open_stream_is_not_forgotten() -> None:
+    """Danger: behind a standstill of two minutes all were, and what changed for them was told to none for five more."""
+    clock = ManualClock()
+    sessions = Sessions(clock, sessions_max=3)
+    outbox = sessions.seen("connected", wire.PUSH_CONSUMER, "g", "JAVA").outbox = Outbox()
+    clock.advance(int(IDLE_S_MAX * 1000) + 1)
+    seen(sessions, "b")
+    assert ids(sessions) == ["connected", "b"]
+    sessions.detach("connected", outbox)
+    seen(sessions, "c")
+    assert ids(sessions) == ["b", "c"]
+    sessions.seen("b", wire.PUSH_CONSUMER, "g", "JAVA").outbox = Outbox()
+    for client_id in ("d", "e", "f"):  # at the bound it gives way as all do
+        seen(sessions, client_id)
+    assert ids(sessions) == ["d", "e", "f"]
+
+
 def test_what_a_client_said_before_is_kept() -> None:
     """A heartbeat without a group does not take the group away."""
     sessions = Sessions(ManualClock())
