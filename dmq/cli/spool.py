@@ -714,8 +714,10 @@ def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
     if not as_hex:
         try:
             text = body.decode()
-            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-        except ValueError:
+            indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+            indented.encode()  # half of a character, which JSON can hold, no terminal can
+            text = indented
+        except (ValueError, RecursionError):
             pass  # no JSON, or no text at all
     if text is None:
         shown = body[:limit]

@@ -29,6 +29,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.failures import UNREADABLE
 from dmq.embedded.names import Topic
 from dmq.embedded.schedule_properties import makes_schedule
+from dmq.errors import StoreError
 
 log = structlog.get_logger("dmq.forwarder")
 
@@ -106,10 +107,12 @@ class InnerTopic:
         while True:
             try:
                 await self._turn()
-            except BrokerError as error:
-                if not self.error:
+            except Exception as error:  # whatever it is, the topic is not left alone
+                if not isinstance(error, BrokerError | StoreError):
+                    log.exception("inner_topic_failed", topic=self.topic)
+                elif not self.error:
                     log.warning("inner_topic_stopped", topic=self.topic, why=str(error))
-                self.error = str(error)
+                self.error = str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)]):
                         await self._back.wait()

@@ -15,6 +15,7 @@ from broker_adapter.message import Message
 from broker_adapter.wire.mapping import decode, encode
 
 ID = "01" + "A" * 32
+HALF = "\ud800"
 words = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=10)
 
 
@@ -91,6 +92,13 @@ def test_a_body_in_json() -> None:
         (of(b"[" * 100_000), Rule.MESSAGE_CORRUPTED, "no property"),
         (of(b'{"a":' + b"[" * 100_000), Rule.MESSAGE_CORRUPTED, "no JSON"),
         (of(b'{"topic": "a", "topic": "b"}'), Rule.MESSAGE_CORRUPTED, "twice"),
+        # half of a character, which no message can hold
+        (as_json(topic="orders", text=HALF), Rule.MESSAGE_CORRUPTED, "surrogates"),
+        (as_json(topic=HALF, text="x"), Rule.MESSAGE_CORRUPTED, "surrogates"),
+        (as_json(topic="orders", text="x", tag=HALF), Rule.MESSAGE_CORRUPTED, "surrogates"),
+        (as_json(topic="orders", text="x", keys=[HALF]), Rule.MESSAGE_CORRUPTED, "surrogates"),
+        (as_json(topic="orders", text="x", properties={HALF: "x"}), Rule.MESSAGE_CORRUPTED, "surrogates"),
+        (of(b'{"topic": "orders", "text": "\xed\xa0\x80"}'), Rule.MESSAGE_CORRUPTED, "surrogates"),
         (as_json(topic="orders", text="x", when=5), Rule.MESSAGE_CORRUPTED, "not known"),
         (as_json(topic="orders"), Rule.MESSAGE_CORRUPTED, "one of body"),
         (as_json(topic="orders", text="x", body="eA=="), Rule.MESSAGE_CORRUPTED, "one of body"),

@@ -201,6 +201,15 @@ def test_a_long_body_is_cut(root: Path) -> None:
     assert shown(root, 6, "--bytes", "3B")[1] == ["pay", "... 6 more bytes; --bytes shows more"]
 
 
+def test_json_that_cannot_be_indented_is_shown_as_text(tmp_path: Path) -> None:
+    """Half of a character in it, or so deep that nobody can take it apart: Danger: a traceback, and no body."""
+    with Spool(tmp_path, options=SpoolOptions(adopt_every_s=0)) as spool:
+        spool.put(entry_of(1, payload=b'{"a": "\\ud800"}')).result(10)
+        spool.put(entry_of(2, payload=b"[" * 100_000)).result(10)
+    assert shown(tmp_path, 1)[1] == ['{"a": "\\ud800"}']
+    assert shown(tmp_path, 2, "--bytes", "3B")[1] == ["[[[", "... 99,997 more bytes; --bytes shows more"]
+
+
 def test_a_dead_entry_says_how_it_died(root: Path) -> None:
     """When, why and after what."""
     facts, _ = shown(root, 1)

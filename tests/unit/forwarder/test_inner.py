@@ -18,6 +18,9 @@ from dmq.forwarder import inner
 from dmq.forwarder.inner import InnerTopic
 
 
+RECEIVERS = 4
+
+
 class AwayCluster:
     """A cluster that does not answer, until it is back; then it has nothing, and says who asked."""
 
@@ -73,6 +76,58 @@ def test_a_cluster_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPatch
     asyncio.run(scenario())
 
 
+class OneMessage(AwayCluster):
+    """A cluster that hands out one message to each who asks first, and then has nothing."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        super().__init__()
+        self.is_back = True
+        self._left = [delivery] * RECEIVERS
+
+    async def receive(self, *_: Any, **__: Any) -> list[Delivery]:  # noqa: ANN401
+        return [self._left.pop()] if self._left else await super().receive()
+
+
+def test_what_nobody_reckoned_with_ends_no_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Danger: four messages that met a fault of ours, or one four times, and the topic was left alone without a word."""
+    monkeypatch.setattr(inner, "_PAUSES_S", (0.0,))
+
+    async def scenario() -> None:
+        cluster = OneMessage(a_delivery({}))
+        taking = InnerTopic(
+            cast("PopBroker", cluster),
+            cast("EmbeddedBroker", None),  # which no message can be sent to
+            SystemClock(),
+            topic=INNER_TOPIC,
+            group="group",
+            levels_ms=(1_000,),
+            delay_max_ms=None,
+        )
+        taking.start()
+        await until(cluster, "asked", RECEIVERS)
+        assert "AttributeError" in taking.error
+        await taking.close()
+
+    asyncio.run(scenario())
+
+
+def a_delivery(properties: dict[str, str]) -> Delivery:
+    """What the cluster hands out of the inner topic."""
+    payload = encode(wrap(Message("orders", b"body", message_id="01A", properties=properties), 0)).payload
+    return Delivery(
+        INNER_TOPIC,
+        "01A",
+        payload,
+        0,
+        0,
+        receipt_handle="h",
+        delivery_attempt=1,
+        invisible_ms=1,
+        stored_at_ms=1,
+        deliver_at_ms=0,
+    )
+
+
 def test_a_schedule_is_not_made_through_the_topic() -> None:
     """Its properties would be for nobody: whoever meant one hears of it by a dead letter."""
     taking = InnerTopic(
@@ -85,20 +140,7 @@ def test_a_schedule_is_not_made_through_the_topic() -> None:
         delay_max_ms=None,
     )
     for properties, text in (({"DMQ_SCHEDULE_NAME": "tick"}, "made by a send to this daemon"), ({"color": "red"}, "")):
-        message = Message("orders", b"body", message_id="01A", properties=properties)
-        payload = encode(wrap(message, 0)).payload
-        delivery = Delivery(
-            INNER_TOPIC,
-            "01A",
-            payload,
-            0,
-            0,
-            receipt_handle="h",
-            delivery_attempt=1,
-            invisible_ms=1,
-            stored_at_ms=1,
-            deliver_at_ms=0,
-        )
+        delivery = a_delivery(properties)
         if text:
             with pytest.raises(Refused, match=text):
                 taking.envelope_of(delivery)
