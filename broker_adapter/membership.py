@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -173,10 +173,13 @@ class Membership:
                 asyncio.ensure_future(self._each(self._intervals.route_ms, self._refresh_all)),
             )
 
-    async def _each(self, interval_ms: int, act: Callable[[], object]) -> None:
+    async def _each(self, interval_ms: int, act: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(interval_ms / 1000)
-            await act()  # type: ignore[misc]
+            try:
+                await act()
+            except Exception as error:  # noqa: BLE001 - without heartbeats brokers take this client for dead
+                _log.error("background_work_failed", client_id=self.client_id, error=f"{type(error).__name__}: {error}")
 
     async def beat(self) -> None:
         """Tell all brokers at once that this client lives; what goes wrong is logged, and tried again later."""

@@ -368,8 +368,9 @@ class Consumer:
             await asyncio.sleep(interval_ms / 1000)
             try:
                 await act()
-            except BrokerError as error:
-                _log.warning("consumer_not_well", group=self.group, error=str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is done again
+                text = str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
+                _log.warning("consumer_not_well", group=self.group, error=text)
 
     def _tell(self, what: object, event: str, error: Exception, *, is_error: bool) -> None:
         before, self._troubles[what] = self._troubles.get(what), error

@@ -209,6 +209,8 @@ class _Link:
             why = f"what came is not the classic protocol: {broken}"
         except OSError as error:
             why = _text(error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: without this reader no answer would be heard
+            why = f"what came could not be served: {type(error).__name__}: {error}"
         self._broke(self, why)
 
     def _heard(self, frame: Frame) -> None:

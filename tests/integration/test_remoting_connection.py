@@ -213,6 +213,27 @@ def test_what_the_peer_asks_is_answered() -> None:
     play(peer, scenario)
 
 
+def test_a_fault_of_ours_costs_the_connection_and_no_more() -> None:
+    """Danger: nobody read the connection any more, and each call over it took its whole time to fail."""
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(encode_frame(Frame(code=40, opaque=1)))
+        await reader.read()
+
+    async def scenario(address: str) -> None:
+        def serve(request: Frame) -> Frame | None:
+            raise LookupError("nobody reckoned with it")
+
+        connection = Connection(address, timeout_s=PATIENCE_S, on_request=serve)
+        with pytest.raises(BrokerUnavailable, match="could not be served: LookupError: nobody reckoned with it"):
+            await connection.ask(Frame(code=1))
+        assert (await connection.ask(Frame(code=1))).body == b"1"
+        await connection.close()
+
+    play(peer, scenario)
+
+
 def test_a_peer_that_goes_away_is_asked_nothing_new() -> None:
     """What it was asked before it still answers; the next call connects anew."""
     elsewhere = asyncio.Event()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from broker_adapter.clock import ManualClock
+from broker_adapter.consumer import Consumer
 from broker_adapter.consumer.offsets import BrokerOffsets, FileOffsets
 from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.membership import Membership
 from broker_adapter.message_queue import MessageQueue
 
 QUEUE = MessageQueue("orders", "a", 3)
@@ -48,6 +53,25 @@ def test_an_offset_never_goes_back_and_is_committed_now_and_then() -> None:
         clock.advance(1)
         assert await offsets.flush()
         assert broker.commits == [5, 5]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("each", [Consumer._each, Membership._each])
+def test_offsets_and_heartbeats_go_on_whatever_went_wrong_before(each: Callable[..., Any]) -> None:
+    """Danger: an error that nobody reckoned with ended them without a word."""
+
+    async def run() -> None:
+        again, errors = asyncio.Event(), [BrokerUnavailable("away"), LookupError("nobody reckoned with it")]
+
+        async def act() -> None:
+            if errors:
+                raise errors.pop()
+            again.set()
+
+        going_on = asyncio.ensure_future(each(SimpleNamespace(group="workers", client_id="c"), 1, act))
+        await asyncio.wait_for(again.wait(), 30)
+        going_on.cancel()
 
     asyncio.run(run())
 

@@ -17,7 +17,6 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.forwarder import inner
 from dmq.forwarder.inner import InnerTopic
 
-
 RECEIVERS = 4
 
 
@@ -89,7 +88,7 @@ class OneMessage(AwayCluster):
 
 
 def test_what_nobody_reckoned_with_ends_no_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Danger: four messages that met a fault of ours, or one four times, and the topic was left alone without a word."""
+    """Danger: four messages that met a fault of ours, or one four times, and the topic was left alone for ever."""
     monkeypatch.setattr(inner, "_PAUSES_S", (0.0,))
 
     async def scenario() -> None:
