@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+import structlog
+
 from broker_adapter.clock import Moment, moment
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, BrokerUnavailable
 from broker_adapter.message import Delivery, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -51,6 +53,8 @@ from dmq.store.schema.record import (
 )
 from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
+
+log = structlog.get_logger("dmq.embedded")
 
 BATCH_MAX = 256
 REFUSED = "DMQ_REFUSED"  # user property of a letter that a cluster refused: its code, and why
@@ -163,7 +167,7 @@ class Failures:
                 for each in batch + self._waiting:
                     each.done.cancel()
                 raise
-            except (BrokerError, StoreError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told to who waits
                 if len(batch) > 1:  # one that cannot be read must not stand for the others
                     for each in batch:
                         await self._handle_alone(each)
@@ -173,11 +177,15 @@ class Failures:
     async def _handle_alone(self, one: Failed) -> None:
         try:
             await self._handle([one])
-        except (BrokerError, StoreError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._give_up(one, error)
 
     @staticmethod
     def _give_up(one: Failed, error: BaseException) -> None:
+        if not isinstance(error, BrokerError | StoreError):
+            place = {"topic": one.queue.topic_id, "queue": one.queue.queue_id, "offset": one.offset}
+            log.error("failure_not_decided", **place, exc_info=error)
+            error = BrokerUnavailable("what follows on this failure could not be decided: the log says why")
         one.lease.is_returning = False
         if not one.done.done():
             one.done.set_exception(error)
@@ -191,8 +199,12 @@ class Failures:
             if not _still_fails(each):
                 handled.append((each, _NOT_OURS))
                 continue
-            each.lease.know(record)
-            more, attempt = self._plan(each, record)
+            try:
+                each.lease.know(record)
+                more, attempt = self._plan(each, record)
+            except Exception as error:  # noqa: BLE001 - one that is not reckoned with must not stand for the others
+                self._give_up(each, error)
+                continue
             ops += more
             handled.append((each, attempt))
         done = self._commits.submit(ops)

@@ -23,6 +23,7 @@ from retry.flow import ComeBack, LeaseExpired
 log = structlog.get_logger("dmq.embedded")
 
 _EXPIRED_PER_COMMIT_MAX = 1024
+_FAULT_PAUSE_S = 1.0
 
 
 class Leases:
@@ -59,10 +60,7 @@ class Leases:
         others: list[Ended] = []
         for each in expired:
             # Of a lease from before a restart nothing is known until its message was read.
-            is_known = bool(each.lease.message_id)
-            comes_back = is_known and isinstance(
-                self._failures.outcome(each.queue, each.lease, LeaseExpired()), ComeBack
-            )
+            comes_back = bool(each.lease.message_id) and self._comes_back(each)
             (back if comes_back else others).append(each)
         failed = [self._failures.fail(*each, LeaseExpired()) for each in others]
         if back:
@@ -74,6 +72,12 @@ class Leases:
                 self._postpone(*each, result)
         self.expired_total += len(expired)
         return len(expired)
+
+    def _comes_back(self, ended: Ended) -> bool:
+        try:
+            return isinstance(self._failures.outcome(ended.queue, ended.lease, LeaseExpired()), ComeBack)
+        except Exception:  # noqa: BLE001 - it is met again, and told, where its failure is decided by itself
+            return False
 
     def _postpone(self, queue: SubscribedQueue, offset: int, lease: Lease, error: Exception) -> None:
         log.error("expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
@@ -88,6 +92,9 @@ class Leases:
                     await self._ends.wait()
             except (BrokerError, StoreError):
                 return  # the store has failed for good; the daemon is ending
+            except Exception:  # if this ended, no lease would
+                log.exception("expiry_failed")
+                await asyncio.sleep(_FAULT_PAUSE_S)
 
     def _return(self, leases: Sequence[Ended], kind: EventKind) -> asyncio.Future[Any]:
         ops: list[Op] = []

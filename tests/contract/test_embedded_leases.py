@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.outbox import read_outbox
@@ -28,13 +29,17 @@ from support.trail import read_facts
 from broker_adapter import live_clients
 from broker_adapter.errors import Overloaded, Refused
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
-from broker_adapter.message import Delivery
+from broker_adapter.message import Delivery, pack_id
 from dmq.admin.groups import Groups
 from dmq.audit.events import EventKind
 from dmq.embedded import group_queue, lease_ends, subscriptions
+from dmq.embedded.failures import POSTPONED_MS
+from dmq.embedded.group_queue import Lease
 from dmq.embedded.hand_out import HandOut
 from dmq.embedded.lease_ends import IN_HAND_SHARE, TIDY_AGAIN_S
 from dmq.embedded.operator import END
+from dmq.embedded.subscription import SubscribedQueue
+from retry.flow import Failure, Outcome
 
 SOON_MS = 5_000
 
@@ -383,6 +388,26 @@ async def test_a_delivery_that_is_extended_while_its_last_end_is_decided_goes_on
     await rig.settle()
     assert await ack(rig, delivery) == [None]
     assert EventKind.DEAD_EXHAUSTED not in [event.kind for _, event in read_outbox(rig.broker.store)]
+
+
+@every_durable_broker()
+async def test_a_delivery_that_cannot_be_decided_holds_up_no_other(rig: EmbeddedRig) -> None:
+    """Danger: one whose end met a fault of ours, and no lease of anybody ended any more, without a word."""
+    await send(rig, "poison", "other")
+    assert sorted(ids(await receive(rig, batch_max=2))) == ["other", "poison"]
+    outcome = rig.broker.failures.outcome
+
+    def faulty(queue: SubscribedQueue, lease: Lease, failure: Failure, **facts: Any) -> Outcome:  # noqa: ANN401
+        if lease.message_id == pack_id("poison"):
+            raise LookupError("nobody reckoned with it")
+        return outcome(queue, lease, failure, **facts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.broker.failures, "outcome", faulty)
+        await pass_time(rig, INVISIBLE_MS)
+        assert ids(await receive(rig, batch_max=2)) == ["other"]
+    await pass_time(rig, POSTPONED_MS)
+    assert "poison" in ids(await receive(rig, batch_max=2))
 
 
 @every_durable_broker()

@@ -6,9 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.unread import UnreadList
 
 from broker_adapter.clock import ManualClock
+from dmq.embedded import leases
 from dmq.embedded.group_queue import Lease
 from dmq.embedded.lease_ends import CLIENT_GONE_INVISIBLE_MS, LeaseEnds
 
@@ -73,5 +75,26 @@ def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
         assert not ends.pop(1_500)
         assert not ends._renewed
         assert ends._places == 0
+
+    asyncio.run(scenario())
+
+
+def test_leases_end_whatever_went_wrong_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Danger: an error that nobody reckoned with, and no lease ended any more."""
+    monkeypatch.setattr(leases, "_FAULT_PAUSE_S", 0.0)
+
+    async def scenario() -> None:
+        again, errors = asyncio.Event(), [LookupError("nobody reckoned with it")]
+
+        async def expire() -> int:
+            if errors:
+                raise errors.pop()
+            again.set()
+            return 0
+
+        task = SimpleNamespace(expire=expire, _ends=SimpleNamespace(wait=asyncio.Event().wait))
+        running = asyncio.ensure_future(leases.Leases._run(task))  # type: ignore[arg-type]  # all that it needs
+        await asyncio.wait_for(again.wait(), 30)
+        running.cancel()
 
     asyncio.run(scenario())
