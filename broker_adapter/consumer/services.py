@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from broker_adapter.balance.queue_locks import QueueLocks
+from broker_adapter.cancellation import is_cancelled_here
 from broker_adapter.classic import ReceivedMessage
 from broker_adapter.consumer.failures import Failures
 from broker_adapter.consumer.offsets import Offsets
@@ -94,7 +95,9 @@ async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]
             outcome = await asyncio.to_thread(handler, batch)
             if inspect.isawaitable(outcome):
                 outcome = await outcome
-    except Exception as error:  # noqa: BLE001 - the handler is the application's
+    except (Exception, asyncio.CancelledError) as error:  # the handler is the application's
+        if isinstance(error, asyncio.CancelledError) and is_cancelled_here():
+            raise
         first = batch[0]
         _log.warning(
             "handler_failed",

@@ -139,7 +139,10 @@ class PopConsumer:
                 consuming = asyncio.ensure_future(self._consume(deliveries))
                 self._under_way.add(consuming)
                 consuming.add_done_callback(self._under_way.discard)
-                await asyncio.shield(consuming)
+                try:
+                    await asyncio.shield(consuming)
+                except Exception as error:  # noqa: BLE001 - as above; what is not told comes again
+                    await self._rest(wanted.topic, error)
 
     async def _rest(self, topic: str, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

@@ -6,9 +6,10 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from broker_adapter.cancellation import is_cancelled_here
 from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
-from retry.hook.loops import Loops, failure_of, is_cancelled_here
+from retry.hook.loops import Loops, failure_of
 from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import Patience
 from retry.hook.threads import DaemonThreads

@@ -15,6 +15,8 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any
 
+from broker_adapter.cancellation import is_cancelled_here
+
 LOOK_S = 0.5  # how often to look whether a loop that was given something still runs
 
 
@@ -113,12 +115,6 @@ async def _outcome_of(make: Callable[[], Any]) -> tuple[Any, BaseException | Non
         return None, failure_of(error)
     except BaseException as error:  # noqa: BLE001 - who waits for the handler decides
         return None, error
-
-
-def is_cancelled_here() -> bool:
-    """Say whether the task that runs here was asked to end; else a ``CancelledError`` is of something it awaited."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def failure_of(error: asyncio.CancelledError) -> Exception:

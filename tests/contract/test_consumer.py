@@ -103,6 +103,29 @@ async def test_a_message_that_fails_comes_again_and_ends_as_a_dead_letter(member
     assert len(seen.bodies) == 3
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_cancellation_that_a_handler_meets_is_a_failure(tmp_path: Path, *, in_order: bool) -> None:
+    """Danger: a future that it awaited ended so, as clients' do, and the consumer took that for its own end."""
+
+    @on_the_embedded_broker(queues=1)
+    async def scenario(members: Members) -> None:
+        met: set[bytes] = set()
+
+        def answer(received: ReceivedMessage) -> Outcome:
+            body = received.message.body
+            if body not in met:
+                met.add(body)
+                raise asyncio.CancelledError
+            return None
+
+        seen = Seen(answer)
+        members.consumer("a", seen, GROUP, {TOPIC: "*"}, handlers_max=1, in_order=in_order)
+        await members.send(TOPIC, *bodies(3))
+        await seen.until(lambda: sorted(seen.bodies) == sorted(bodies(3) * 2), lambda: members.pass_time(10_000))
+
+    scenario(tmp_path)
+
+
 @on_the_embedded_broker(queues=1)
 async def test_a_handler_says_how_much_of_a_batch_it_consumed(members: Members) -> None:
     """What lies before the first failure is not seen again, the rest is."""

@@ -170,6 +170,36 @@ async def test_what_fails_comes_again_by_the_groups_policy_and_dies(clients: Pop
 
 
 @popping
+async def test_a_cancellation_that_a_handler_meets_is_a_failure(clients: Popping) -> None:
+    """Danger: a future that it awaited ended so, as clients' do, and the consumer took that for its own end.
+
+    So it did with an error that nobody reckoned with while it told the broker what became of a message.
+    """
+    await clients.rig.set_group(GROUP, max_attempts=3, delays_ms=(1_000,))
+
+    def answer(received: ReceivedMessage) -> Outcome:
+        if received.attempts_failed == 0:
+            raise asyncio.CancelledError
+        return None
+
+    seen = Seen(answer)
+    await clients.send(b"1", b"2")
+    consumer = clients.consumer("a", seen, handlers_max=1)
+    await seen.until(lambda: sorted(seen.bodies) == [b"1", b"1", b"2", b"2"], clients.pass_time)
+    told = consumer._acknowledge
+
+    async def faulty(work: Any) -> None:  # noqa: ANN401
+        consumer._acknowledge = told  # type: ignore[method-assign]
+        raise LookupError("nobody reckoned with it")
+
+    consumer._acknowledge = faulty  # type: ignore[method-assign]
+    await clients.send(b"3")
+    await seen.until(lambda: b"3" in seen.bodies, clients.pass_time)
+    await clients.send(b"4")
+    await seen.until(lambda: b"4" in seen.bodies, clients.pass_time)
+
+
+@popping
 async def test_a_handler_says_how_much_of_a_batch_it_consumed(clients: Popping) -> None:
     """What lies before the first failure is not seen again; what is given up is dead at once."""
 
