@@ -115,7 +115,7 @@ class Leases:
         self._held: dict[MessageQueue, dict[int, Held]] = {}
         self._waiting: defaultdict[str, deque[Held]] = defaultdict(deque)  # by topic
         self._behind: dict[tuple[MessageQueue, str], deque[Held]] = {}  # those that wait for one of their order
-        self._renewed: dict[str, dict[Held, None]] = {}  # what was leased last to a client that renews
+        self._renewed: dict[str, dict[Held, None]] = {}  # by client; some may have come back since
         self._ends: list[tuple[int, int, Held]] = []
         self._tidy_at = _TIDY_AT_MIN
         self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # that wait, by topic

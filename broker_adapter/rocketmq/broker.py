@@ -84,7 +84,7 @@ class RocketMQBroker:
         self.routes = Routes(self.proxies, clock, self._client_id)
         self._producer = Session(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
         self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
-        self._groups: dict[str, set[str]] = {}  # of those by client id
+        self._groups: dict[str, set[str]] = {}  # of push consumers, by client id
         self._used_s: dict[tuple[str, str], float] = {}
         self._gathered: dict[str, Gathered] = {}  # by topic, while something of it is under way
         self._polls: dict[_Asked, Polls] = {}  # by what receives ask for

@@ -43,7 +43,7 @@ class LeaseEnds:
         self._clock = clock
         self._heap: list[_Watched] = []
         self._places = 0  # in it
-        self._renewed: dict[str, dict[int, list[_Place]]] = {}  # of those what is renewed, by its client and turn
+        self._renewed: dict[str, dict[int, list[_Place]]] = {}  # places that are renewed, by client and turn
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
         self._tidied_s = -TIDY_AGAIN_S

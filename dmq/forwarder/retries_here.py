@@ -76,7 +76,7 @@ class RetriesHere:
         self._clock = clock
         self._default = default
         self._held: dict[str, _Held] = {}  # by receipt handle
-        self._renewed: dict[str, set[str]] = {}  # handles of those by client
+        self._renewed: dict[str, set[str]] = {}  # handles of what is renewed, by client
         self._moved: dict[str, None] = {}  # handles of what was taken over, oldest first
         self._ends: list[tuple[int, str]] = []
         self._is_full = False
