@@ -114,6 +114,10 @@ async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]
     return outcome
 
 
+def _tell_fault(group: str, owned: OwnedQueue, error: Exception) -> None:
+    _log.error("batch_not_finished", group=group, queue=str(owned.queue), error=f"{type(error).__name__}: {error}")
+
+
 class Concurrent:
     """Up to ``handlers_max`` batches at once, of all queues in turn. What fails is sent back at once."""
 
@@ -147,7 +151,10 @@ class Concurrent:
                 continue
             batch = owned.window.take(self._options.batch_max, self._for.now_ms())
             if batch:
-                await self._consume(owned, batch)
+                try:
+                    await self._consume(owned, batch)
+                except Exception as error:  # noqa: BLE001 - others are consumed all the same; this one is swept up
+                    _tell_fault(self._for.group, owned, error)
 
     async def _consume(self, owned: OwnedQueue, batch: Sequence[ReceivedMessage]) -> None:
         with self.busy:
@@ -199,12 +206,18 @@ class Concurrent:
         while True:
             await asyncio.sleep(self._options.consume_ms_max / 15 / 1000)
             for owned in list(self._owned):
-                if owned.window is None or owned.is_leaving:
-                    continue
-                for received in owned.window.expired(self._for.now_ms(), consume_ms_max=self._options.consume_ms_max):
-                    _log.warning("handler_stuck", group=self._for.group, message_id=received.message.message_id)
-                    if await self._for.failures.send_back(received, _STUCK_LEVEL) and not owned.is_dropped:
-                        self._remove(owned, [received.queue_offset])
+                try:
+                    await self._sweep_up(owned)
+                except Exception as error:  # noqa: BLE001 - it is tried again
+                    _tell_fault(self._for.group, owned, error)
+
+    async def _sweep_up(self, owned: OwnedQueue) -> None:
+        if owned.window is None or owned.is_leaving:
+            return
+        for received in owned.window.expired(self._for.now_ms(), consume_ms_max=self._options.consume_ms_max):
+            _log.warning("handler_stuck", group=self._for.group, message_id=received.message.message_id)
+            if await self._for.failures.send_back(received, _STUCK_LEVEL) and not owned.is_dropped:
+                self._remove(owned, [received.queue_offset])
 
 
 class InOrder:
@@ -251,6 +264,10 @@ class InOrder:
                     try:
                         with self.busy:
                             pause_s = await self._consume(owned, batch)
+                    except Exception as error:  # noqa: BLE001 - the queue is not left alone: all of it comes again
+                        _tell_fault(self._for.group, owned, error)
+                        owned.window.rollback()
+                        pause_s = self._options.suspend_ms / 1000
                     finally:
                         owned.is_busy = False
             if pause_s:

@@ -126,6 +126,27 @@ def test_a_cancellation_that_a_handler_meets_is_a_failure(tmp_path: Path, *, in_
     scenario(tmp_path)
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_fault_of_ours_ends_no_consumption(tmp_path: Path, *, in_order: bool) -> None:
+    """Danger: whoever met an error that nobody reckoned with was gone, and with the last one all that it consumed."""
+
+    @on_the_embedded_broker(queues=1)
+    async def scenario(members: Members) -> None:
+        seen = Seen(lambda received: Later(delay_level=-1) if received.message.body == b"m-0" else None)
+        consumer = members.consumer("a", seen, GROUP, {TOPIC: "*"}, handlers_max=1, in_order=in_order)
+        send_back = consumer._failures.send_back
+
+        async def faulty(received: ReceivedMessage, delay_level: int) -> bool:
+            consumer._failures.send_back = send_back  # type: ignore[method-assign]
+            raise LookupError("nobody reckoned with it")
+
+        consumer._failures.send_back = faulty  # type: ignore[method-assign]
+        await members.send(TOPIC, *bodies(3))
+        await seen.until(lambda: set(seen.bodies) == set(bodies(3)), members.pass_time)
+
+    scenario(tmp_path)
+
+
 @on_the_embedded_broker(queues=1)
 async def test_a_handler_says_how_much_of_a_batch_it_consumed(members: Members) -> None:
     """What lies before the first failure is not seen again, the rest is."""
