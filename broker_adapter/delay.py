@@ -117,7 +117,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
     try:
         found = json.loads(body, object_pairs_hook=once)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a character, which JSON can hold, no message can
+        json.dumps(found, ensure_ascii=False).encode()  # JSON can hold a lone surrogate, no message can
     except (ValueError, RecursionError) as error:
         raise _wrong(f"the body is no JSON that can be read: {error}", _shown(body)) from None
     assert isinstance(found, dict), "it began with a brace"

@@ -141,7 +141,7 @@ class PopConsumer:
                 consuming.add_done_callback(self._under_way.discard)
                 try:
                     await asyncio.shield(consuming)
-                except Exception as error:  # noqa: BLE001 - as above; what is not told comes again
+                except Exception as error:  # noqa: BLE001 - as above; what the broker was not told of comes again, if late
                     await self._rest(wanted.topic, error)
 
     async def _rest(self, topic: str, error: Exception) -> None:

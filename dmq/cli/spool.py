@@ -715,7 +715,7 @@ def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
         try:
             text = body.decode()
             indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-            indented.encode()  # half of a character, which JSON can hold, no terminal can
+            indented.encode()  # JSON can hold a lone surrogate, no terminal can
             text = indented
         except (ValueError, RecursionError):
             pass  # no JSON, or no text at all

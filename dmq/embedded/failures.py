@@ -202,7 +202,7 @@ class Failures:
             try:
                 each.lease.know(record)
                 more, attempt = self._plan(each, record)
-            except Exception as error:  # noqa: BLE001 - one that is not reckoned with must not stand for the others
+            except Exception as error:  # noqa: BLE001 - one that cannot be decided must not stand for the others
                 self._give_up(each, error)
                 continue
             ops += more

@@ -93,7 +93,7 @@ class Leases:
             except (BrokerError, StoreError):
                 return  # the store has failed for good; the daemon is ending
             except Exception:  # if this ended, no lease would
-                log.exception("expiry_failed")
+                log.exception("leases_not_ended")
                 await asyncio.sleep(_FAULT_PAUSE_S)
 
     def _return(self, leases: Sequence[Ended], kind: EventKind) -> asyncio.Future[Any]:

@@ -128,7 +128,7 @@ def test_a_cancellation_that_a_handler_meets_is_a_failure(tmp_path: Path, *, in_
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_fault_of_ours_ends_no_consumption(tmp_path: Path, *, in_order: bool) -> None:
-    """Danger: whoever met an error that nobody reckoned with was gone, and with the last one all that it consumed."""
+    """Danger: whoever met an unexpected error was gone, and with the last one all that it consumed."""
 
     @on_the_embedded_broker(queues=1)
     async def scenario(members: Members) -> None:
@@ -138,7 +138,7 @@ def test_a_fault_of_ours_ends_no_consumption(tmp_path: Path, *, in_order: bool) 
 
         async def faulty(received: ReceivedMessage, delay_level: int) -> bool:
             consumer._failures.send_back = send_back  # type: ignore[method-assign]
-            raise LookupError("nobody reckoned with it")
+            raise LookupError("unexpected")
 
         consumer._failures.send_back = faulty  # type: ignore[method-assign]
         await members.send(TOPIC, *bodies(3))

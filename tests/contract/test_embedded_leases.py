@@ -399,7 +399,7 @@ async def test_a_delivery_that_cannot_be_decided_holds_up_no_other(rig: Embedded
 
     def faulty(queue: SubscribedQueue, lease: Lease, failure: Failure, **facts: Any) -> Outcome:  # noqa: ANN401
         if lease.message_id == pack_id("poison"):
-            raise LookupError("nobody reckoned with it")
+            raise LookupError("unexpected")
         return outcome(queue, lease, failure, **facts)
 
     with pytest.MonkeyPatch.context() as patch:

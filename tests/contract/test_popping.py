@@ -173,7 +173,7 @@ async def test_what_fails_comes_again_by_the_groups_policy_and_dies(clients: Pop
 async def test_a_cancellation_that_a_handler_meets_is_a_failure(clients: Popping) -> None:
     """Danger: a future that it awaited ended so, as clients' do, and the consumer took that for its own end.
 
-    So it did with an error that nobody reckoned with while it told the broker what became of a message.
+    So it did with an unexpected error while it told the broker what became of a message.
     """
     await clients.rig.set_group(GROUP, max_attempts=3, delays_ms=(1_000,))
 
@@ -190,7 +190,7 @@ async def test_a_cancellation_that_a_handler_meets_is_a_failure(clients: Popping
 
     async def faulty(work: Any) -> None:  # noqa: ANN401
         consumer._acknowledge = told  # type: ignore[method-assign]
-        raise LookupError("nobody reckoned with it")
+        raise LookupError("unexpected")
 
     consumer._acknowledge = faulty  # type: ignore[method-assign]
     await clients.send(b"3")

@@ -59,10 +59,10 @@ def test_an_offset_never_goes_back_and_is_committed_now_and_then() -> None:
 
 @pytest.mark.parametrize("each", [Consumer._each, Membership._each])
 def test_offsets_and_heartbeats_go_on_whatever_went_wrong_before(each: Callable[..., Any]) -> None:
-    """Danger: an error that nobody reckoned with ended them without a word."""
+    """Danger: an unexpected error ended them without a word."""
 
     async def run() -> None:
-        again, errors = asyncio.Event(), [BrokerUnavailable("away"), LookupError("nobody reckoned with it")]
+        again, errors = asyncio.Event(), [BrokerUnavailable("away"), LookupError("unexpected")]
 
         async def act() -> None:
             if errors:

@@ -92,7 +92,7 @@ def test_a_body_in_json() -> None:
         (of(b"[" * 100_000), Rule.MESSAGE_CORRUPTED, "no property"),
         (of(b'{"a":' + b"[" * 100_000), Rule.MESSAGE_CORRUPTED, "no JSON"),
         (of(b'{"topic": "a", "topic": "b"}'), Rule.MESSAGE_CORRUPTED, "twice"),
-        # half of a character, which no message can hold
+        # a lone surrogate, half of a character: no message can hold it
         (as_json(topic="orders", text=HALF), Rule.MESSAGE_CORRUPTED, "surrogates"),
         (as_json(topic=HALF, text="x"), Rule.MESSAGE_CORRUPTED, "surrogates"),
         (as_json(topic="orders", text="x", tag=HALF), Rule.MESSAGE_CORRUPTED, "surrogates"),

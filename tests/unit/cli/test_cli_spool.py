@@ -202,7 +202,7 @@ def test_a_long_body_is_cut(root: Path) -> None:
 
 
 def test_json_that_cannot_be_indented_is_shown_as_text(tmp_path: Path) -> None:
-    """Half of a character in it, or so deep that nobody can take it apart: Danger: a traceback, and no body."""
+    """With a lone surrogate in it, or nested too deep to be read. Danger: an error, and no body."""
     with Spool(tmp_path, options=SpoolOptions(adopt_every_s=0)) as spool:
         spool.put(entry_of(1, payload=b'{"a": "\\ud800"}')).result(10)
         spool.put(entry_of(2, payload=b"[" * 100_000)).result(10)

@@ -80,11 +80,11 @@ def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
 
 
 def test_leases_end_whatever_went_wrong_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Danger: an error that nobody reckoned with, and no lease ended any more."""
+    """Danger: an unexpected error, and no lease ended any more."""
     monkeypatch.setattr(leases, "_FAULT_PAUSE_S", 0.0)
 
     async def scenario() -> None:
-        again, errors = asyncio.Event(), [LookupError("nobody reckoned with it")]
+        again, errors = asyncio.Event(), [LookupError("unexpected")]
 
         async def expire() -> int:
             if errors:

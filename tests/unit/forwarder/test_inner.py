@@ -17,7 +17,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.forwarder import inner
 from dmq.forwarder.inner import InnerTopic
 
-RECEIVERS = 4
+RECEIVERS = inner._RECEIVERS
 
 
 class AwayCluster:
@@ -87,7 +87,7 @@ class OneMessage(AwayCluster):
         return [self._left.pop()] if self._left else await super().receive()
 
 
-def test_what_nobody_reckoned_with_ends_no_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_ends_no_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Danger: four messages that met a fault of ours, or one four times, and the topic was left alone for ever."""
     monkeypatch.setattr(inner, "_PAUSES_S", (0.0,))
 
