@@ -53,6 +53,10 @@ _log = LibraryLog("dmq.consumer")
 _clock = SystemClock()
 
 
+class _StartedBefore(RuntimeError):
+    """Of a consumer that no later try can start."""
+
+
 class _Abandoned(Exception):
     """The consumer stops, and waits no longer for this handler."""
 
@@ -145,10 +149,13 @@ class Consumer:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, and begin to consume. Raises what the client raises, among it that nobody answers."""
+        """Connect, and begin to consume; a second time is a ``RuntimeError``.
+
+        Raises what the client raises, among it that nobody answers.
+        """
         with self._life:
             if self._client is not None or self._is_stopping:
-                raise RuntimeError(f"the consumer of {self.group} was started before: a stopped one stays stopped")
+                raise _StartedBefore(f"the consumer of {self.group} was started before: a stopped one stays stopped")
             try:
                 from dmq.integrations.push_client import push_client
             except ModuleNotFoundError as error:
@@ -365,7 +372,8 @@ class Ending:
 def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
     """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. For the main thread of a process.
 
-    A daemon that is away at the start is waited for. A second signal does what it did before this was called. At
+    A daemon that is away at the start is waited for; a consumer that cannot be started ends all of them, and is what
+    this raises. A second signal does what it did before this was called. At
     ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -383,14 +391,16 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
             stack.callback(signal.signal, number, handler)
         if listen:
             stack.enter_context(served(listen, pages))
-        for each in consumers:
-            _start(each, ending)
-        ending.wait()
-        stopping = [threading.Thread(target=each.stop, args=(stop_s,), daemon=True) for each in consumers]
-        for thread in stopping:
-            thread.start()
-        for thread in stopping:
-            thread.join()
+        try:
+            for each in consumers:
+                _start(each, ending)
+            ending.wait()
+        finally:
+            stopping = [threading.Thread(target=each.stop, args=(stop_s,), daemon=True) for each in consumers]
+            for thread in stopping:
+                thread.start()
+            for thread in stopping:
+                thread.join()
 
 
 def _keep_from_children(ours: Callable[[int, object], None], before: Mapping[signal.Signals, Any]) -> None:
@@ -431,7 +441,7 @@ def _start(consumer: Consumer, ending: Ending) -> None:
             return
         try:
             consumer.start()
-        except (EnvironmentInvalid, ExtraMissing):
+        except (EnvironmentInvalid, ExtraMissing, _StartedBefore):
             raise
         except Exception as error:  # noqa: BLE001 - the client's errors have no base that says whether they pass
             what = f"{type(error).__name__}: {error}"

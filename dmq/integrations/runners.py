@@ -76,13 +76,24 @@ class Loop:
             else:
                 with suppress(InvalidStateError):
                     done.set_result(None)
-            over.set_result(None)
 
-        running = asyncio.run_coroutine_threadsafe(call(), self._started())
+        loop = self._started()
+        begun: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            task = loop.create_task(call())
+            task.add_done_callback(lambda _: over.set_result(None))  # also of one that is cancelled before it runs
+            begun.append(task)
+
+        def cancel() -> None:  # called behind ``begin``
+            begun.pop().cancel()
+
+        loop.call_soon_threadsafe(begin)
 
         def stop_running(returned: Callable[[], None]) -> None:
-            running.cancel()
             over.add_done_callback(lambda _: returned())
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(cancel)
 
         return stop_running
 
@@ -96,5 +107,10 @@ class Loop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="dmq-consumer-loop", daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name="dmq-consumer-loop", daemon=True).start()
             return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()

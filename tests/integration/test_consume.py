@@ -205,6 +205,32 @@ def test_a_handler_that_hangs_holds_up_no_end(daemon: Daemon, tmp_path: Path) ->
     assert len(json.loads(_dmq(daemon, "retry", "ls", topic, "-o", "json"))) == 1
 
 
+_ONE_THAT_CANNOT_START = """
+import os
+from dmq.integrations.consumer import consume, run
+
+well = consume("begun", group="begun")(print)
+bad = consume("begun", group="bad", environ=os.environ | {"DMQ_TLS_CA": "/ca.pem"})(print)
+try:
+    run(well, bad)
+except Exception as error:
+    print(type(error).__name__, well.health().reasons)
+"""
+
+
+def test_a_consumer_that_cannot_be_started_ends_the_others(daemon: Daemon, tmp_path: Path) -> None:
+    """Danger: the process lived on, and half of its consumers consumed."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_THAT_CANNOT_START],
+        env=os.environ | {"HOME": str(tmp_path), "DMQ_ADDRESS": daemon.address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "EnvironmentInvalid ('it is stopping',)\n", done.stderr
+
+
 def test_a_daemon_that_is_away_holds_up_no_end(daemon: Daemon, tmp_path: Path) -> None:
     """What was consumed cannot be acknowledged: the process ends all the same, and the message comes again."""
     topic = "away"

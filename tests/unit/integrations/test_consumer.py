@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from broker_adapter.errors import Refused
 from dmq.integrations.consumer import Ending, consume
+from dmq.integrations.runners import Loop
 from retry import EnvironmentInvalid
 
 
@@ -75,6 +79,49 @@ def test_what_is_missing_is_named(words: tuple[str, str], said: str) -> None:
         [sys.executable, "-c", _START, *words], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.startswith(said)
+
+
+_STOPPED = """
+from dmq.integrations.consumer import consume, run
+stopped = consume("t", group="g", environ={})(print)
+stopped.stop()
+run(stopped)
+"""
+
+
+def test_a_consumer_that_was_stopped_is_not_run() -> None:
+    """Danger: no later try could start it, and ``run`` tried again for ever."""
+    done = subprocess.run([sys.executable, "-c", _STOPPED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the consumer of g was started before: a stopped one stays stopped" in done.stderr
+
+
+def test_a_coroutine_that_was_given_up_before_it_began_is_over() -> None:
+    """Danger: behind a handler that blocked the loop it began after all, with a message that somebody else may have."""
+    loop, may_go_on, is_over = Loop(), threading.Event(), threading.Event()
+    begun: list[object] = []
+
+    async def handle(message: threading.Event) -> None:
+        begun.append(message)
+        message.set()
+        may_go_on.wait()
+        await asyncio.sleep(0)
+
+    blocking, waiting, behind = threading.Event(), threading.Event(), threading.Event()
+    try:
+        first: Future[None] = Future()
+        loop.run(handle, blocking, first)
+        blocking.wait()
+        loop.run(handle, waiting, Future())(is_over.set)
+        loop.run(handle, behind, Future())
+        may_go_on.set()
+        behind.wait()
+        first.result()
+        assert is_over.is_set()
+        assert begun == [blocking, behind]
+    finally:
+        may_go_on.set()
+        loop.close()
 
 
 def test_a_signal_that_interrupts_the_wait_ends_it() -> None:
