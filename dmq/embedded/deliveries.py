@@ -378,7 +378,7 @@ def _at_hand(found: Subscription, handle: str) -> _Known | None:
 
 def _check_name(receipt: Receipt, message_id: bytes) -> None:
     """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
-    if receipt.message != message_id and receipt.message != name_of(message_id):
+    if receipt.message != name_of(message_id):
         raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
 
 

@@ -71,6 +71,18 @@ async def test_everything_accepted_outlives_the_run(rig: EmbeddedRig, restart: R
 
 
 @every_end
+async def test_a_handle_of_a_message_with_a_long_id_outlives_the_run(rig: EmbeddedRig, restart: Restart) -> None:
+    """Handles carry a digest of such an id: what is hidden with one is looked up again, and not another message."""
+    await send(rig, "7" * 254)
+    found = await receive_one(rig)
+    await restart()
+    await rig.broker.change_invisible(GROUP, TOPIC, found.receipt_handle, SOON_MS)
+    rig.clock.advance(SOON_MS)
+    await rig.settle()
+    assert ids([await receive_one(rig)]) == ["7" * 254]
+
+
+@every_end
 async def test_a_hand_over_is_not_repeated(rig: EmbeddedRig, restart: Restart) -> None:
     """What reached its queue before the end is there once."""
     await send(rig, "m-1", "m-2", deliver_at_ms=rig.clock.now_ms() + SOON_MS)
