@@ -103,7 +103,8 @@ class Deliveries:
         while True:
             if found.is_retired:
                 found = await self._subscriptions.successor(found)
-            if found.has_available(queue_id):
+            is_available = found.has_available(queue_id)
+            if is_available:
                 looked = await self._take(found, group, terms, look, until_s)
                 if looked is None:
                     return []
@@ -115,8 +116,9 @@ class Deliveries:
                     await self._commits.committed(passed_over)  # a scan goes no faster than it becomes durable
                 else:
                     await asyncio.sleep(0)  # what was in memory took no turn of the loop
+                is_available = found.has_available(queue_id)
             left_s = until_s - self._clock.monotonic_s()
-            if found.has_available(queue_id):
+            if is_available:
                 if left_s <= -_PASS_OVER_S_MAX:
                     return []
             elif left_s <= 0:

@@ -224,7 +224,8 @@ class GroupQueue:
     def has_available(self) -> bool:
         """Say whether ``take`` would return something."""
         leases, ready = self.leases, self._ready
-        if len(leases) >= LEASES_MAX:
+        # Most queues have nothing: a receive asks all of its topic, more than once.
+        if (self.cursor >= self.end and not ready) or len(leases) >= LEASES_MAX:
             return False
         while ready and (ready[0] in leases or self.is_finished(ready[0])):
             heappop(ready)
@@ -243,6 +244,8 @@ class GroupQueue:
 
     def take(self, limit: int) -> list[tuple[int, Returned]]:
         """Return up to ``limit`` offsets to read, those that came back first; ``lease`` each, and then ``admit`` it."""
+        if not self.has_available():
+            return []
         limit = min(limit, LEASES_MAX - len(self.leases))
         chosen: dict[int, None] = {}
         while len(chosen) < limit and self.has_available():
