@@ -282,6 +282,29 @@ async def test_an_ack_while_the_lease_is_being_ended_wins(rig: EmbeddedRig) -> N
 
 
 @every_durable_broker()
+async def test_failures_that_come_together_are_all_decided(rig: EmbeddedRig) -> None:
+    """Danger: one of them is acknowledged while they are decided, and the others are lost, or come again before a kill."""
+    sent = [f"m-{number}" for number in range(5)]
+    await send(rig, *sent)
+    renewed_for = {"invisible_ms": AUTO_RENEW_INVISIBLE_MS, "renew_for": "client"}
+    found = {each.message_id: each for each in await receive(rig, batch_max=5, **renewed_for)}
+    assert sorted(found) == sent
+    failing = [
+        asyncio.ensure_future(rig.broker.change_invisible(GROUP, TOPIC, each.receipt_handle, 0))
+        for each in found.values()
+    ]
+    finished = list(found)[1]
+    await asyncio.sleep(0)
+    assert list(await ack(rig, found[finished])) == [None]
+    await asyncio.gather(*failing)
+    await rig.restart(End.KILL)
+    await pass_time(rig, 60_000)
+    again = await receive(rig, batch_max=5)
+    assert sorted(ids(again)) == sorted({*sent} - {finished})
+    assert {each.delivery_attempt for each in again} == {2}
+
+
+@every_durable_broker()
 async def test_an_extension_while_the_lease_is_being_ended_wins(rig: EmbeddedRig) -> None:
     """Hidden until the time that was answered, in this run and in the next."""
     await send(rig, "m-1")
