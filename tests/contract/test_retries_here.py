@@ -319,6 +319,26 @@ async def test_what_is_not_remembered_is_the_clusters(
 
 
 @on_stage
+async def test_what_is_remembered_has_a_bound_in_bytes(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """Room for two payloads: the third is the cluster's, until one of the two is finished; a grouped one takes none."""
+    size = len(a_delivery("a").payload)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries_here, "HELD_BYTES_MAX", 2 * size)
+        grouped = a_delivery("grouped", message_group="g")
+        await handed_out(here, PUSH, grouped, *(a_delivery(handle) for handle in "abc"))
+        assert (len(here), here.held_bytes) == (2, 2 * size)
+        await here.ack(GROUP, TOPIC, ["a"])
+        await handed_out(here, PUSH, a_delivery("d"), a_delivery("e"))
+        assert (len(here), here.held_bytes) == (2, 2 * size)
+    for handle in "bcde":
+        await here.change_invisible(GROUP, TOPIC, handle, 10)
+    assert [handle for handle, _ in cluster.given_back] == ["c", "e"]
+    assert (len(here), here.held_bytes) == (0, 0)
+
+
+@on_stage
 async def test_an_ack_that_fails_leaves_it_as_it_was(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
     """It is still remembered, and can fail, or be finished, later."""
     await handed_out(here, PUSH, a_delivery("a"))
