@@ -235,6 +235,25 @@ async def test_renewing_ends_when_the_client_leaves(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
+async def test_a_goodbye_reaches_what_is_left_of_what_a_client_had(rig: EmbeddedRig) -> None:
+    """What it received later than something it has finished; and of a client that has nothing nothing is remembered."""
+    await send(rig, "m-1", "m-2")
+    (first,) = await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
+    await pass_time(rig, AUTO_RENEW_INVISIBLE_MS // 2, seen="client-1")
+    (second,) = await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
+    assert list(await ack(rig, first)) == [None]
+    await pass_time(rig, AUTO_RENEW_INVISIBLE_MS // 2, seen="client-1")
+    rig.broker.client_gone("client-1")
+    rig.clock.advance(1_000)
+    await rig.settle()
+    (again,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-2")
+    assert (again.message_id, again.delivery_attempt) == (second.message_id, 2)
+    assert list(await ack(rig, again)) == [None]
+    await pass_time(rig, AUTO_RENEW_INVISIBLE_MS, seen="client-2")
+    assert not rig.broker.lease_ends._renewed
+
+
+@every_durable_broker()
 async def test_whoever_sets_the_time_ends_the_renewal(rig: EmbeddedRig) -> None:
     """A consumer that wants the message again in five seconds, with no attempt counted, gets it, alive as it is."""
     await send(rig, "m-1")

@@ -56,6 +56,8 @@ class FakeCluster:
         *,
         suspend: bool = False,
     ) -> str:
+        if self.is_away:
+            raise BrokerUnavailable("away")
         self.given_back.append((receipt_handle, invisible_ms))
         return f"{receipt_handle}+"
 
@@ -312,8 +314,11 @@ async def test_what_is_not_remembered_is_the_clusters(
     await here.change_invisible("others", TOPIC, "f", 10)  # not theirs
     await rig.broker.operator.remove_group(GROUP, is_forced=True)
     await here.change_invisible(GROUP, TOPIC, "f", 10)
-    assert [handle for handle, _ in cluster.given_back] == ["b", "c", "d", "f", "f"]
+    assert cluster.given_back == [("b", 0), ("c", 10), ("d", 10), ("f", 10), ("f", 10)]
     assert (cluster.dead, here.taken_over_total) == (["e"], 0)
+    await rig.broker.set_group(GROUP, retries="here")
+    assert here.keeps(GROUP)
+    assert not here.keeps("another")
     cluster.is_fifo = True
     assert not here.keeps(GROUP)
 
@@ -339,12 +344,19 @@ async def test_what_is_remembered_has_a_bound_in_bytes(
 
 
 @on_stage
-async def test_an_ack_that_fails_leaves_it_as_it_was(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
-    """It is still remembered, and can fail, or be finished, later."""
+async def test_a_cluster_that_is_away_leaves_it_as_it_was(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """What could not be acknowledged, or hidden for longer, is still remembered: it can fail later, or be finished."""
     await handed_out(here, PUSH, a_delivery("a"))
+    await handed_out(here, SIMPLE, a_delivery("b", message_id=ID[:-1] + "1"))
     cluster.is_away = True
     with pytest.raises(BrokerUnavailable):
         await here.ack(GROUP, TOPIC, ["a"])
+    with pytest.raises(BrokerUnavailable):
+        await here.change_invisible(GROUP, TOPIC, "b", 10_000)
     cluster.is_away = False
+    assert len(here) == 2
+    await here.ack(GROUP, TOPIC, ["b"])
     await here.change_invisible(GROUP, TOPIC, "a", 10)
     assert len(await come(rig)) == 1
