@@ -120,6 +120,24 @@ async def test_a_turn_is_bounded(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
+async def test_what_was_read_of_a_schedule_that_is_removed_sends_nothing(rig: EmbeddedRig) -> None:
+    """Danger: it is removed between the scheduler's look at the timeline and its look at the schedule."""
+    looked: list[tuple[Recurring, list[tuple[bytes, bytes]], int]] = []
+    real = Recurring.plan
+
+    def noted(self: Recurring, rows: list[tuple[bytes, bytes]], now_ms: int) -> object:
+        looked.append((self, rows, now_ms))
+        return real(self, rows, now_ms)
+
+    with patch.object(Recurring, "plan", noted):
+        await add(rig)
+        await pass_ms(rig, 1_000)
+    (first,) = looked
+    await rig.broker.schedules.remove(NAME)
+    assert real(*first) == []
+
+
+@every_durable_broker()
 async def test_many_of_one_time_do_not_fill_a_turn(rig: EmbeddedRig) -> None:
     """What falls due beside them is handed over between their turns; each of them occurs all the same."""
     made = [f"s-{number}" for number in range(12)]
