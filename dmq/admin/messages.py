@@ -29,9 +29,10 @@ from dmq.embedded.group_states import GroupState, Where
 from dmq.embedded.names import Topic
 from dmq.embedded.queue_log import Place, messages_from
 from dmq.embedded.retries import next_of
+from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
 from dmq.store.schema.counts import BUCKET_MS
-from dmq.store.schema.index import EntryState, redriven_id
+from dmq.store.schema.index import EntryState, Receipt, redriven_id
 from dmq.store.schema.keys import (
     Family,
     held_key,
@@ -56,6 +57,7 @@ from dmq.store.store import Store
 WAITING, QUEUED = int(MessageState.WAITING), int(MessageState.QUEUED)
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
+_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
 _BYTES_PER_STEP = 1024 * 1024
 _END = timeline_mark(2**63, 0)  # of the timeline; behind it lies what is held
 _ENDED = {
@@ -163,23 +165,27 @@ class Messages:
         topic = self._broker.names.topics.get(topic_name)
         if topic is None:
             return _UNKNOWN
-        found = self._store.find(topic.topic_id, pack_id(message_id), with_withdrawn=True)
-        if found is None:
-            return self._redriven(topic, message_id)
-        if found.state in _ENDED:
-            return MessageStatus(state=_ENDED[found.state], ended_at_ms=found.at_ms)
-        if found.state is EntryState.WAITING:
+        for _ in range(_TRIES_MAX):
+            found = self._store.find(topic.topic_id, pack_id(message_id), with_withdrawn=True)
+            if found is None:
+                return self._redriven(topic, message_id)
+            if found.state in _ENDED:
+                return MessageStatus(state=_ENDED[found.state], ended_at_ms=found.at_ms)
+            if found.state is not EntryState.WAITING:
+                return self._queued(topic, found)
             (value,) = self._store.get_many(Family.TIMELINE, [found.key])
-            if value is None:  # handed over since
-                return self._message(topic_name, message_id)
-            entry = decode_waiting(value)
-            return MessageStatus(
-                state=MessageState.WAITING,
-                deliver_at_ms=entry.deliver_at_ms,
-                stored_at_ms=entry.accepted_at_ms,
-                payload=body_payload(value[WAITING_HEADER_BYTES:]),
-                is_held=is_held_key(found.key),
-            )
+            if value is not None:
+                entry = decode_waiting(value)
+                return MessageStatus(
+                    state=MessageState.WAITING,
+                    deliver_at_ms=entry.deliver_at_ms,
+                    stored_at_ms=entry.accepted_at_ms,
+                    payload=body_payload(value[WAITING_HEADER_BYTES:]),
+                    is_held=is_held_key(found.key),
+                )
+        raise StoreCorrupt(f"message {message_id!r} of topic {topic_name!r} waits, and is not on the timeline")
+
+    def _queued(self, topic: Topic, found: Receipt) -> MessageStatus:
         key = pack_queue_key(topic.topic_id, found.queue_id, found.queue_offset)
         (value,) = self._store.get_many(Family.QUEUE, [key])
         record = decode_queued(value) if value is not None else None

@@ -12,9 +12,11 @@ from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
 from dmq.admin import messages as listing
-from dmq.admin.messages import QUEUED, WAITING, ListedMessage, Wanted
+from dmq.admin.messages import QUEUED, WAITING, ListedMessage, Messages, Wanted
 from dmq.embedded.delayed import Meant
+from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family
+from dmq.store.store import Store
 
 HOUR_MS = 3_600_000
 
@@ -165,3 +167,14 @@ async def test_a_token_of_another_list_is_refused(rig: EmbeddedRig) -> None:
             await operator(rig).messages(TOPIC, wanted, token=token, limit=1)
     with pytest.raises(Refused):
         await operator(rig).messages("nobody", Wanted(), token="", limit=1)
+
+
+@every_durable_broker(queues=1)
+async def test_an_entry_that_is_gone_is_looked_for_a_few_times(rig: EmbeddedRig) -> None:
+    """Of a damaged store; danger: it was looked for until Python allowed no more calls within calls."""
+    await rig.broker.send([a_message("m-1", deliver_at_ms=rig.clock.now_ms() + HOUR_MS)])
+    with (
+        patch.object(Store, "get_many", lambda *_: [None]),
+        pytest.raises(StoreCorrupt, match="'m-1' of topic '" + TOPIC + "' waits, and is not"),
+    ):
+        await Messages(rig.store, rig.broker).message(TOPIC, "m-1")
