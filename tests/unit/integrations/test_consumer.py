@@ -117,7 +117,7 @@ def test_a_coroutine_that_was_given_up_before_it_began_is_over() -> None:
         may_go_on.set()
         behind.wait()
         first.result()
-        assert is_over.is_set()
+        is_over.wait()
         assert begun == [blocking, behind]
     finally:
         may_go_on.set()
