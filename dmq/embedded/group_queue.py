@@ -224,7 +224,7 @@ class GroupQueue:
     def has_available(self) -> bool:
         """Say whether ``take`` would return something."""
         leases, ready = self.leases, self._ready
-        # Most queues have nothing: a receive asks all of its topic, more than once.
+        # A receive asks all queues of its topic, more than once, and most of them have nothing.
         if (self.cursor >= self.end and not ready) or len(leases) >= LEASES_MAX:
             return False
         while ready and (ready[0] in leases or self.is_finished(ready[0])):

@@ -54,7 +54,7 @@ _clock = SystemClock()
 
 
 class _StartedBefore(RuntimeError):
-    """Of a consumer that no later try can start."""
+    """A consumer is started once, so no later try can succeed."""
 
 
 class _Abandoned(Exception):
@@ -155,7 +155,9 @@ class Consumer:
         """
         with self._life:
             if self._client is not None or self._is_stopping:
-                raise _StartedBefore(f"the consumer of {self.group} was started before: a stopped one stays stopped")
+                raise _StartedBefore(
+                    f"the consumer of {self.group} was started or stopped before, which it is once: make another one"
+                )
             try:
                 from dmq.integrations.push_client import push_client
             except ModuleNotFoundError as error:
@@ -372,9 +374,9 @@ class Ending:
 def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
     """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. For the main thread of a process.
 
-    A daemon that is away at the start is waited for; a consumer that cannot be started ends all of them, and is what
-    this raises. A second signal does what it did before this was called. At
-    ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
+    A daemon that is away at the start is waited for. If a consumer can never be started all of them are stopped, and
+    the reason is raised. A second signal does what it did before this was called. At ``listen`` (host:port)
+    ``/metrics`` and ``/health`` are served meanwhile.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}

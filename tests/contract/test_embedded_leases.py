@@ -236,7 +236,7 @@ async def test_renewing_ends_when_the_client_leaves(rig: EmbeddedRig) -> None:
 
 @every_durable_broker()
 async def test_a_goodbye_reaches_what_is_left_of_what_a_client_had(rig: EmbeddedRig) -> None:
-    """What it received later than something it has finished; and of a client that has nothing nothing is remembered."""
+    """What it received after something that it has finished comes back; nothing stays of a client that has nothing."""
     await send(rig, "m-1", "m-2")
     (first,) = await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
     await pass_time(rig, AUTO_RENEW_INVISIBLE_MS // 2, seen="client-1")
@@ -302,7 +302,7 @@ async def test_an_ack_while_the_lease_is_being_ended_wins(rig: EmbeddedRig) -> N
 
 @every_durable_broker()
 async def test_failures_that_come_together_are_all_decided(rig: EmbeddedRig) -> None:
-    """One of them is acknowledged while they are decided; the others are retried, a kill behind the answers or not."""
+    """One is acknowledged while they are decided; the others are retried, even if the daemon is killed then."""
     sent = [f"m-{number}" for number in range(5)]
     await send(rig, *sent)
     received = await receive(rig, batch_max=5, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client")

@@ -54,7 +54,7 @@ async def test_the_last_failure_makes_a_dead_letter_with_its_facts(rig: Rig) -> 
     last_failed_at_ms = rig.clock.now_ms()
     await pass_time(rig, 77)
     (dead,) = await receive(rig, group=UNDERTAKER, topic=DEAD, tags=["red"])
-    assert (dead.topic, dead.payload, dead.delivery_attempt) == (DEAD, b"as sent", 1)
+    assert (dead.topic, dead.payload, dead.delivery_attempt, dead.deliver_at_ms) == (DEAD, b"as sent", 1, 0)
     assert dead.dead_letter == (TOPIC, "m-1", ATTEMPTS, "exhausted", first_failed_at_ms, last_failed_at_ms)
     assert list(await ack(rig, dead, group=UNDERTAKER, topic=DEAD)) == [None]
     assert await is_over(rig)

@@ -50,7 +50,9 @@ def test_a_function_stays_callable_and_nothing_is_opened() -> None:
     assert consumer.__doc__ == handle.__doc__
     assert consumer.health().reasons == ("it is not started",)
     assert consumer.stop().running == 0
-    with pytest.raises(RuntimeError, match="a stopped one stays stopped"):
+    with pytest.raises(
+        RuntimeError, match="the consumer of g was started or stopped before, which it is once: make another one"
+    ):
         consumer.start()
 
 
@@ -93,7 +95,7 @@ def test_a_consumer_that_was_stopped_is_not_run() -> None:
     """Danger: no later try could start it, and ``run`` tried again for ever."""
     done = subprocess.run([sys.executable, "-c", _STOPPED], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "the consumer of g was started before: a stopped one stays stopped" in done.stderr
+    assert "the consumer of g was started or stopped before, which it is once: make another one" in done.stderr
 
 
 def test_a_coroutine_that_was_given_up_before_it_began_is_over() -> None:
