@@ -20,7 +20,7 @@ from dmq.store.ops import Append, Appended, HandOver, Hold, Op, Recur, Reschedul
 from dmq.store.schema.index import Receipt
 
 OPS_PER_BATCH_MAX = 4096
-BYTES_PER_BATCH_MAX = 32 * 1024 * 1024
+BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.store.rocks``
 _OP_BYTES = 256  # of rows, index and event beside a message
 _LOOK_FOR_ROOM_S = 0.2
 _TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # of what is sent together, about: batches are made of whole units
@@ -319,6 +319,8 @@ class Writer:
         written_s = self._clock.monotonic_s()
         if self._is_synced:
             self._engine.sync()
+        else:
+            self._engine.flush()
         self._assembler.outbox.synced()
         ended_s = self._clock.monotonic_s()
         ops = size = 0

@@ -32,11 +32,18 @@ class Engine(Protocol):
     """
 
     def write(self, batch: Batch) -> None:
-        """Apply ``batch`` atomically: readable and safe from SIGKILL on return; safe from power loss after ``sync``."""
+        """Apply ``batch`` atomically in memory: readable on return, durable after ``flush`` or ``sync``.
+
+        It does not wait for the disk while it holds the GIL.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Return once every batch written before is safe from SIGKILL."""
         ...
 
     def sync(self) -> None:
-        """Return once every batch written before is on disk."""
+        """Return once every batch written before is on disk: safe from SIGKILL and power loss."""
         ...
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -88,6 +88,9 @@ class MemoryEngine:
             _apply(self._live, taken)
         self._unsynced.append(taken)
 
+    def flush(self) -> None:
+        self._check_open()
+
     def sync(self) -> None:
         self._check_open()
         if self.fail_next_sync:

@@ -8,7 +8,9 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
 - The setter of the lower iterator bound sets the upper one, and bounds are freed memory once their bytes object dies:
   no bounds are used; keys are compared here.
 - A live column-family object keeps the lock after ``close``: they are dropped first.
-- A write with sync holds the GIL for the whole fsync: ``write`` without, then ``flush_wal(True)``, which frees it.
+- A write holds the GIL while it waits for the disk: for the sync, for the log's file, for a new log when a memtable is
+  full, and for late compactions. So ``write`` fills memory only (``_database_options``), ``flush`` switches full
+  memtables before it, and ``flush_wal`` writes and syncs the log. ``flush`` and ``flush_wal`` release the GIL.
 - After a fork the child's writes are lost while they seem to succeed, opening another database hangs (RocksDB's threads
   are not there), and an orderly end crashes in destructors: the child is refused, and the destructors are kept away.
 - The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only. That
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,6 +62,11 @@ from dmq.store.schema.keys import Family
 from dmq.store.wal import check_logs
 
 _MIB = 1024 * 1024
+_OPTIONS_FOLDER = Path(__file__).parent / "rocksdb_options"  # a file of options that rocksdict has no setters for
+LOG_BUFFER_BYTES = 16 * _MIB  # a larger batch is written to the file within ``write``
+_SWITCH_LOOK_BYTES = 256 * 1024  # written between two looks at the sizes of the memtables, 6 us each
+_NEVER_FULL_BYTES = 128 * _MIB  # above the sizes of the memtables: twice the largest request
+_WRITE_STALL_LOOK_S = 0.01
 _BLOOM_BITS_PER_KEY = 10
 
 
@@ -96,7 +104,9 @@ _WRITE_BUFFER_BYTES = {
 
 
 def _database_options(options: RocksOptions) -> Options:
-    made = Options(raw_mode=True)
+    made, _ = Options.load_latest(str(_OPTIONS_FOLDER))
+    made.set_writable_file_max_buffer_size(LOG_BUFFER_BYTES)
+    made.set_avoid_unnecessary_blocking_io(True)  # the end of an iterator removes no file, and holds the GIL
     made.create_if_missing(True)
     made.create_missing_column_families(True)
     is_strict = options.recovery_mode == "strict"
@@ -104,9 +114,6 @@ def _database_options(options: RocksOptions) -> Options:
         DBRecoveryMode.tolerate_corrupted_tail_records() if is_strict else DBRecoveryMode.skip_any_corrupted_record()
     )
     made.set_paranoid_checks(is_strict)
-    # A quiet family would pin old WAL files and slow down reopening; these two bounds flush it in time.
-    made.set_max_total_wal_size(options.wal_bytes_max)
-    made.set_db_write_buffer_size(options.memtable_bytes_max)
     made.set_max_background_jobs(2)
     made.set_bytes_per_sync(_MIB)
     made.set_max_open_files(options.open_files_max)
@@ -123,7 +130,10 @@ def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
     made = Options(raw_mode=True)
     if not is_strict:
         made.set_disable_auto_compactions(True)  # one that meets damage ends all writing
-    made.set_write_buffer_size(_WRITE_BUFFER_BYTES[family])
+    buffer_bytes = _WRITE_BUFFER_BYTES[family]
+    unreachable_bytes = buffer_bytes + _NEVER_FULL_BYTES  # ``_switch_memtables`` comes first
+    made.set_write_buffer_size(unreachable_bytes)
+    made.set_arena_block_size(min(_MIB, buffer_bytes // 8))
     made.set_max_write_buffer_number(3)
     table = BlockBasedOptions()
     table.set_block_cache(cache)
@@ -133,7 +143,7 @@ def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
         table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     if family is Family.INDEX:
         # Most look-ups are for ids that were never seen; the filter answers them without a search.
-        made.set_memtable_prefix_bloom_ratio(0.05)
+        made.set_memtable_prefix_bloom_ratio(0.05 * buffer_bytes / unreachable_bytes)
         made.set_memtable_whole_key_filtering(True)
     if family is Family.TIMELINE:
         # Delivered entries leave tombstones in front of the head; files full of them are compacted soon.
@@ -219,6 +229,11 @@ class RocksEngine:
         self._reclaiming = threading.Lock()  # what is in use cannot be closed
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
+        self._unsynced.no_slowdown = True  # RocksDB would sleep in ``write``
+        self._wal_bytes_max = options.wal_bytes_max
+        self._memtable_bytes_max = options.memtable_bytes_max
+        self._written_bytes = self._flushed_bytes = self._looked_bytes = 0
+        self._switched_bytes = [0] * len(Family)  # written when the memtable of the family was new
         is_strict = options.recovery_mode == "strict"
         families = {family.name.lower(): _family_options(family, self._cache, is_strict) for family in Family}
         self._is_read_only = options.is_read_only or options.secondary is not None
@@ -239,6 +254,30 @@ class RocksEngine:
 
     def write(self, batch: Batch) -> None:
         db = self._open_db()
+        try:
+            while True:
+                writes = self._packed(batch)
+                size = writes.size_in_bytes()
+                if self._written_bytes + size >= self._looked_bytes + _SWITCH_LOOK_BYTES:
+                    self._switch_memtables(size)
+                if self._written_bytes + size > self._flushed_bytes + LOG_BUFFER_BYTES:
+                    self._flush_log(is_synced=False)
+                try:
+                    db.write(writes, self._unsynced)
+                except Exception as error:
+                    if "incomplete: write stall" not in str(error).lower():
+                        raise
+                    self._await_compaction(db)
+                else:
+                    self._written_bytes += size
+                    return
+        except StoreError:
+            raise
+        except Exception as error:
+            self._has_failed = True
+            raise self._told(error) from error
+
+    def _packed(self, batch: Batch) -> WriteBatch:
         handles = self._handles
         writes = WriteBatch(raw_mode=True)
         for family, start, stop in batch.ranges:
@@ -249,16 +288,52 @@ class RocksEngine:
         put = writes.put
         for family, key, value in batch.puts:
             put(key, value, handles[family])
-        try:
-            db.write(writes, self._unsynced)
-        except Exception as error:
-            self._has_failed = True
-            raise self._told(error) from error
+        return writes
+
+    def _switch_memtables(self, size: int) -> None:
+        """Begin new memtables, and a new log, where ``size`` more bytes reach a bound.
+
+        RocksDB would create the log's file in ``write``. ``flush`` also waits while too many tables are to be written
+        or compacted. A family that is rarely written would keep old logs, which makes opening slow: it is switched
+        after ``wal_bytes_max``.
+        """
+        active = [rows.property_int_value("rocksdb.cur-size-active-mem-table") or 0 for rows in self._dicts]
+        end = self._written_bytes + size
+        full = [
+            family
+            for family in Family
+            if active[family] + _SWITCH_LOOK_BYTES > _WRITE_BUFFER_BYTES[family]
+            or end - self._switched_bytes[family] > self._wal_bytes_max
+        ]
+        left = {family: active[family] for family in Family if family not in full}
+        if left and sum(left.values()) + size > self._memtable_bytes_max * 7 // 8:
+            full.append(max(left, key=lambda family: left[family]))
+        for family in full:
+            self._dicts[family].flush(False)
+            self._switched_bytes[family] = self._written_bytes
+        self._looked_bytes = self._written_bytes
+
+    @staticmethod
+    def _await_compaction(db: Rdict) -> None:
+        """Return once RocksDB accepts writes without a delay, or never will."""
+        while True:
+            time.sleep(_WRITE_STALL_LOOK_S)
+            stalled = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
+            if not any(map(db.property_int_value, stalled)) or db.property_int_value("rocksdb.background-errors"):
+                return
+
+    def flush(self) -> None:
+        self._flush_log(is_synced=False)
 
     def sync(self) -> None:
+        self._flush_log(is_synced=True)
+
+    def _flush_log(self, *, is_synced: bool) -> None:
         db = self._open_db()
+        written_bytes = self._written_bytes
         try:
-            db.flush_wal(True)
+            db.flush_wal(is_synced)
+            self._flushed_bytes = written_bytes
         except Exception as error:
             self._has_failed = True
             raise self._told(error) from error
@@ -352,6 +427,7 @@ class RocksEngine:
         """
         db = self._open_db()
         try:
+            db.flush_wal(False)
             for each in self._dicts:  # frees the GIL; the checkpoint does not, and would write these tables itself
                 each.flush(True)
             Checkpoint(db).create_checkpoint(str(path))

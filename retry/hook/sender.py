@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -184,12 +184,7 @@ class Sender:
                 reason = BEHIND if self._sink.can_hold else IN_ORDER
                 return (yield from self._keep(handler, message, reason=reason, type_name=behind))
         if not handler.destination.admits_send():
-            outcome = yield from self._keep(handler, message, reason=AWAY)
-            permit = handler.destination.begin(is_paced=False) if isinstance(outcome, Rejected) else None
-            if permit is None:
-                return outcome
-            # Nothing can be kept, so nothing will probe: without this a full sink would keep the breaker open for ever.
-            return (yield from self._attempt(handler, message, None, permit))
+            return (yield from self._keep_or_attempt(handler, message))
         if not handler.is_write_ahead:
             return (yield from self._attempt(handler, message, None, Permit.NORMAL))
         if not self._sink.can_hold:
@@ -205,6 +200,18 @@ class Sender:
                 handler, message, entry.due_at_ms, BEHIND if message.key else WAITS, is_uncertain=False
             )
         return (yield from self._attempt(handler, message, held, Permit.NORMAL))
+
+    def _keep_or_attempt(self, handler: Handler, message: Message) -> Flow:
+        """Keep a message for a destination that is away; attempt it if it cannot be kept."""
+        kept: Outcome = yield from self._keep(handler, message, reason=AWAY)
+        permit = handler.destination.begin(is_paced=False) if isinstance(kept, Rejected) else None
+        if permit is None:
+            return kept
+        # Nothing can be kept, so nothing will probe: without this a full sink would keep the breaker open for ever.
+        attempted: Outcome = yield from self._attempt(handler, message, None, permit)
+        if isinstance(attempted, Rejected) and isinstance(kept, Rejected) and kept.is_uncertain:
+            return replace(attempted, is_uncertain=True)  # the first put may have kept it
+        return attempted
 
     def after_error(
         self, handler: Handler, message: Message, error: BaseException, held: Held | None, permit: Permit

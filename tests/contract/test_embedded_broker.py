@@ -48,6 +48,9 @@ class CountingEngine:
     def write(self, batch: Batch) -> None:
         self.engine.write(batch)
 
+    def flush(self) -> None:
+        self.engine.flush()
+
     def sync(self) -> None:
         self.engine.sync()
 

@@ -154,6 +154,9 @@ class Counting:
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         return self._inner.last(family, start, stop)
 
+    def flush(self) -> None:
+        self._inner.flush()
+
     def sync(self) -> None:
         assert self.gate.wait(30)
         self._inner.sync()

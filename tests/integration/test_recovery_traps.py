@@ -138,10 +138,12 @@ def test_tears_are_found_in_records_of_many_blocks(tmp_path: Path) -> None:
     """A big batch spans many blocks of the log; wherever it is cut, all of it counts and nothing of its neighbour."""
     engine = RocksEngine(tmp_path / "db")
     engine.write(batch_of(1))
+    engine.flush()
     first = logs_of(tmp_path / "db")[0].stat().st_size
     batch = Batch()
     batch.puts.append((Family.TIMELINE, b"big", os.urandom(3 * BLOCK_BYTES)))
     engine.write(batch)
+    engine.flush()
     whole = logs_of(tmp_path / "db")[0].read_bytes()
     engine.close()
     log = tmp_path / "000001.log"

@@ -8,6 +8,7 @@ a line is there whole or not at all, whenever the process is killed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -322,6 +323,14 @@ def sync_fails(root: Path, argument: str) -> None:
             set(found) <= {*acknowledged, *doubtful},
             1 in found,
         )
+
+
+def put_until_killed(root: Path, _: str) -> None:
+    """Put, one entry after the other; tell of each put that was answered."""
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
+        for number in itertools.count(1):
+            spool.put(entry(number)).result()
+            say("put", number)
 
 
 def _put_until(spool: Spool, thread: int, acknowledged: list[int], doubtful: list[int]) -> None:

@@ -144,6 +144,10 @@ class GatedEngine:
             raise self.error
         self.inner.write(batch)
 
+    def flush(self) -> None:
+        self.calls.append("flush")
+        self.inner.flush()
+
     def sync(self) -> None:
         self.calls.append("sync")
         self.is_syncing.set()

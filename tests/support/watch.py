@@ -83,6 +83,10 @@ class WatchedEngine:
             except AssertionError as error:
                 self.broken.append(f"{error} in {by_queue[queue]}")
 
+    def flush(self) -> None:
+        """Pass on."""
+        self.engine.flush()
+
     def sync(self) -> None:
         """Pass on."""
         self.engine.sync()
