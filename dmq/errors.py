@@ -14,6 +14,7 @@ DmqError
  |   +- StoreForked        used in a child of the process that opened it
  |   +- StoreClosed        used after close
  |   +- StoreBusy          too much waits for the disk already; nothing was done
+ |   |   +- StoreStalled   the disk stalls, or is full; nothing was done
  |   +- OverBound          more would wait than a topic may have waiting; nothing was done
  |   +- UnitRefused        a part of the unit was done before, so nothing of it may be done again; nothing was done
  +- StartRefused           it is known before the store is opened that the daemon cannot start
@@ -104,6 +105,10 @@ class StoreBusy(StoreError):
     """Too much waits to be written already; nothing was done."""
 
     retriable = True
+
+
+class StoreStalled(StoreBusy):
+    """The disk accepts no writes now: it stalls, or it is full. Nothing was done."""
 
 
 class OverBound(StoreError):

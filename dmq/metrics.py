@@ -313,6 +313,14 @@ def _registry(*, process: bool) -> CollectorRegistry:
     return registry
 
 
+def _disk_gauges(registry: CollectorRegistry) -> tuple[Gauge, Gauge, Gauge]:
+    return (
+        _gauge(registry, "disk_free_bytes", "Free space of the file system with the store."),
+        _gauge(registry, "disk_low_water_bytes", "Free space below which sends are refused."),
+        _gauge(registry, "disk_stalled_seconds", "How long the batch at the disk has taken; 0 below 3 s."),
+    )
+
+
 def _states(registry: CollectorRegistry) -> dict[str, Gauge]:
     state = Gauge("dmq_store_state", "1 for the state the store is in.", ("state",), registry=registry)
     return {name: state.labels(name) for name in STORE_STATES}
@@ -385,8 +393,7 @@ class Metrics:
         self.export_lag = gauge("audit_export_lag_seconds", "Age of the oldest audit event that waits for its export.")
         self.export_stopped = gauge("audit_export_stopped", "1 while the trail cannot be written.")
         self.last_backup = gauge("last_backup_timestamp_seconds", "When the last periodic backup was taken; 0: none.")
-        self.disk_free_bytes = gauge("disk_free_bytes", "Free space of the file system with the store.")
-        self.disk_low_water_bytes = gauge("disk_low_water_bytes", "Free space below which sends are refused.")
+        self.disk_free_bytes, self.disk_low_water_bytes, self.disk_stalled = _disk_gauges(registry)
         self.recovery_cut_bytes = gauge("recovery_cut_bytes", "Torn WAL tail dropped when the store was opened.")
         self.open_seconds = gauge("store_open_seconds", "How long opening the store took.")
         self._states = _states(registry)
@@ -481,7 +488,7 @@ def start_http(
 ) -> MetricsServer:
     """Serve ``/metrics``, and ``/healthz`` (200 while ``is_ready()``, else 503), at ``address``; port 0: any free one.
 
-    What ``say()`` says, if anything, stands below "ready".
+    The text of ``say()``, if any, follows below.
 
     Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
     """
@@ -549,7 +556,8 @@ class _Handler(BaseHTTPRequestHandler):
                 remark = self.remark()
                 self._answer(200, f"ready\n{remark}\n".encode() if remark else b"ready\n")
             case "/healthz":
-                self._answer(503, b"not ready\n")
+                remark = self.remark()
+                self._answer(503, f"not ready\n{remark}\n".encode() if remark else b"not ready\n")
             case _:
                 self._answer(404, b"not found: /metrics and /healthz are here\n")
 

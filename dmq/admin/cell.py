@@ -74,8 +74,8 @@ class Cell:
             cell_id=store.cell_id,
             broker_name=self.config.broker_name,
             pid=os.getpid(),
-            state=CellState.NOT_SERVING if failure is not None else self.state,
-            state_reason=with_advice(failure) if failure is not None else self.say_files(),
+            state=self.state if failure is None and not store.stalled_s else CellState.NOT_SERVING,
+            state_reason=with_advice(failure) if failure is not None else store.write_obstacle() or self.say_files(),
             started_at_ms=self.started_at_ms,
             now_ms=now_ms,
             listen=self.listen,
@@ -145,10 +145,14 @@ class Cell:
             export_error=figures.error,
         )
 
+    def is_ready(self) -> bool:
+        """Return True if clients are served and the disk accepts writes."""
+        return self.state is CellState.SERVING and not self.store.stalled_s
+
     def remark(self) -> str:
         """Return what somebody who asks for the health should know beside it; empty: nothing."""
         clock = self.store.clock.status()
-        said = [self.say_files(), self.say_cluster()]
+        said = [self.store.write_obstacle(), self.say_files(), self.say_cluster()]
         if self.periodic is not None and self.periodic.error:
             said.append("backups: the last attempt failed; see dmq status")
         if clock.is_held:

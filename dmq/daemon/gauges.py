@@ -56,6 +56,8 @@ def follow(
     metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
     metrics.open_seconds.set(store.recovery.took_s)
 
+    metrics.disk_stalled.set_function(lambda: store.stalled_s)
+
     def free_bytes() -> float:
         disk = store.disk()
         return disk.free_bytes if disk is not None else 0

@@ -1,10 +1,12 @@
-"""Opening and closing the store of a daemon, or of a broker in an application's own process, with its trail."""
+"""Opening, watching and closing the store of a daemon or an embedded broker, with its trail."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
@@ -24,6 +26,8 @@ from dmq.store.rocks import RocksOptions
 from dmq.store.store import Store, StoreOptions
 
 FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
+
+_DISK_LOOK_S = 0.5
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -97,3 +101,16 @@ def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None
     except StoreError as error:
         log.critical("store_not_closed", error=str(error))
         sys.stderr.flush()
+
+
+async def watch_disk(store: Store) -> NoReturn:
+    """Log the begin and the end of each stall of the disk."""
+    longest_s = 0.0
+    while True:
+        await asyncio.sleep(_DISK_LOOK_S)
+        stalled_s = store.stalled_s
+        if stalled_s and not longest_s:
+            log.error("disk_stalled", seconds=round(stalled_s, 1), queued_ops=store.writer.pending_ops)
+        elif longest_s and stalled_s < longest_s:
+            log.warning("disk_recovered", seconds=round(longest_s, 1))
+        longest_s = stalled_s

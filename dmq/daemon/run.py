@@ -24,7 +24,7 @@ from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import Files
 from dmq.daemon.limits import keep_quotas, quotas_of
-from dmq.daemon.opening import close_store, exporter_of, open_store
+from dmq.daemon.opening import close_store, exporter_of, open_store, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.embedded.broker import EmbeddedBroker
@@ -113,6 +113,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         own = store.clock, broker, metrics, admin, quotas
         files = _files(config, cell, stack)
         about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed)
+        stack.callback(loop.create_task(watch_disk(store), name="dmq-disk").cancel)
         server = transport_of(config, *own, files=files, front=front, options=about)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         cell.processes = server.processes
@@ -206,16 +207,12 @@ def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell, stack: As
 def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> MetricsServer | None:
     if config.metrics_listen is None:
         return None
-
-    def is_ready() -> bool:
-        return cell.state is CellState.SERVING
-
     try:
-        return start_http(metrics, config.metrics_listen, is_ready, cell.remark)
+        return start_http(metrics, config.metrics_listen, cell.is_ready, cell.remark)
     except AddressInUse as error:
         if config.metrics_listen_is_explicit:
             raise
         # Nobody asked for this port: a second daemon on the host must not fail for it.
-        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, cell.remark)
+        server = start_http(metrics, Address(config.metrics_listen.host, 0), cell.is_ready, cell.remark)
         log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
         return server

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded
-from dmq.errors import StoreBusy, StoreError
+from dmq.errors import StoreBusy, StoreError, StoreStalled
 from dmq.store.commit import Told, Unit
 from dmq.store.ops import Append, Op, Schedule
 from dmq.store.schema.index import Receipt
@@ -65,6 +65,8 @@ class Commits:
 
 
 def _not_taken(error: StoreError) -> BrokerError:
+    if isinstance(error, StoreStalled):
+        return Overloaded(str(error), limit="disk")
     if isinstance(error, StoreBusy):
         return Overloaded("the store is busy", limit="pending_sends_max")
     return BrokerUnavailable(str(error))

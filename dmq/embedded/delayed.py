@@ -151,15 +151,21 @@ class DelayedMessages:
     async def under(self, topic: str, own_keys: Sequence[str]) -> list[Meant | None]:
         """Return which message of a topic waits under each own key; ``None`` for a key that is free, durably so."""
         topic_id = self._catalog.known_topic(topic).topic_id
+        self._check_disk()
         rows = [own_key_row(topic_id, each.encode()) for each in own_keys]
         holders = [decode_key_holder(each) if each else None for each in await self._reader.values(Family.META, rows)]
         await self._commits.flush()  # what was read may not have been durable
         return [Meant(each.message_id, each.sequence) if each is not None else None for each in holders]
 
+    def _check_disk(self) -> None:
+        if obstacle := self._store.write_obstacle():
+            raise Overloaded(obstacle, limit="disk")
+
     async def _change(
         self, topic: str, meant: Sequence[Meant], change: _Change, turn: AbstractAsyncContextManager[object]
     ) -> list[Changed]:
         scope = self._catalog.known_topic(topic).topic_id
+        self._check_disk()
         changed: list[Changed] = []
         for start in range(0, len(meant), ENTRIES_PER_UNIT_MAX):
             async with turn:

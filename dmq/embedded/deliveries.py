@@ -181,8 +181,8 @@ class Deliveries:
     async def _finish(
         self, group: str, topic: str, receipt_handles: Sequence[str], sent: Sequence[Forwarded] = ()
     ) -> Sequence[Exception | None]:
-        if self._store.is_disk_full():
-            return [_full()] * len(receipt_handles)
+        if obstacle := self._store.write_obstacle():
+            return [Overloaded(obstacle, limit="disk")] * len(receipt_handles)
         try:
             found = await self._subscriptions.subscribe_known(group, topic)
         except Refused as refused:
@@ -249,8 +249,8 @@ class Deliveries:
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
-        if self._store.is_disk_full():
-            raise _full()
+        if obstacle := self._store.write_obstacle():
+            raise Overloaded(obstacle, limit="disk")
         found = await self._subscriptions.subscribe_known(group, topic)
         queue, receipt, lease, message_group = await self._lease_of(found, receipt_handle)
         now = moment(self._clock)
@@ -382,10 +382,6 @@ def _check_name(receipt: Receipt, message_id: bytes) -> None:
     """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
     if receipt.message != name_of(message_id):
         raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
-
-
-def _full() -> Overloaded:
-    return Overloaded("the disk is full: make room, then repeat it", limit="disk")
 
 
 def _retired(handle: str) -> Refused:

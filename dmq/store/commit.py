@@ -23,6 +23,7 @@ OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.store.rocks``
 _OP_BYTES = 256  # of rows, index and event beside a message
 _LOOK_FOR_ROOM_S = 0.2
+STALL_S = 3.0  # a batch that takes longer is reported as a stalled disk
 _TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # of what is sent together, about: batches are made of whole units
 
 
@@ -138,6 +139,7 @@ class Writer:
         self._is_settling = False
         self._is_closing = False
         self._failure: StoreError | None = None
+        self._began_s: float | None = None  # of the batch at the disk
         self.stats = CommitStats()
         self.observe: Callable[[int, int, float, float], None] | None = None
         self._thread = threading.Thread(target=self._run, name="dmq-commit", daemon=True)
@@ -150,6 +152,13 @@ class Writer:
     def failure(self) -> StoreError | None:
         """Why nothing more is accepted, if so."""
         return self._failure
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the batch at the disk began, or 0 while that is below ``STALL_S``."""
+        began_s = self._began_s
+        took_s = self._clock.monotonic_s() - began_s if began_s is not None else 0.0
+        return took_s if took_s >= STALL_S else 0.0
 
     @property
     def pending_ops(self) -> int:
@@ -269,11 +278,14 @@ class Writer:
     def _run(self) -> None:
         while units := self._take():
             try:
+                self._began_s = self._clock.monotonic_s()
                 self._await_room()
                 appended = self._commit(units)
             except Exception as error:  # noqa: BLE001 - whatever it was: nothing may be acknowledged after it
                 self._fail(units, error)
                 return
+            finally:
+                self._began_s = None
             self._marks.release()
             self._settle(units, appended)
 
@@ -286,6 +298,7 @@ class Writer:
             with self._wake:
                 if self._wake.wait_for(lambda: self._is_closing, _LOOK_FOR_ROOM_S):
                     return
+            self._began_s = self._clock.monotonic_s()  # a full disk is not a stalled one
 
     def _take(self) -> list[Unit]:
         """Return the next batch's units; none when closing.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -305,9 +304,9 @@ class RocksEngine:
             if active[family] + _SWITCH_LOOK_BYTES > _WRITE_BUFFER_BYTES[family]
             or end - self._switched_bytes[family] > self._wal_bytes_max
         ]
-        left = {family: active[family] for family in Family if family not in full}
-        if left and sum(left.values()) + size > self._memtable_bytes_max * 7 // 8:
-            full.append(max(left, key=lambda family: left[family]))
+        left = [family for family in Family if family not in full]
+        if left and sum(active[family] for family in left) + size > self._memtable_bytes_max * 7 // 8:
+            full.append(max(left, key=lambda family: active[family]))
         for family in full:
             self._dicts[family].flush(False)
             self._switched_bytes[family] = self._written_bytes
@@ -317,7 +316,7 @@ class RocksEngine:
     def _await_compaction(db: Rdict) -> None:
         """Return once RocksDB accepts writes without a delay, or never will."""
         while True:
-            time.sleep(_WRITE_STALL_LOOK_S)
+            threading.Event().wait(_WRITE_STALL_LOOK_S)
             stalled = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
             if not any(map(db.property_int_value, stalled)) or db.property_int_value("rocksdb.background-errors"):
                 return

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Self
 
 from broker_adapter.clock import Clock
 from broker_adapter.log import LibraryLog
-from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
+from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreStalled
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.believed import BelievedClock, ClockOptions
 from dmq.store.cell import Cell, tighten, unusable
@@ -223,6 +223,8 @@ class Store:
     def commit_async(self, ops: Sequence[Op], *, is_urgent: bool = False) -> asyncio.Future[list[Receipt]]:
         """Return a future of the attached loop. Cancelling it does not undo the write."""
         assert self._loop is not None, "attach a loop first"
+        if not is_urgent:
+            self._check_disk()
         done: asyncio.Future[list[Receipt]] = self._loop.create_future()
         self._submit_from_loop(Unit(ops, lambda unit: _resolve(done, unit), is_direct=False), is_urgent=is_urgent)
         return done
@@ -235,12 +237,15 @@ class Store:
         unit = Unit(ops, settle, is_direct=False)
         if is_urgent:
             self._submit_from_loop(unit, is_urgent=True)
-        elif self._writer.gather(unit):
+            return
+        self._check_disk()
+        if self._writer.gather(unit):
             assert self._loop is not None, "attach a loop first"
             self._loop.call_soon(self._writer.hand_over)
 
     def commit_one(self, op: Schedule | Append, told: Told) -> None:
         """As ``commit_then``, of a message that is sent alone: together with others of this turn of the loop."""
+        self._check_disk()
         if self._writer.gather_one(op, told):
             assert self._loop is not None, "attach a loop first"
             self._loop.call_soon(self._writer.hand_over)
@@ -426,6 +431,21 @@ class Store:
     def is_disk_full(self) -> bool:
         """Say whether nothing more is written until there is room; looks at most every 50 ms while there is plenty."""
         return self.is_disk_low() and self._disk is not None and not self._disk.has_room(_SMALL_BYTES)
+
+    @property
+    def stalled_s(self) -> float:
+        """As ``Writer.stalled_s``."""
+        return self._writer.stalled_s
+
+    def write_obstacle(self) -> str:
+        """Return why a write would wait without a known end: the disk stalls, or is full. Empty: it would not."""
+        if stalled_s := self._writer.stalled_s:
+            return f"the disk stalls: a write has taken {stalled_s:.0f} s, repeat it later"
+        return "the disk is full: make room, then repeat it" if self.is_disk_full() else ""
+
+    def _check_disk(self) -> None:
+        if obstacle := self.write_obstacle():
+            raise StoreStalled(obstacle)
 
     def checkpoint(self, path: Path) -> None:
         """Copy the store as it is between two batches to ``path``, a new name on the same file system, by hard links.

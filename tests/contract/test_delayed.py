@@ -15,6 +15,7 @@ from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.embedded import delayed
 from dmq.embedded.delayed import Changed, Meant, Outcome
 from dmq.store.believed import ClockOptions
+from dmq.store.commit import STALL_S
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.store import StoreOptions
 
@@ -219,6 +220,36 @@ async def test_what_must_not_be_is_refused(rig: EmbeddedRig) -> None:
         with pytest.raises(Overloaded, match="disk"):
             await broker.fire(TOPIC, named("m"))
         assert await broker.cancel(TOPIC, named("m")) == [(Outcome.DONE, now_ms)]
+
+
+@pytest.mark.parametrize("obstacle", ["the disk is full", "the disk stalls"])
+def test_a_change_is_refused_at_once_where_nothing_can_be_written(tmp_path: Path, obstacle: str) -> None:
+    """With no room at all, or a stalled disk, each kind of change answers ``Overloaded`` with the reason."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await sent(rig, "m")
+        broker, at_ms = rig.broker.delayed, rig.clock.now_ms() + LATER_MS
+        with pytest.MonkeyPatch.context() as patch:
+            if obstacle == "the disk is full":
+                patch.setattr(rig.store, "is_disk_full", lambda: True)
+            else:
+                rig.store.writer._began_s = rig.clock.monotonic_s()  # as while a batch is at the disk
+                rig.clock.advance(round(STALL_S * 1000))
+            changes = (
+                broker.reschedule(TOPIC, named("m"), at_ms),
+                broker.cancel(TOPIC, named("m")),
+                broker.fire(TOPIC, named("m")),
+                broker.under(TOPIC, ["key"]),
+            )
+            for change in changes:
+                with pytest.raises(Overloaded, match=obstacle):
+                    await change
+            with pytest.raises(Overloaded, match=obstacle):
+                await rig.broker.send([an_envelope("m-2")])
+        rig.store.writer._began_s = None
+        assert [each.outcome for each in await broker.cancel(TOPIC, named("m"))] == [Outcome.DONE]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
 
 
 def test_a_change_in_doubt_is_told_when_it_is_repeated(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ When a naive half fails after an upgrade of rocksdict, the trap is gone: read it
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -280,6 +282,62 @@ def test_a_slow_sync_stops_no_other_thread(tmp_path: Path) -> None:
     assert any(each <= 2 for each in beats("naive", 1))
     assert any(each >= 10 for each in beats("ours", 0))
     assert "s" in shim.syncs(), "the shim saw the syncs"
+
+
+def test_a_write_stall_stops_no_other_thread(tmp_path: Path) -> None:
+    """RocksDB would wait for a compaction within ``write``; ours waits outside of it, and writes once it is over."""
+    engine = RocksEngine(tmp_path / "db")
+    rows = engine._dicts[Family.TIMELINE]
+    rows.set_options({"level0_stop_writes_trigger": "1", "level0_slowdown_writes_trigger": "1"})
+    engine.write(batch_of(1))
+    rows.flush(True)
+    assert rows.property_int_value("rocksdb.is-write-stopped")
+    writer = threading.Thread(target=engine.write, args=(batch_of(2),))
+    writer.start()
+    writer.join(0.1)
+    assert writer.is_alive(), "the test needs a write that waits, and this thread runs"
+    rows.set_options({"level0_stop_writes_trigger": "100", "level0_slowdown_writes_trigger": "100"})
+    writer.join()
+    assert engine.get_many(Family.TIMELINE, [row_key(2)]) == [row(2)]
+    engine.close()
+
+
+def test_a_checkpoint_has_whole_batches_though_the_log_is_flushed_later(tmp_path: Path) -> None:
+    """Batches of two families that are written during checkpoints, and not flushed, are in each one whole or not."""
+    engine = RocksEngine(tmp_path / "db")
+    is_over = threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            batch = Batch()
+            batch.puts += [(family, row_key(number), row(number)) for family in (Family.META, Family.TIMELINE)]
+            engine.write(batch)
+            if is_over.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    copies = [tmp_path / f"copy-{number}" for number in range(10)]
+    try:
+        for copy in copies:
+            engine.checkpoint(copy)
+    finally:
+        is_over.set()
+        writer.join()
+        engine.close()
+    for copy in copies:
+        copied = RocksEngine(copy)
+        assert all_rows(copied, Family.META) == all_rows(copied, Family.TIMELINE)
+        copied.close()
+
+
+def test_a_killed_process_leaves_whole_batches_though_one_family_was_in_a_table(tmp_path: Path) -> None:
+    """A table is written after its log: the rows of a batch in the other family are recovered from that."""
+    run_driver("table_before_log", tmp_path / "db", "100")
+    engine = RocksEngine(tmp_path / "db")
+    assert all_rows(engine, Family.META) == all_rows(engine, Family.TIMELINE)
+    assert len(all_rows(engine, Family.META)) == 100
+    engine.close()
 
 
 # -- errors are text ---------------------------------------------------------------------------------------------------

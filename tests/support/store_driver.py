@@ -86,6 +86,17 @@ def fill_two_logs(directory: Path, count: str) -> None:
     die()
 
 
+def table_before_log(directory: Path, count: str) -> None:
+    """Write rows of two families without a flush of the log, have one family written into a table, and die."""
+    engine = RocksEngine(directory)
+    for number in range(int(count)):
+        batch = batch_of(number)
+        batch.puts += batch_of(number, Family.META).puts
+        engine.write(batch)
+    engine._dicts[Family.META].flush(True)
+    die()
+
+
 def commit(directory: Path, argument: str) -> None:
     """Commit messages one by one; say ``OK <token>`` after each. Argument: durability, count."""
     durability, count = argument.split(",")
@@ -405,6 +416,7 @@ _ALL = {
     for each in (
         fill,
         fill_two_logs,
+        table_before_log,
         commit,
         fail_syncs,
         keep_the_gil,
