@@ -221,12 +221,13 @@ print(len(engine.scan(Family.TIMELINE, b"", b"\\xff" * 17, limit=10**6).rows), f
 
 
 def test_another_process_reads_what_was_there_when_it_opened(tmp_path: Path) -> None:
-    """Rows in tables and in the log, synced or not; it keeps them when the tables and the log are gone."""
+    """Rows in tables and in the flushed log; it keeps them when the tables and the log are gone."""
     engine = RocksEngine(tmp_path / "db")
     engine.write(put_batch(*((Family.TIMELINE, row_key(number), row(number)) for number in range(500))))
     engine.reclaim(Family.TIMELINE, [])  # into a table
     first = engine.oldest_log()
     engine.write(put_batch(*((Family.TIMELINE, row_key(number), row(number)) for number in range(500, 700))))
+    engine.flush()
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(tmp_path / "db"), str(tmp_path / "log")],
         stdin=subprocess.PIPE,
