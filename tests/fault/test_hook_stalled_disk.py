@@ -179,6 +179,22 @@ def test_a_send_that_failed_returns_though_it_cannot_be_kept_and_is_sent_once(ri
     assert rig.sent_later(1) == [b"1"]
 
 
+def test_a_send_to_a_destination_that_is_away_stays_in_doubt_though_its_attempt_failed(rig: Rig) -> None:
+    """It was to be kept, which is in doubt, and was then attempted: the outcome is in doubt, and it is sent once."""
+    rig.hook._sender.calls.threads._limit = 1  # so that the second put is not asked: the first one has the thread
+    rig.fail_next(*[AWAY] * 100)
+    kept = 1
+    while rig.hook.send("t", b"before").reason != "its destination is away":  # type: ignore[union-attr]
+        kept += 1
+    rig.clock.advance(60_000)  # an attempt is due, if nothing can be kept
+    rig.stall()
+    outcome = rig.hook.send("t", b"in doubt")
+    assert isinstance(outcome, Rejected)
+    assert outcome.is_uncertain
+    rig.producer._script.clear()
+    assert rig.sent_later(kept + 1).count(b"in doubt") == 1
+
+
 def test_a_send_that_is_repeated_with_its_uid_is_kept_once(rig: Rig) -> None:
     """Who was left in doubt and sends again gives the uid of the outcome, and the spool knows it."""
     rig.fail_next(AWAY, AWAY)
