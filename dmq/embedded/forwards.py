@@ -7,8 +7,9 @@ happens to the cluster costs an attempt. After a kill what was on its way is han
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import Refused, Rule
@@ -22,10 +23,11 @@ from dmq.embedded.names import FORWARDER_GROUP
 from dmq.embedded.queue_log import Place
 from dmq.embedded.receipt import read_handle
 from dmq.embedded.subscription import Subscription
-from dmq.store.ops import Emit, Put
+from dmq.store.ops import Delete, Emit, Put
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.index import Receipt
-from dmq.store.schema.keys import META_BORDER, Family
+from dmq.store.schema.keys import META_BORDER, Family, bound_key, pack_u64, unpack_u64
+from dmq.store.store import Store
 
 _LEASE_MS = 100 * 366 * 86_400_000
 _REDRIVEN = retry_topic(FORWARDER_GROUP)
@@ -37,6 +39,13 @@ class Doubt(Enum):
     NOTHING = 0
     IN_FLIGHT = 1  # the run before was killed
     ALL = 2  # this is a copy of the store that they ran on
+
+
+class QueueState(NamedTuple):
+    """What a queue held when this run began, before any message of this run."""
+
+    end: int
+    bound: int | None  # below it messages may have been forwarded; None: all of the queue
 
 
 class Forwards:
@@ -103,9 +112,43 @@ class Forwards:
         self._catalog.known_topic(topic)
         await self._subscriptions.subscribe(FORWARDER_GROUP, topic)
 
-    def ends(self, topic: str) -> dict[Place, int]:
-        """Return the end of each queue of a topic, as far as it was looked at, those of redriven letters included."""
-        return {Place(each.topic_id, each.queue_id): each.end for each in self._queues(topic)}
+    def places(self, topic: str) -> list[Place]:
+        """Return the queues of a topic, the queue of its redriven dead letters included."""
+        known = self._names.topics.get(topic)
+        if known is None:
+            return []
+        lane = self._names.lanes.get((self._names.forwarder_id, known.topic_id))
+        queues = [Place(known.topic_id, number) for number in range(known.queues)]
+        return queues if lane is None else [*queues, Place(lane.topic_id, 0)]
+
+    async def states(self, topics: Iterable[str]) -> dict[Place, QueueState]:
+        """Return the state of each queue of these topics as it is on disk."""
+        places = [place for topic in topics for place in self.places(topic)]
+
+        def read(store: Store) -> dict[Place, QueueState]:
+            bounds = store.get_many(Family.META, [bound_key(*place) for place in places])
+            return {
+                place: QueueState(store.queue_end(*place), None if bound is None else unpack_u64(bound))
+                for place, bound in zip(places, bounds, strict=True)
+            }
+
+        return await self._reader.run(read)
+
+    def bound(self, bounds: Mapping[Place, int | None]) -> asyncio.Future[list[Receipt]]:
+        """Store below which offset messages of a queue may have been forwarded; ``None`` removes the bound.
+
+        The bound holds once the result is ``durable``. Raises if the store is ending or busy.
+        """
+        done = self._commits.submit(
+            [
+                Delete(Family.META, bound_key(*place))
+                if bound is None
+                else Put(Family.META, bound_key(*place), pack_u64(bound))
+                for place, bound in bounds.items()
+            ]
+        )
+        done.add_done_callback(look_at)
+        return done
 
     def floors(self, topic: str) -> dict[Place, int]:
         """Return below which offset each queue is finished."""

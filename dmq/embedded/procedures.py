@@ -195,7 +195,11 @@ class Procedures:
             left = [Subscription(group.group_id, topic) for group in groups]
             await self._commit([_progress_erased(NO_GROUP, topic.topic_id, number) for number in range(topic.queues)])
             await self._commit(
-                [Delete(Family.META, keys.begin_key(topic.topic_id, each)) for each in range(topic.queues)]
+                [
+                    Delete(Family.META, key_of(topic.topic_id, each))
+                    for key_of in (keys.begin_key, keys.bound_key)
+                    for each in range(topic.queues)
+                ]
             )
             await self._commit(
                 [Delete(Family.META, keys.reset_key(group.group_id, topic.topic_id)) for group in groups]
@@ -226,7 +230,7 @@ class Procedures:
         for key in names.lanes_of(procedure.topic_id or procedure.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
-            ops.append(Delete(Family.META, keys.begin_key(lane.topic_id, 0)))
+            ops += [Delete(Family.META, key_of(lane.topic_id, 0)) for key_of in (keys.begin_key, keys.bound_key)]
             ops.append(_progress_erased(key[0], lane.topic_id, 0))
             ops += [*names.drop_lane(key), CloseLedger(lane.topic_id)]
         await self._commit([*ops, *ledgers])

@@ -13,9 +13,10 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Refused
 from broker_adapter.limits import TOPICS_MAX
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.forwards import Doubt, Forwards
+from dmq.embedded.forwards import Doubt, Forwards, QueueState
 from dmq.embedded.queue_log import Place
 from dmq.errors import StoreError
+from dmq.forwarder.bounds import Bounds
 from dmq.forwarder.lane import TOGETHER_MAX, Lane, Totals
 from dmq.forwarder.reach import Reach
 from dmq.forwarder.suspects import Suspects
@@ -48,16 +49,22 @@ class Forwarder:
         self._in_flight_max = in_flight_max
         self._reach = Reach()
         self._doubt = Doubt.NOTHING
+        self._states: Mapping[Place, QueueState] = {}  # when this run began
         self._opened_at_ms = clock.now_ms()
         self._to_look_at: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin; what lies here from before is found in the background."""
+        """Begin; what lies here from before is found in the background.
+
+        To be called before the scheduler hands messages over: what is in the queues by then is from earlier runs.
+        """
         self._doubt = await self._forwards.open()
         if self._doubt is not Doubt.NOTHING:
             log.warning("forwarding_in_doubt", of=self._doubt.name.lower())
-        self._to_look_at = set(self._forwards.topics())
+        topics = self._forwards.topics()
+        self._states = await self._forwards.states(topics)
+        self._to_look_at = set(topics)
         self._broker.on_appended = self._grown
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="dmq-forwarder")
 
@@ -84,14 +91,23 @@ class Forwarder:
                 self.totals,
                 reach=self._reach,
                 in_flight_max=self._in_flight_max,
-                suspects=self._suspects({}),
+                suspects=self._suspects(topic),
+                bounds=Bounds({place: each.bound for place, each in self._of(topic) if each.bound is not None}),
             )
         return lane
 
-    def _suspects(self, ends: Mapping[Place, int]) -> Suspects:
+    def _of(self, topic: str) -> list[tuple[Place, QueueState]]:
+        places = self._forwards.places(topic)
+        return [(place, self._states[place]) for place in places if place in self._states]
+
+    def _suspects(self, topic: str) -> Suspects:
+        has_bounds = self._doubt is Doubt.IN_FLIGHT  # the bounds of a copy tell nothing of the original
         return Suspects(
             self._doubt,
-            ends,
+            {
+                place: min(each.end, each.bound) if has_bounds and each.bound is not None else each.end
+                for place, each in self._of(topic)
+            },
             opened_at_ms=self._opened_at_ms,
             in_flight_max=self._in_flight_max,
             together_max=TOGETHER_MAX,
@@ -142,9 +158,7 @@ class Forwarder:
                 break
         self._to_look_at.discard(topic)  # and nothing is awaited from here on
         if self._forwards.has_more(topic):
-            lane = self.lane(topic)
-            lane.suspects = self._suspects(self._forwards.ends(topic))
-            lane.grown()
+            self.lane(topic).grown()
 
     def _grown(self, appended: Appended) -> None:
         for topic_id, _ in appended:

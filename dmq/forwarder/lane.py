@@ -29,7 +29,9 @@ from broker_adapter.message import Delivery, Envelope, MessageType, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.forwards import Forwards
+from dmq.embedded.queue_log import Place
 from dmq.errors import StoreError
+from dmq.forwarder.bounds import Bounds
 from dmq.forwarder.gate import Gate
 from dmq.forwarder.reach import Reach
 from dmq.forwarder.suspects import Suspects
@@ -72,10 +74,13 @@ class Lane:
         reach: Reach,
         in_flight_max: int,
         suspects: Suspects,
+        bounds: Bounds,
     ) -> None:
         self.topic = topic
         self.suspects = suspects  # what earlier runs may have sent
         self.gate = Gate(clock)
+        self._bounds = bounds
+        self._raising = asyncio.Lock()
         self.in_flight = 0
         self._forwards = forwards
         self._cluster = cluster
@@ -197,6 +202,8 @@ class Lane:
         """Send messages in one call, again and again, until it is known what became of them."""
         times = failures = 0
         while True:
+            if not (self._reach.is_there and self.gate.is_open):
+                self._lower_bounds()
             await self._reach.wait()
             if self._is_closing:  # nor does what comes behind it in its message group go
                 raise asyncio.CancelledError
@@ -213,6 +220,7 @@ class Lane:
                 if len(load) > 1 and envelopes[0].deliver_at_ms:  # a cluster takes these one by one
                     self.gate.void(is_probe=is_probe)
                     return await self._split(load)
+                await self._raise_bounds(load)
                 times += 1
                 receipts = await self._send(load, envelopes, times)
             except Refused as refused:
@@ -243,6 +251,27 @@ class Lane:
                 self.gate.error = ""  # whatever it was, it is no trouble any more
                 self._fails_no_more()
         return held
+
+    def _lower_bounds(self) -> None:
+        """Store how far sending has begun, so that a kill leaves no doubt about messages that wait for the cluster."""
+        lower = self._bounds.lowered({place: self.suspects.end(place) for place in self._forwards.places(self.topic)})
+        if lower:
+            with suppress(BrokerError):  # the store is busy or ending
+                _ = self._forwards.bound(lower)  # nothing waits for it: until then more is in doubt than need be
+                self._bounds.were_lowered(lower)
+
+    async def _raise_bounds(self, load: Sequence[Delivery]) -> None:
+        """Return once no bound says of these messages that they were not sent."""
+        messages: list[tuple[Place, int]] = [(self._forwards.place_of(each), each.queue_offset) for each in load]
+        self._bounds.begin(messages)
+        if not self._bounds.exceeded(messages):
+            return
+        async with self._raising:
+            while places := self._bounds.exceeded(messages):
+                version = self._bounds.version
+                higher = self._bounds.raised(places, is_sending=self.gate.is_open)
+                await self._forwards.durable(self._forwards.bound(higher))
+                self._bounds.were_raised(higher, version)
 
     async def _split(self, load: Sequence[Delivery]) -> None:
         await asyncio.gather(*(self._carry([each]) for each in load))

@@ -1,9 +1,10 @@
-"""What an earlier run may have sent without marking it as forwarded. Pure.
+"""Messages that an earlier run may have sent without marking them as forwarded. Pure.
 
-after a kill    what was in flight: at the front of what is not finished in each queue, and of each message group there
-in a copy       all that was there, or was due, when it was opened: the original may have sent it since it was copied
+after a kill    those that were in flight: at the front of the unfinished ones in each queue, and of each message group,
+                below the queue's bound and its end when this run began
+in a copy       all that the copy held, or that were due, when it was opened: the original may have sent them since
 
-More is suspected than was sent, never less: what is told of it is that the cluster may have it.
+More messages are suspected than were sent, never fewer. A message that became due while no run was alive is not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Suspects:
     def __init__(
         self, doubt: Doubt, ends: Mapping[Place, int], *, opened_at_ms: int, in_flight_max: int, together_max: int
     ) -> None:
-        """``ends`` of its queues when this run began; at most ``together_max`` of a message group were in flight."""
+        """``ends`` of its queues when this run began, or their bounds if these are lower.
+
+        At most ``together_max`` messages of a message group were in flight.
+        """
         self._is_copy = doubt is Doubt.ALL
         self._opened_at_ms = opened_at_ms
         # Those in flight, and the first of message groups whose turn had come.
@@ -56,6 +60,11 @@ class Suspects:
             return False
         front.left -= 1
         return True
+
+    def end(self, place: Place) -> int:
+        """Return the offset below which messages of a queue are suspected."""
+        front = self._fronts.get(place)
+        return front.end if front is not None else 0
 
     def are_left(self, floors: Mapping[Place, int]) -> bool:
         """Say whether some were not sent again yet, of a topic that is finished below ``floors``."""

@@ -111,6 +111,75 @@ async def test_after_a_kill_what_may_be_there_twice_is_told(rig: LanesRig) -> No
 
 
 @with_lanes
+async def test_a_message_that_became_due_after_a_kill_is_not_in_doubt(rig: LanesRig) -> None:
+    """Messages that were still pending at the kill were never sent, also if the next run finds them overdue."""
+    await rig.keep("sent")
+    await rig.forwarded("sent")
+    ids = [f"m-{number}" for number in range(200)]
+    await rig.keep(*ids, deliver_at_ms=rig.clock.now_ms() + 15_000)
+    await rig.restart(End.KILL, down_ms=60_000)
+    await rig.settle()  # before the forwarder has read what the queues hold
+    await rig.forwarded(*ids)
+    assert not rig.told(EventKind.FORWARD_IN_DOUBT)
+
+
+@pytest.mark.parametrize("way", ["unreachable", "no answer"])
+def test_a_message_kept_while_the_cluster_was_away_is_not_in_doubt_after_a_kill(way: str, tmp_path: Path) -> None:
+    """Only messages whose sending began are in doubt: after one kill and after another, and after a clean stop."""
+
+    async def scenario(rig: LanesRig) -> None:
+        await rig.keep("sent")
+        await rig.forwarded("sent")
+        await keeps_while_away(rig, way, "a")
+        tried = {each for call in rig.cluster.calls for each in call}
+        await rig.restart(End.KILL)
+        await keeps_while_away(rig, way, "b")
+        tried |= {each for call in rig.cluster.calls for each in call}
+        await rig.restart(End.KILL)
+        rig.cluster.answer = rig.cluster.ok
+        await rig.forwarded(*(f"{run}-{number}" for run in "ab" for number in range(200)))
+        told = rig.told(EventKind.FORWARD_IN_DOUBT).keys()
+        assert told <= tried
+        rig.cluster.calls.clear()
+        await rig.restart(End.CLOSE)
+        await keeps_while_away(rig, way, "c")
+        tried |= {each for call in rig.cluster.calls for each in call}
+        await rig.restart(End.POWER_LOSS)
+        rig.cluster.answer = rig.cluster.ok
+        await rig.forwarded(*(f"c-{number}" for number in range(200)))
+        assert rig.told(EventKind.FORWARD_IN_DOUBT).keys() <= tried
+
+    asyncio.run(play(LanesRig(tmp_path), scenario))
+
+
+async def keeps_while_away(rig: LanesRig, way: str, run: str) -> None:
+    """Keep 200 messages while the cluster takes none, and return once the lane stopped sending, durable."""
+    if way == "unreachable":
+        rig.forwarder.away()
+    else:
+        rig.cluster.says(NO_ANSWER)
+    lane_of = rig.forwarder.lane(TOPIC)
+    await rig.broker.send([an_envelope(f"{run}-{number}") for number in range(6)])  # enough for the breaker to open
+    await until(lambda: lane_of.in_flight > 0 and not (lane_of.gate.is_open and rig.forwarder._reach.is_there))
+    await rig.keep(*(f"{run}-{number}" for number in range(6, 200)))
+    await rig.store.commit_async([])
+
+
+@with_lanes
+async def test_messages_sent_after_an_outage_are_in_doubt_after_a_kill(rig: LanesRig) -> None:
+    """A bound that was stored while the cluster was away is raised, durably, before anything beyond it is sent."""
+    await keeps_while_away(rig, "unreachable", "a")
+    is_silent(rig)
+    rig.forwarder.back()
+    await rig.cluster.until(lambda: rig.cluster.taken)
+    before = set(rig.cluster.taken)
+    rig.cluster.answer = rig.cluster.ok
+    await rig.restart(End.POWER_LOSS)
+    await rig.forwarded(*(f"a-{number}" for number in range(200)))
+    assert before <= rig.told(EventKind.FORWARD_IN_DOUBT).keys()
+
+
+@with_lanes
 async def test_a_letter_that_was_sent_again_before_a_kill_is_told(rig: LanesRig) -> None:
     """It lies in a queue of its own, and may be at the cluster as well."""
     rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"))
@@ -352,6 +421,10 @@ async def one_history(rig: LanesRig, rng: Random) -> None:
 
     for _ in range(6):
         rig.cluster.answer = answer
+        if rng.random() < 0.3:
+            rig.forwarder.away()
+            await some_are_kept(rig, rng, sent)
+            rig.forwarder.back()
         await some_are_kept(rig, rng, sent)
         end = rng.choice((End.KILL, End.KILL, End.POWER_LOSS, End.CLOSE))
         if end is not End.CLOSE:

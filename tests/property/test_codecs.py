@@ -180,6 +180,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "job": keys.job_key(job),
         "activity": keys.activity_key(job),
         "begin": keys.begin_key(name, 1),
+        "bound": keys.bound_key(name, 1),
         "procedure": keys.procedure_key(name, scope),
         "reset": keys.reset_key(name, scope),
         "spool total": keys.spool_total_key(name),

@@ -752,6 +752,7 @@ def meta() -> list[Case]:
         *_orders(),
         *_schedules(),
         Case("begin", keys.begin_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
+        Case("bound", keys.bound_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case(
             "ledger",
             keys.META_LEDGER + pack_pair(TOPIC, GROUP),

@@ -67,6 +67,7 @@ META_NAME = b"n"  # a topic, a group or a lane
 META_SETTINGS = b"p"  # of a topic or a group
 META_HOLDS = b"h"  # what kinds of messages a topic took
 META_BEGIN = b"b"  # where a queue begins, once something was removed from its front
+META_BOUND = b"f"  # the offset below which forwarding may have begun, of a queue that is not being forwarded
 META_PROCEDURE = b"k"  # what an operator ordered and takes many units
 META_RESET = b"e"  # the last epoch before a group was reset on a topic: handles up to it are void
 META_JOB = b"j"  # on dead letters
@@ -265,6 +266,11 @@ def holds_key(topic_id: int) -> bytes:
 def begin_key(topic_id: int, queue_id: int) -> bytes:
     """Return the meta key of where a queue begins, once something was removed from its front."""
     return META_BEGIN + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
+
+
+def bound_key(topic_id: int, queue_id: int) -> bytes:
+    """Return the meta key of the offset below which messages of a queue may have been forwarded."""
+    return META_BOUND + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
 
 
 def queue_of_begin(key: bytes) -> tuple[int, int]:
