@@ -62,6 +62,7 @@ _LATE_S = 12.0
 TIMERS_FROM_VERSION = 413  # 5.0.0; older brokers ignore delivery times
 _Found = TypeVar("_Found")
 _LOOK_S = 1.0
+_LOOK_AT_ALL_EVERY = 5  # looks
 _NOBODY_TEXT = "no consumer for this group"  # it has no code of its own
 
 
@@ -87,6 +88,7 @@ class RemotingBroker:
         self._reach = Reach(told)
         self._calls = Calls(options, on_request=self._asked, greeting=self._greeting, on_answer=self._reach.answered)
         self._keys = unique_keys()
+        self._looks = 0
         self._listener: Listener | None = None
         self._heartbeat = b""  # the last one
         self._filters: dict[tuple[str, str], tuple[Filter, int]] = {}  # by group and topic, as told; with its version
@@ -108,8 +110,11 @@ class RemotingBroker:
     @property
     def is_away(self) -> bool:
         """Whether no master of the cluster answers, as far as they are known."""
-        masters = [each[MASTER] for each in self._calls.brokers.values() if MASTER in each]
-        return self._reach.is_away(masters, self._calls.names)
+        return self._reach.is_away(self._masters, self._calls.names)
+
+    @property
+    def _masters(self) -> list[str]:
+        return [each[MASTER] for each in self._calls.brokers.values() if MASTER in each]
 
     @property
     def errors(self) -> Mapping[str, str]:
@@ -119,21 +124,30 @@ class RemotingBroker:
     async def look(self) -> None:
         """Ask those that do not answer whether they do now; one that has not for an hour is forgotten.
 
-        As long as nothing of the cluster is known its name servers are asked.
+        Every few looks all name servers and masters are asked, so that an idle client notices an outage. As long as
+        no broker is known the name servers are asked each time.
         """
-        unseen = () if self._calls.brokers else self._calls.names
-        await asyncio.gather(*(self._look_at(each) for each in {*self._reach.errors, *unseen}))
+        looks_at_all = self._looks % _LOOK_AT_ALL_EVERY == 0
+        self._looks += 1
+        names = self._calls.names if looks_at_all or not self._calls.brokers else ()
+        masters = self._masters if looks_at_all else ()
+        await asyncio.gather(*(self._look_at(each) for each in {*self._reach.errors, *names, *masters}))
 
     async def _look_at(self, address: str) -> None:
         is_name_server = address in self._calls.names
-        if self._reach.looked(address) and not is_name_server:
+        is_silent = address in self._reach.errors
+        if is_silent and self._reach.looked(address) and not is_name_server:
             self._reach.forget(address)
             self._calls.forget(address)
             return
         body = b"" if is_name_server else self._heartbeat or heartbeat_body(self._client_id, (), (), self._version_of)
+        timeout_s = _LOOK_S if is_silent else None  # a busy one that answered so far is given the usual time
         operation = Operation.CLUSTER if is_name_server else Operation.HEARTBEAT
         with suppress(BrokerUnavailable):
-            await self._calls.ask(address, operation, {}, body, accepted=None, timeout_s=_LOOK_S)
+            answer = await self._calls.ask(address, operation, {}, body, accepted=None, timeout_s=timeout_s)
+            if is_name_server:
+                why = f"{address} answers code {answer.code} to a request that every name server serves"
+                self._reach.judged(address, "" if answer.code == Result.OK else why)
 
     # -- who is where ----------------------------------------------------------------------------------------
 

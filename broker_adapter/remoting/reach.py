@@ -14,6 +14,7 @@ class Reach:
         self._told = told
         self._errors: dict[str, str] = {}
         self._looks: dict[str, int] = {}
+        self._misplaced: set[str] = set()  # they answer, but are not what they were configured as
 
     @property
     def errors(self) -> Mapping[str, str]:
@@ -22,6 +23,8 @@ class Reach:
 
     def answered(self, address: str, why: str) -> None:
         """Note a call: ``why`` there was no answer, empty if there was one."""
+        if not why and address in self._misplaced:
+            return
         was_well = address not in self._errors
         if why:
             self._errors[address] = why
@@ -30,6 +33,14 @@ class Reach:
         elif not was_well:
             self.forget(address)
             self._told("broker_returned", address=address)
+
+    def judged(self, address: str, why: str) -> None:
+        """Note ``why`` an address that answers cannot be used, empty if it can."""
+        if why:
+            self._misplaced.add(address)
+        else:
+            self._misplaced.discard(address)
+        self.answered(address, why)
 
     def is_away(self, brokers: Collection[str], names: Collection[str]) -> bool:
         """Say whether none of the brokers answers; of a cluster that was never seen, none of its name servers."""
@@ -41,6 +52,6 @@ class Reach:
         return self._looks[address] >= FORGOTTEN_AFTER_LOOKS
 
     def forget(self, address: str) -> None:
-        """Say nothing of an address any more."""
+        """Remove all that is known of an address."""
         self._errors.pop(address, None)
         self._looks.pop(address, None)

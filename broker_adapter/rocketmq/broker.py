@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -89,13 +89,17 @@ class RocketMQBroker:
         self._gathered: dict[str, Gathered] = {}  # by topic, while something of it is under way
         self._polls: dict[_Asked, Polls] = {}  # by what receives ask for
         self._checker: Checker | None = None
-        self._beating = asyncio.ensure_future(self._beat())
+        self._background = [asyncio.ensure_future(self._beat())]
+
+    def watch(self) -> None:
+        """Notice also while nothing is called whether the proxies answer: connects at once. Call it once."""
+        self._background.append(asyncio.ensure_future(self.proxies.watch()))
 
     async def close(self) -> None:
         """Say goodbye to the cluster and close all connections."""
-        self._beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._beating
+        for each in self._background:
+            each.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         for key in list(self._consumers):
             await self._end_session(key)
         for gathered in list(self._gathered.values()):

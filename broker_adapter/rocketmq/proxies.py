@@ -36,6 +36,7 @@ _CHANNEL_OPTIONS = (
 )
 _PROBE_EVERY_S = 1.0
 _PROBE_MS = 1_000
+_WATCH_EVERY_S = 5.0
 _PROBE_SHARE = 4  # one that keeps a probe waiting is asked less often: gRPC connects again and again meanwhile
 
 
@@ -73,6 +74,7 @@ class Proxy:
         self.address = address
         self.is_isolated = False
         self.error = ""  # why it is left alone
+        self.answered_s = float("-inf")  # when it answered last, monotonic
         self.probing: asyncio.Task[None] | None = None
         self.channel = channel
         self._calls: dict[str, Callable[..., Any]] = {}
@@ -213,9 +215,26 @@ class Proxies:
         return found
 
     def _well(self, proxy: Proxy) -> None:
+        proxy.answered_s = self._clock.monotonic_s()
         if proxy.is_isolated:
             proxy.is_isolated, proxy.error = False, ""
             self.log("proxy_returned", address=proxy.address)
+
+    async def watch(self) -> None:
+        """Call every proxy that was idle for a few seconds, at once and again and again, so that an outage is noticed.
+
+        Never returns. A proxy that does not answer within the time of a request is isolated, as after any call.
+        """
+        while True:
+            known = dict.fromkeys([*self.options.endpoints, *self._proxies])
+            idle_since_s = self._clock.monotonic_s() - _WATCH_EVERY_S
+            idle = [each for each in map(self.at, known) if not each.is_isolated and each.answered_s <= idle_since_s]
+            await asyncio.gather(*map(self._greet, idle))
+            await asyncio.sleep(_WATCH_EVERY_S)
+
+    async def _greet(self, proxy: Proxy) -> None:
+        with suppress(BrokerError):
+            await self.ask(proxy, "Heartbeat", wire.HeartbeatRequest(client_type=wire.PRODUCER), "probe")
 
     async def _probe(self, proxy: Proxy) -> None:
         """Ask an isolated one for a sign of life, until it gives one."""

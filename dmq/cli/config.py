@@ -26,18 +26,22 @@ Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
 @with_output
 @with_settings
 def check(session: Session, given: Given) -> None:
-    """Check all that can be before a start, and touch nothing; exit with 2 for a wrong setting, 1 for the rest."""
+    """Check all that can be before a start, and call the cluster; exit with 2 for a wrong setting, 1 for the rest."""
     config, _ = _loaded(given)
     from broker_adapter.clock import SystemClock
-    from dmq.daemon.checks import problems_of
+    from dmq.daemon.checks import cluster_report, problems_of
     from dmq.store.cell import holder_of
 
-    problems, holder = problems_of(config, SystemClock()), holder_of(config.data)
+    clock = SystemClock()
+    cluster, wrong = cluster_report(config, clock)
+    problems, holder = [*problems_of(config, clock), *wrong], holder_of(config.data)
     if session.as_json:
-        out.show_json({"is_good": not problems, "problems": problems, "pid": holder})
+        out.show_json({"is_good": not problems, "problems": problems, "pid": holder, "cluster": cluster})
     else:
         if holder is not None:
             typer.echo(f"a daemon runs on {config.data} (pid {holder}): its ports are not checked", err=True)
+        for line in cluster:
+            typer.echo(line)
         typer.echo("\n".join(problems) or "a daemon can start with these settings")
     if problems:
         raise typer.Exit(ExitCode.FAILURE)

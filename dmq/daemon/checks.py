@@ -6,6 +6,7 @@ its store each time, and leave an event and a snapshot each time.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -42,6 +43,34 @@ def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
     if holder_of(config.data) is None:
         checks += _of_addresses(config)
     return _found(checks)
+
+
+def cluster_report(config: DaemonConfig, clock: Clock) -> tuple[list[str], list[str]]:
+    """Call each address of the cluster, within seconds; return what answered, and what is wrong, a line each.
+
+    An address that does not answer is wrong only if none does: a daemon needs one.
+    """
+    if config.broker == "embedded":
+        return [], []
+    from dmq.daemon.cluster_kind import ServerKind, kind_of, misplaced  # gRPC's client is loaded for a cluster only
+
+    addresses = [str(each) for each in config.endpoints or config.namesrv]
+
+    async def ask() -> list[ServerKind | BaseException]:
+        return await asyncio.gather(*(kind_of(each, config, clock) for each in addresses), return_exceptions=True)
+
+    found = dict(zip(addresses, asyncio.run(ask()), strict=True))
+    silent = [each for each, kind in found.items() if kind is ServerKind.NONE]
+    answered = [f"cluster: {each} is {kind.value}" for each, kind in found.items() if isinstance(kind, ServerKind)]
+    wrong = [
+        f"cluster: {each}: {misplaced(kind, config.broker)}"
+        for each, kind in found.items()
+        if isinstance(kind, ServerKind) and kind is not ServerKind.NONE and misplaced(kind, config.broker)
+    ]
+    wrong += [f"cluster: {error}" for error in found.values() if isinstance(error, BaseException)]
+    if len(silent) == len(addresses):
+        wrong += [f"cluster: no RocketMQ server answers at {each}" for each in silent]
+    return answered, wrong
 
 
 def _found(checks: list[Callable[[], object]]) -> list[str]:

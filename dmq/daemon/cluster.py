@@ -10,11 +10,13 @@ import structlog
 from broker_adapter.classic import Start
 from broker_adapter.clock import Clock
 from broker_adapter.leasing import LeasingBroker, LeasingOptions
-from broker_adapter.remoting import RemotingBroker, RemotingOptions
-from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.remoting import RemotingBroker
+from broker_adapter.rocketmq import RocketMQBroker
 from dmq.admin.status import Cluster as ClusterStatus
 from dmq.admin.status import Inner, LaneTrouble, Lateness, ProxyTrouble
 from dmq.config import DaemonConfig
+from dmq.daemon.cluster_kind import KindWatch
+from dmq.daemon.cluster_options import grpc_options, remoting_options
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.forwarder.cluster import Cluster
 from dmq.forwarder.forwarder import Forwarder
@@ -38,6 +40,7 @@ class ClusterSide:
         self._away_since_ms = 0
         self._lateness = metrics.forward_lateness
         timeout_ms = round(config.cluster_timeout.total_seconds() * 1000)
+        self._kinds = KindWatch(config, clock, _log_misplaced)
         self._adapter = _adapter_of(config, clock, timeout_ms, self._told)
         self._forwarder = Forwarder(
             broker,
@@ -85,6 +88,7 @@ class ClusterSide:
             await self.inner.close()
         await self.front.close()
         await self._forwarder.close(self._grace_s)
+        await self._kinds.close()
         await self._adapter.close()
 
     def status(self) -> ClusterStatus:
@@ -94,7 +98,10 @@ class ClusterSide:
         return ClusterStatus(
             endpoints=self._addresses,
             away_since_ms=self._away_since_ms,
-            proxies=[ProxyTrouble(address=each, why=why) for each, why in self._adapter.errors.items()],
+            proxies=[
+                ProxyTrouble(address=each, why=self._kinds.misplaced.get(each, why))
+                for each, why in self._adapter.errors.items()
+            ],
             waiting=sum(lane.waiting for lane in lanes),
             in_flight=sum(lane.in_flight for lane in lanes),
             forwarded=totals.forwarded,
@@ -121,13 +128,21 @@ class ClusterSide:
 
     def remark(self) -> str:
         """Return what somebody who asks for the health should know; empty: nothing."""
-        return "cluster: none of its addresses answers; see dmq status" if self._away_since_ms else ""
+        if not self._away_since_ms:
+            return ""
+        wrong = "; ".join(f"{address}: {why}" for address, why in self._kinds.misplaced.items())
+        return f"cluster: {wrong or 'none of its addresses answers'}; see dmq status"
 
     def _told(self, event: str, **fields: object) -> None:
         """Hear what happens to proxies, or to brokers and name servers."""
         is_return = event in {"proxy_returned", "broker_returned"}
         say: Callable[..., object] = log.info if is_return else log.warning
         say(event, **fields)
+        address = str(fields.get("address"))
+        if is_return:
+            self._kinds.answers(address)
+        elif event in {"proxy_isolated", "broker_silent"} and address in self._addresses:
+            self._kinds.ask(address)
         if self._adapter.is_away:
             if not self._away_since_ms:
                 self._away_since_ms = self._clock.now_ms()
@@ -144,32 +159,18 @@ class ClusterSide:
                 self.inner.try_now()
 
 
+def _log_misplaced(address: str, why: str) -> None:
+    log.error("wrong_endpoint", address=address, why=why)
+
+
 def _adapter_of(config: DaemonConfig, clock: Clock, timeout_ms: int, told: Callable[..., None]) -> Cluster:
     """Return the client of the cluster: of its proxies, or of its name servers and brokers."""
-    secret = config.cluster_secret_key.get_secret_value() if config.cluster_secret_key is not None else ""
-    access = config.cluster_access_key or ""
     if config.broker == "rocketmq":
-        options = ClusterOptions(
-            endpoints=tuple(map(str, config.endpoints)),
-            access_key=access,
-            secret_key=secret,
-            tls=config.cluster_tls,
-            tls_ca=config.cluster_tls_ca,
-            request_timeout_ms=timeout_ms,
-            sends_max=1,  # each further one is told in the trail, so it is the lane's
-        )
-        return RocketMQBroker(options, clock, told)
-    classic = RemotingBroker(
-        RemotingOptions(
-            names=tuple(map(str, config.namesrv)),
-            access_key=access,
-            secret_key=secret,
-            tls=config.cluster_tls,
-            tls_ca=config.cluster_tls_ca,
-            request_timeout_ms=timeout_ms,
-        ),
-        clock=clock,
-        told=told,
-    )
+        endpoints = tuple(map(str, config.endpoints))
+        proxies = RocketMQBroker(grpc_options(config, endpoints=endpoints, timeout_ms=timeout_ms), clock, told)
+        proxies.watch()
+        return proxies
+    names = tuple(map(str, config.namesrv))
+    classic = RemotingBroker(remoting_options(config, names=names, timeout_ms=timeout_ms), clock=clock, told=told)
     start = Start.FIRST_OFFSET if config.group_start == "earliest" else Start.LAST_OFFSET
     return LeasingBroker(classic, clock, LeasingOptions(start=start, timeout_ms=timeout_ms), reach=classic)

@@ -202,9 +202,7 @@ class Lane:
         """Send messages in one call, again and again, until it is known what became of them."""
         times = failures = 0
         while True:
-            if not (self._reach.is_there and self.gate.is_open):
-                self._lower_bounds()
-            await self._reach.wait()
+            await self._reachable()
             if self._is_closing:  # nor does what comes behind it in its message group go
                 raise asyncio.CancelledError
             is_probe = await self.gate.enter(len(load))
@@ -251,6 +249,11 @@ class Lane:
                 self.gate.error = ""  # whatever it was, it is no trouble any more
                 self._fails_no_more()
         return held
+
+    async def _reachable(self) -> None:
+        if not (self._reach.is_there and self.gate.is_open):
+            self._lower_bounds()
+        await self._reach.wait()
 
     def _lower_bounds(self) -> None:
         """Store how far sending has begun, so that a kill leaves no doubt about messages that wait for the cluster."""

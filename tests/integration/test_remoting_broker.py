@@ -246,7 +246,7 @@ def test_a_cluster_is_away_while_none_of_its_brokers_answers(monkeypatch: pytest
         told: list[str] = []
         with remoting_peer() as names:
             where = {"broker-a": {0: peer.address}, "gone": {0: NOBODY}}
-            names.before = answering(Operation.ROUTE, answer=brokers(**where))
+            names.before = answering(Operation.ROUTE, Operation.CLUSTER, answer=brokers(**where))
             peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=0))
             options = RemotingOptions(names=(names.address,), request_timeout_ms=300)
             broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
@@ -265,6 +265,45 @@ def test_a_cluster_is_away_while_none_of_its_brokers_answers(monkeypatch: pytest
                 await broker.look()
             assert not broker.errors
             await broker.close()
+
+    play(scenario)
+
+
+def test_an_idle_client_notices_that_its_broker_was_killed() -> None:
+    """Every few looks the masters are asked, also those that answered; a new one is known from its first answer on."""
+
+    async def scenario(peer: Peer) -> None:
+        told: list[str] = []
+        with remoting_peer() as names:
+            names.before = answering(Operation.ROUTE, Operation.CLUSTER, answer=brokers(**{"broker-a": {0: NOBODY}}))
+            options = RemotingOptions(names=(names.address,), request_timeout_ms=300)
+            broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
+            await broker.route("orders")
+            assert not broker.is_away
+            for _ in range(5):
+                await broker.look()
+            assert (list(broker.errors), broker.is_away, told) == ([NOBODY], True, ["broker_silent"])
+            await broker.close()
+
+    play(scenario)
+
+
+def test_a_broker_in_the_place_of_a_name_server_is_away_until_it_is_one() -> None:
+    """It answers each look, and is told of once."""
+
+    async def scenario(peer: Peer) -> None:
+        told: list[str] = []
+        peer.before = answering(Operation.CLUSTER, answer=Frame(code=3, remark="not supported"))
+        options = RemotingOptions(names=(peer.address,), request_timeout_ms=300)
+        broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
+        for _ in range(3):
+            await broker.look()
+        assert (list(broker.errors), broker.is_away, told) == ([peer.address], True, ["broker_silent"])
+        peer.before = answering(Operation.CLUSTER, answer=Frame(code=0))
+        for _ in range(3):
+            await broker.look()
+        assert (broker.errors, broker.is_away, told) == ({}, False, ["broker_silent", "broker_returned"])
+        await broker.close()
 
     play(scenario)
 

@@ -53,7 +53,7 @@ def test_a_check_beside_the_daemon_leaves_its_ports_out(tmp_path: Path) -> None:
     with Daemon(data) as daemon:
         options = ("config", "check", "--listen", daemon.address)
         beside = run_command(*options, "--data", str(data), "-o", "json", cwd=tmp_path)
-        assert json.loads(beside.stdout) == {"is_good": True, "problems": [], "pid": daemon.pid}
+        assert json.loads(beside.stdout) == {"is_good": True, "problems": [], "pid": daemon.pid, "cluster": []}
         other = run_command(*options, "--data", str(tmp_path / "other"), cwd=tmp_path)
         assert (other.returncode, "is in use by another process" in other.stdout) == (1, True), other
         daemon.stop()

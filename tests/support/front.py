@@ -31,9 +31,11 @@ async def client(daemon: Daemon) -> AsyncIterator[RocketMQBroker]:
         await broker.close()
 
 
-def front_of(cluster: Daemon, data: Path, *options: str, env: dict[str, str] | None = None) -> Daemon:
+def front_of(
+    cluster: Daemon, data: Path, *options: str, env: dict[str, str] | None = None, metrics: str = "off"
+) -> Daemon:
     """A daemon in front of a cluster, not started."""
-    return Daemon(data, "--broker", "rocketmq", "--endpoints", cluster.address, *options, env=env)
+    return Daemon(data, "--broker", "rocketmq", "--endpoints", cluster.address, *options, env=env, metrics=metrics)
 
 
 def play(scenario: Coroutine[object, object, None]) -> None:
