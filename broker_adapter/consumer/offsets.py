@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from broker_adapter.classic import ClassicBroker
 from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, BrokerUnavailable
 from broker_adapter.log import LibraryLog
 from broker_adapter.message_queue import MessageQueue
 
@@ -19,6 +19,9 @@ _log = LibraryLog("broker_adapter.consumer")
 
 
 _TOLD_AGAIN_S = 30.0  # RocketMQ's clients tell all of them every 5 s
+
+
+_FIRST_COMMITS_MAX = 3  # of one offset that the broker loses again and again
 
 
 class _Kept(NamedTuple):
@@ -46,14 +49,21 @@ class Offsets(Protocol):
         ...
 
     async def flush(self, queues: Iterable[MessageQueue] | None = None, /) -> bool:
-        """Keep what was noted of these queues, or of all; say whether all could be kept. Later calls try again."""
+        """Keep the noted offsets of these queues, also those that were kept before, or of all queues as needed.
+
+        Return True if all could be kept. Later calls try again.
+        """
         ...
 
 
 class BrokerOffsets:
     """Each queue's broker keeps the offset of the group.
 
-    What it was told is told again from time to time: who had the queue before may have said less, and later.
+    An offset is committed again from time to time: the queue's last owner may have committed a lower one later.
+
+    A broker of RocketMQ 4 (4.9.7: ``ConsumerOffsetManager.commitOffset``) makes the table of a group and a topic when
+    it gets the first commit. Of first commits that come together it makes several, keeps one, and answers OK to all.
+    So the first commit at a broker is sent alone and read back. Other members of the group may still replace the table.
     """
 
     def __init__(self, broker: ClassicBroker, group: str, clock: Clock) -> None:
@@ -62,6 +72,8 @@ class BrokerOffsets:
         self._clock = clock
         self._noted: dict[MessageQueue, int] = {}
         self._kept: dict[MessageQueue, _Kept] = {}
+        self._first: dict[tuple[str, str], asyncio.Lock] = {}  # by topic and broker, until the broker has the table
+        self._has_table: set[tuple[str, str]] = set()
 
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._broker.committed_offset(self._group, queue)
@@ -80,7 +92,7 @@ class BrokerOffsets:
         due = [
             (queue, self._noted[queue])
             for queue in (list(self._noted) if queues is None else queues)
-            if queue in self._noted and not self._is_kept(queue)
+            if queue in self._noted and (queues is not None or not self._is_kept(queue))
         ]
         return all(await asyncio.gather(*(self._commit(queue, offset) for queue, offset in due)))
 
@@ -94,12 +106,31 @@ class BrokerOffsets:
 
     async def _commit(self, queue: MessageQueue, offset: int) -> bool:
         try:
-            await self._broker.commit_offset(self._group, queue, offset)
+            if not await self._commit_first(queue, offset):
+                await self._broker.commit_offset(self._group, queue, offset)
         except BrokerError as error:
             _log.warning("offset_not_committed", group=self._group, queue=str(queue), offset=offset, error=str(error))
             return False
         if queue in self._noted:
             self._kept[queue] = _Kept(offset, self._clock.monotonic_s())
+        return True
+
+    async def _commit_first(self, queue: MessageQueue, offset: int) -> bool:
+        """Commit an offset alone if it is the first one of a topic at its broker; return False if it is not."""
+        place = queue.topic, queue.broker
+        if place in self._has_table:
+            return False
+        async with self._first.setdefault(place, asyncio.Lock()):
+            if place in self._has_table:
+                return False
+            for _ in range(_FIRST_COMMITS_MAX):
+                await self._broker.commit_offset(self._group, queue, offset)
+                if await self._broker.committed_offset(self._group, queue) == offset:
+                    break
+            else:
+                raise BrokerUnavailable(f"the broker answers OK to offset {offset} and does not have it")
+            self._has_table.add(place)
+        del self._first[place]
         return True
 
 
