@@ -78,15 +78,16 @@ def recall_response(receipt: RecallReceipt) -> wire.RecallMessageResponse:
 
 
 def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.Status) -> wire.SendMessageResponse:
-    """Return the answer to a send of which message number ``refused`` is bad: nothing was stored.
+    """Return the answer to a send of which the message at ``refused``, from 0 on, is bad: nothing was stored.
 
-    The bad one carries its own code, the others 40000 with a text that says which one stopped them. A send of more
-    messages than a request may have is answered without entries: each would be fifty times as large as what it answers.
+    The bad message carries its own code, the others 40000 with a text that names the bad one. If ``refused`` is the
+    number of messages, the send was refused as a whole, and each message carries the reason. A send of more messages
+    than a request may have is answered without entries: each would be fifty times as large as its message.
     """
     if len(messages) > MESSAGES_PER_SEND_MAX:
         return wire.SendMessageResponse(status=status)
     why = f"not stored: message {refused + 1} of {len(messages)} in this request was refused"
-    bystander = wire.Status(code=wire.BAD_REQUEST, message=why)
+    bystander = wire.Status(code=wire.BAD_REQUEST, message=why) if refused < len(messages) else status
     entries = [
         wire.SendResultEntry(
             status=status if position == refused else bystander, message_id=message.system_properties.message_id

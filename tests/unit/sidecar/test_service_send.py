@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from unittest.mock import patch
 
 import pytest
 from support.protocol import TOPIC, Sidecar, a_message, a_receive, a_send, from_client
 
 from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerUnavailable, Overloaded
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.settings import SidecarConfig
@@ -53,6 +54,24 @@ def test_a_refused_message_refuses_its_batch(bad: int) -> None:
         assert "'soon'" in answer.status.message
         other = answer.entries[(bad + 1) % 3].status.message
         assert f"message {bad + 1} of 3" in other
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_send_that_the_broker_refuses_as_a_whole_carries_the_reason(count: int) -> None:
+    """Danger: the only message of a call was answered 40000, "message 2 of 1 in this request was refused"."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        def refuse(*_: object) -> None:
+            raise Refused(Rule.MESSAGE_TYPE, "the topic takes no delayed messages", value="orders")
+
+        with patch.object(type(sidecar.broker), "send", refuse):
+            answer = await sidecar.ask("SendMessage", a_send(*(a_message(f"01{n}") for n in range(count))))
+        said = [answer.status, *(each.status for each in answer.entries)]
+        assert len(said) == count + 1
+        assert {each.code for each in said} == {wire.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE}
+        assert all("the topic takes no delayed messages" in each.message for each in said)
 
     run(scenario)
 
