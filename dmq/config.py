@@ -268,6 +268,7 @@ class DaemonConfig(BaseSettings):
 
     # -- where
     data: Annotated[Path, BeforeValidator(_path)] = Path("dmq-data")
+    must_exist: bool = False  # refuse to create a store
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
     transport: Literal["http2", "grpcio"] = "http2"

@@ -33,6 +33,10 @@ def serve(
         Path | None, typer.Option(help="TOML file; ./dmq.toml if there is one.", envvar="DMQ_CONFIG", metavar="FILE")
     ] = None,
     data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
+    must_exist: Annotated[
+        bool | None,
+        typer.Option("--must-exist", help="Refuse to create a store if there is none.", show_default=False),
+    ] = None,
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
     processes: Annotated[

@@ -45,7 +45,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     but = ", but" if _state(found) == "SERVING" else ""
     reason = f"{but}: {found.state_reason}" if found.state_reason else ""
     if recovery.is_new:
-        start = "as a new store"
+        start = f"NEW: an empty store was created at {found.data}"
     elif recovery.was_clean:
         start = "after a clean stop"
     else:

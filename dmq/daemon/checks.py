@@ -24,6 +24,7 @@ from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.store.cell import holder_of
+from dmq.store.schema.files import CELL_FILE
 from dmq.units import Address
 from dmq.upkeep.backup_folder import check_backup_dir
 
@@ -85,6 +86,8 @@ def _found(checks: list[Callable[[], object]]) -> list[str]:
 
 def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], object]]:
     yield partial(check_folder, "data", config.data)
+    if config.must_exist:
+        yield partial(_check_exists, config.data)
     if config.trail_path is not None:
         yield require_trail
     if config.acl is not None:
@@ -122,6 +125,14 @@ def check_folder(key: str, path: Path) -> None:
         raise DmqError(f"{path} cannot be the directory of {key}: {place} {what}")
     if not os.access(place, os.W_OK | os.X_OK):
         raise DmqError(f"{path} cannot be written: the user that serves may not write {place}")
+
+
+def _check_exists(path: Path) -> None:
+    if not (path / CELL_FILE).exists():
+        raise DmqError(
+            f"{path} holds no store, and must_exist is set: mount its volume, or start once without must_exist "
+            "to create an empty store"
+        )
 
 
 def _check_trail(config: DaemonConfig) -> None:

@@ -65,6 +65,8 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
         sequence=recovery.sequence,
         took_ms=round(recovery.took_s * 1000, 1),
     )
+    if recovery.is_new:
+        log.warning("store_created", path=str(config.data.absolute()))
     if recovery.cut_bytes:
         log.warning("wal_tail_cut", cut_bytes=recovery.cut_bytes)
     return store

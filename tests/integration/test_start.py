@@ -104,3 +104,24 @@ def test_files_that_become_wrong_are_told_at_once(tmp_path: Path, keys: Path) ->
         assert "the access keys before it count" in reason
         assert "the one before it is used" in reason
         daemon.stop()
+
+
+def test_a_new_store_is_announced_and_can_be_refused(tmp_path: Path) -> None:
+    """Danger: a daemon whose volume is not mounted opened an empty store and said nothing."""
+    data = tmp_path / "data"
+    refused = run_command("serve", "--data", str(data), "--must-exist", cwd=tmp_path)
+    assert (refused.returncode, "holds no store, and must_exist is set" in refused.stderr) == (1, True), refused
+    assert not data.exists()
+    with Daemon(data) as daemon:
+        assert daemon.event("store_created")["path"] == str(data)
+        assert f"NEW: an empty store was created at {data}" in shown(daemon)
+        daemon.stop()
+    with Daemon(data, "--must-exist") as daemon:
+        assert not daemon.events("store_created")
+        assert "NEW" not in shown(daemon)
+
+
+def shown(daemon: Daemon) -> str:
+    """What ``dmq status`` shows, on one line."""
+    status = run_command("--address", daemon.address, "status", env={"COLUMNS": "1000"})
+    return " ".join(status.stdout.split())

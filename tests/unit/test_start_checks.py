@@ -14,6 +14,10 @@ from dmq.errors import StartRefused, StoreCorrupt, with_advice
 from dmq.sidecar.tls import self_signed
 
 
+def _store_that_must_exist(folder: Path) -> tuple[str, str]:
+    return "must_exist = true", f"{folder / 'data'} holds no store, and must_exist is set: mount its volume"
+
+
 def _key_that_is_none(folder: Path) -> tuple[str, str]:
     path = folder / "wrong.toml"
     path.write_text("no key", encoding="utf-8")
@@ -98,6 +102,7 @@ def _backups_to_a_file(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "wrong",
     [
+        _store_that_must_exist,
         *(_key_that_is_none, _certificate_that_is_none, _file_in_the_way, _client_authority_that_is_none),
         *(_client_authority_beside_a_certificate, _loop_of_links, _link_to_nothing, _backups_to_a_loop_of_links),
         *(_cluster_authority_that_is_none, _one_port_for_two, _no_address_of_this_host),
