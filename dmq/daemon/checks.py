@@ -47,9 +47,9 @@ def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
 
 
 def cluster_report(config: DaemonConfig, clock: Clock) -> tuple[list[str], list[str]]:
-    """Call each address of the cluster, within seconds; return what answered, and what is wrong, a line each.
+    """Call each address of the cluster, within seconds; return which kind of server answered, and the problems.
 
-    An address that does not answer is wrong only if none does: a daemon needs one.
+    Each is a line. A cluster that does not answer is no problem: a daemon starts, and waits for it.
     """
     if config.broker == "embedded":
         return [], []
@@ -61,16 +61,17 @@ def cluster_report(config: DaemonConfig, clock: Clock) -> tuple[list[str], list[
         return await asyncio.gather(*(kind_of(each, config, clock) for each in addresses), return_exceptions=True)
 
     found = dict(zip(addresses, asyncio.run(ask()), strict=True))
-    silent = [each for each, kind in found.items() if kind is ServerKind.NONE]
-    answered = [f"cluster: {each} is {kind.value}" for each, kind in found.items() if isinstance(kind, ServerKind)]
+    answered = [
+        f"cluster: {each} is {kind.value}" if kind is not ServerKind.NONE else f"cluster: nothing answers at {each}"
+        for each, kind in found.items()
+        if isinstance(kind, ServerKind)
+    ]
     wrong = [
         f"cluster: {each}: {misplaced(kind, config.broker)}"
         for each, kind in found.items()
         if isinstance(kind, ServerKind) and kind is not ServerKind.NONE and misplaced(kind, config.broker)
     ]
     wrong += [f"cluster: {error}" for error in found.values() if isinstance(error, BaseException)]
-    if len(silent) == len(addresses):
-        wrong += [f"cluster: no RocketMQ server answers at {each}" for each in silent]
     return answered, wrong
 
 

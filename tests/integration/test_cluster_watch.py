@@ -62,12 +62,12 @@ def test_an_endpoint_that_is_no_proxy_is_named(
     address = {"name server": name_server.address, "broker": broker.address, "nothing": nobody}[kind]
     options = ("--broker", "rocketmq", "--endpoints", address)
     checked = run_command("config", "check", "--data", str(tmp_path / "new"), *options, cwd=tmp_path)
-    assert checked.returncode == 1, checked
+    assert checked.returncode == (0 if kind == "nothing" else 1), checked  # a daemon waits for a cluster that is away
     with Daemon(data, *options, metrics="127.0.0.1:0") as daemon:
         daemon.wait_for("cluster_away", timeout_s=PATIENCE_S)
         assert "cluster: " in page(daemon, "/healthz")
         if kind == "nothing":
-            assert f"no RocketMQ server answers at {address}" in checked.stdout
+            assert f"cluster: nothing answers at {address}" in checked.stdout
             return
         assert f"{address}: it is a RocketMQ {kind}: endpoints needs proxies" in checked.stdout
         found = daemon.wait_for("wrong_endpoint", timeout_s=PATIENCE_S)
@@ -105,4 +105,4 @@ def test_a_check_says_what_of_the_cluster_answers(kind: str, tmp_path: Path, nam
         checked = run_command("config", "check", "--data", str(tmp_path / "new"), *options, cwd=tmp_path)
         assert checked.returncode == 0, checked
         assert f"is a RocketMQ {kind}" in checked.stdout
-        assert f"{nobody} is no RocketMQ server" in checked.stdout
+        assert f"cluster: nothing answers at {nobody}" in checked.stdout

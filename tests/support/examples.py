@@ -27,20 +27,14 @@ producer.startup()
 producer.shutdown()
 """
 _ADAPTER = """\
-import asyncio, os, sys, time
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Message
-from broker_adapter.message_id import new_message_id
-from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+import asyncio, sys
+from broker_adapter import Message
 
 
 async def main():
     deliver_at_ms = int(sys.argv[2])
-    message_id = new_message_id(time.time_ns() // 1_000_000, os.getpid(), os.urandom(10))
-    message = Message(topic="orders", message_id=message_id, body=b"adapter")
-    broker = RocketMQBroker(ClusterOptions(endpoints=(sys.argv[1],)), SystemClock())
+    message = Message("orders", b"adapter")
 {block}
-    await broker.close()
 
 
 asyncio.run(main())
@@ -99,12 +93,15 @@ func main() {{
 
 def run_python(folder: Path, address: str, deliver_at_ms: int) -> None:
     """Send with the official Python client, as the page says."""
-    _run_python(folder, _PYTHON.format(block=block("python", 0)), address, deliver_at_ms)
+    (code,) = [each for each in blocks("python") if "message.add_property(" in each]
+    _run_python(folder, _PYTHON.format(block=code), address, deliver_at_ms)
 
 
 def run_adapter(folder: Path, address: str, deliver_at_ms: int) -> None:
     """Send with our own client and ``wrap``, as the page says."""
-    _run_python(folder, _ADAPTER.format(block=_indented(block("python", 1), "    ")), address, deliver_at_ms)
+    (code,) = [each for each in blocks("python") if "wrap(" in each]
+    code = code.replace("10.0.0.1:8081", address)
+    _run_python(folder, _ADAPTER.format(block=_indented(code, "    ")), address, deliver_at_ms)
 
 
 def run_java(folder: Path, address: str, deliver_at_ms: int) -> None:
@@ -131,11 +128,16 @@ def run_go(folder: Path, address: str, deliver_at_ms: int) -> None:
     _run([str(built)], folder, address, deliver_at_ms)
 
 
-def block(language: str, number: int = 0) -> str:
-    """Return a block of code of the page."""
+def block(language: str) -> str:
+    """Return the only block of code of the page in a language."""
+    (found,) = blocks(language)
+    return found
+
+
+def blocks(language: str) -> list[str]:
+    """Return the blocks of code of the page in a language."""
     page = PAGE.read_text(encoding="utf-8")
-    found: list[str] = re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return found[number]
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def _run_python(folder: Path, text: str, address: str, deliver_at_ms: int) -> None:
