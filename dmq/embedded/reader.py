@@ -135,12 +135,13 @@ class Reader:
             found: list[list[QueuedMessage] | StoreError] = []
             at = 0
             for places, _, is_cut in asked:
-                own = values[at : at + len(places)]
-                if len(own) < len(places) and not (is_cut and own):
-                    if found:
-                        break
-                    own = self._values(places)
-                found.append(self._decoded(places[: len(own)], own))
+                count = min(len(places), len(values) - at)
+                if count == len(places) or (is_cut and count):
+                    found.append(self._decoded(places[:count], values, at))
+                elif found:
+                    break
+                else:
+                    found.append(self._decoded(places, self._values(places)))
                 at += len(places)
                 if at >= len(values):
                     break
@@ -152,7 +153,8 @@ class Reader:
         """Return the value at each place, ``None`` where there is none; only the first ones if all are too large."""
         values: list[bytes | None] = []
         singles: list[bytes] = []
-        size = 0
+        size = largest = 0
+        chunk = 1  # rows that are read at once: few of those that may be large
         for (queue, first), count in _runs(places):
             key_of, end = partial(pack_queue_key, queue.topic_id, queue.queue_id), first + count
             if count >= _RUN_MIN and (size := size + self._add(values, singles)) < bytes_max:
@@ -164,8 +166,10 @@ class Reader:
                     first += len(rows)  # noqa: PLW2901 - what is left of the run
             for offset in range(first, end):
                 singles.append(key_of(offset))
-                if len(singles) >= _RUN_MIN and size < bytes_max:
+                if len(singles) >= chunk and size < bytes_max:
                     size += self._add(values, singles)
+                    largest = max(largest, *(len(value or b"") for value in values[-chunk:]))
+                    chunk = max(1, min(2 * chunk, _RUN_MIN, (bytes_max - size) // max(1, largest)))
             if size >= bytes_max:
                 return values
         self._add(values, singles)
@@ -181,9 +185,11 @@ class Reader:
         return sum(len(value) for value in found if value is not None)
 
     @staticmethod
-    def _decoded(places: _Places, values: Sequence[bytes | None]) -> list[QueuedMessage]:
+    def _decoded(places: _Places, values: list[bytes | None], at: int = 0) -> list[QueuedMessage]:
+        """Decode the values from ``at`` on. Each is dropped when its message has a copy of it."""
         found = []
-        for (queue, offset), value in zip(places, values, strict=True):
+        for number, (queue, offset) in enumerate(places, at):
+            value, values[number] = values[number], None
             if value is None:
                 raise StoreCorrupt(f"topic {queue.topic_id} queue {queue.queue_id} has no message {offset}")
             found.append(decode_queued(value))

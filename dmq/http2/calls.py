@@ -290,7 +290,7 @@ class Calls:
         except Exception as error:  # noqa: BLE001 - one call ends with it
             self._fail(stream, error)
         finally:
-            self._flush_soon()
+            self._over(stream)
 
     async def _stream(
         self,
@@ -309,7 +309,12 @@ class Calls:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(stream, error)
         finally:
-            self._flush_soon()
+            self._over(stream)
+
+    def _over(self, stream: Stream) -> None:
+        if stream.is_closed:
+            stream.task = None  # or its CancelledError keeps the frames, with their messages, in a cycle
+        self._flush_soon()
 
     async def _send(self, stream: Stream, sent: Sent) -> None:
         """Send what a handler gave; return when it may give more."""

@@ -50,7 +50,7 @@ class Limits:
     held_reserve: int = 32 * MIB  # the part of it that nobody but operators and health checks on this host may fill
     stream_window: int = 1 * MIB
     connection_window: int = 16 * MIB
-    unsent_high: int = 256 * KIB  # the socket's buffer in this process, above which writing pauses
+    unsent_high: int = 64 * KIB  # the socket's buffer in this process, above which writing pauses
     control_unsent_max: int = 256 * KIB  # answers to the peer's PINGs and the like while it does not read
 
     request_s: float = 30.0  # for a request to become whole, and for an answer to be taken; more if bytes keep moving

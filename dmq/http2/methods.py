@@ -29,7 +29,8 @@ class Unary:
     is_frequent: bool = False
 
 
-# One message, or several that are sent in one piece: what a handler has at once costs the machinery once.
+# One message, or several that are sent in one piece: what a handler has at once costs the machinery once. The list is
+# emptied when it is sent.
 Sent = bytes | list[bytes]
 
 

@@ -20,6 +20,7 @@ from dmq.http2.stream import DRAINED, Stream
 
 PREFIX_BYTES: Final = 5
 _LET_GO_MAX: Final = 4096
+WRITE_BYTES: Final = 128 * 1024  # queued for one write; more waits in its stream, where it is counted
 _EARNING_BYTES: Final = 256  # of an answer, for which the peer may send a WINDOW_UPDATE
 
 # HEADERS with the constant block, the head of DATA, the prefix of the message
@@ -97,6 +98,7 @@ class Outbound:
             or size > stream.granted + self.window
             or size > self.frame_bytes
             or self.is_paused
+            or self.part_bytes >= WRITE_BYTES
             or stream.is_closed
             or stream.has_answered
         ):
@@ -118,7 +120,8 @@ class Outbound:
     def send(self, stream: Stream, sent: bytes | list[bytes]) -> bool:
         """Send a message of an answer, or several; False if a part has to wait. Then what is next waits for DRAINED.
 
-        Nothing happens on a stream that is closed.
+        A list is emptied: its messages would otherwise be kept twice until the peer takes them. Nothing happens on a
+        stream that is closed.
         """
         if stream.is_closed:
             return True
@@ -127,6 +130,8 @@ class Outbound:
             self._start(stream, RESPONSE_BLOCK)
         messages = sent if isinstance(sent, list) else (sent,)
         stream.pending = b"".join([part for message in messages for part in (_PREFIX.pack(0, len(message)), message)])
+        if isinstance(sent, list):
+            sent.clear()
         return self._offer(stream)
 
     def send_raw(self, stream: Stream, block: bytes, body: bytes) -> None:
@@ -252,10 +257,15 @@ class Outbound:
             else:
                 self._wait(stream)
 
+    @property
+    def may_queue(self) -> bool:
+        """Return True if the connection's window, the socket and the next write have room for DATA."""
+        return self.send_left > 0 and not self.is_paused and self.part_bytes < WRITE_BYTES
+
     def pump(self) -> None:
         """Send what waits and may go now, one frame of each stream in turn."""
         blocked = self.blocked
-        while blocked and self.send_left > 0 and not self.is_paused:
+        while blocked and self.may_queue:
             stream_id, stream = blocked.popitem(last=False)
             if stream.granted + self.window > 0:
                 self._send_frame(stream)
@@ -289,7 +299,7 @@ class Outbound:
         return True
 
     def _go(self, stream: Stream) -> bool:
-        while stream.pending and stream.granted + self.window > 0 and self.send_left > 0 and not self.is_paused:
+        while stream.pending and stream.granted + self.window > 0 and self.may_queue:
             self._send_frame(stream)
         return not stream.pending
 

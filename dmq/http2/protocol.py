@@ -83,6 +83,8 @@ class ClientProtocol(asyncio.Protocol):
         self._pipe: TlsPipe | None = None
         self._is_first = True
         self._is_flush_due = False
+        self._is_write_due = False  # more is to be written in the loop's next turn
+        self._unsent_held = 0  # bytes that the socket has not taken, as the account counts them
         self._is_reading = True
         self._is_closing = False
         self._is_waiting = False  # see ``Backpressure``
@@ -228,9 +230,22 @@ class ClientProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._out.is_paused = True
+        self._hold_unsent(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._out.is_paused = False
+        self._hold_unsent(0)
+        self._write_more()
+
+    def _hold_unsent(self, size: int) -> None:
+        self._out.hold_input(size - self._unsent_held)
+        self._unsent_held = size
+
+    def _write_more(self) -> None:
+        """Queue what waits in streams and may go now, and write it."""
+        self._is_write_due = False
+        if self._is_closing:
+            return
         self._out.pump()
         pause_s = self.calls.advance()
         if self.calls.is_behind:
@@ -242,6 +257,7 @@ class ClientProtocol(asyncio.Protocol):
         self.connection.lose()
         self._advance_last()
         self._out.parts.clear()
+        self._hold_unsent(0)
         for account in self._accounts.values():
             self._host.accounts.close(account)
         for timer in (self._leaving, self._lingering):
@@ -401,6 +417,9 @@ class ClientProtocol(asyncio.Protocol):
             return
         if self._out.parts and not self._is_first and (self._pipe is None or self._pipe.is_open):
             self._write(self._out.take())
+        if self._out.blocked and self._out.may_queue and not self._is_write_due:
+            self._is_write_due = True  # a turn of the loop for each write: others have theirs meanwhile
+            self._loop.call_soon(self._write_more)
         if not self._is_reading and not self._out.is_paused:
             self._is_reading = True
             self._resume_reading()

@@ -142,6 +142,7 @@ class Relays:
             async for piece in pieces:
                 relayed.check()
                 await self._give(relayed, piece if isinstance(piece, list) else [piece])
+                del piece  # not kept here as well while the front has it
                 await relayed.more()
 
     async def _give(self, relayed: _Relayed, messages: list[bytes]) -> None:
@@ -156,6 +157,7 @@ class Relays:
     def _over(self, relayed: _Relayed) -> None:
         if self._relayed.pop(relayed.call, None) is not None:
             relayed.give_back()
+            relayed.task = None  # its CancelledError has the frames with their messages, and would be kept in a cycle
             self._accounts.close(relayed.account)
             self._say(frames.End(relayed.call, *relayed.end))
 

@@ -7,9 +7,10 @@ stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -49,16 +50,16 @@ def received(
     over: Callable[[bool], None] = lambda _: None,
 ) -> Iterator[list[wire.ReceiveMessageResponse]]:
     """Give the status first, each message, the time of delivery last; tell ``over`` whether all of it was taken."""
+    fill = partial(_filled, wire.ReceiveMessageResponse, mapping.fill, topic, store_host)
+    first = _RECEIVED if deliveries else _NOTHING_RECEIVED
+    waiting = _Waiting(deliveries, account)
+    del deliveries
     is_taken = False
     try:
-        with _counted(deliveries, account):
-            yield from _in_pieces(
-                _RECEIVED if deliveries else _NOTHING_RECEIVED,
-                _filled(wire.ReceiveMessageResponse, mapping.fill, deliveries, topic, store_host),
-                lambda: _delivered_at(now_ms()),
-            )
+        yield from _in_pieces(first, waiting, fill, lambda: _delivered_at(now_ms()))
         is_taken = True
     finally:
+        waiting.drop()
         over(is_taken)
 
 
@@ -66,12 +67,14 @@ def pulled(
     found: Pulled, topic: wire.Resource, store_host: str, account: Account | None = None
 ) -> Iterator[list[wire.PullMessageResponse]]:
     """Give the status first, each message, the offset to go on from last."""
-    with _counted(found.messages, account):
-        yield from _in_pieces(
-            _PULLED if found.messages else _NOTHING_PULLED,
-            _filled(wire.PullMessageResponse, mapping.fill_pulled, found.messages, topic, store_host),
-            lambda: wire.PullMessageResponse(next_offset=found.next_offset),
-        )
+    fill = partial(_filled, wire.PullMessageResponse, mapping.fill_pulled, topic, store_host)
+    first = _PULLED if found.messages else _NOTHING_PULLED
+    waiting, last = _Waiting(found.messages, account), wire.PullMessageResponse(next_offset=found.next_offset)
+    del found
+    try:
+        yield from _in_pieces(first, waiting, fill, lambda: last)
+    finally:
+        waiting.drop()
 
 
 def check_room(messages: Sequence[Delivery] | Sequence[PulledMessage], account: Account | None) -> None:
@@ -86,28 +89,45 @@ def check_room(messages: Sequence[Delivery] | Sequence[PulledMessage], account: 
         raise Overloaded(f"bytes of requests and answers that wait ({pool})", limit=pool.bytes_max)
 
 
-@contextmanager
-def _counted(messages: Sequence[Delivery] | Sequence[PulledMessage], account: Account | None) -> Iterator[None]:
-    """Count messages as held while they wait for the client to take those before them."""
-    size = sum(len(each.payload) for each in messages)
-    if account is None or not size:
-        yield
-        return
-    account.hold(size)
-    try:
-        yield
-    finally:
-        account.hold(-size)
+class _Waiting(Generic[_Message]):
+    """Messages of an answer that are not encoded yet. The account counts them until they are."""
+
+    def __init__(self, messages: Sequence[_Message], account: Account | None) -> None:
+        self._messages: deque[_Message] = deque(messages)
+        self._account = account
+        self._hold(sum(len(each.payload) for each in messages))
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def take(self) -> _Message:
+        """Return the next message, which is counted no more."""
+        message = self._messages.popleft()
+        self._hold(-len(message.payload))
+        return message
+
+    def drop(self) -> None:
+        """Forget the messages that are left."""
+        while self._messages:
+            self.take()
+
+    def _hold(self, size: int) -> None:
+        if self._account is not None:
+            self._account.hold(size)
 
 
 def _in_pieces(
-    first: _Answer, filled: Iterable[tuple[_Answer, int]], last: Callable[[], _Answer]
+    first: _Answer, waiting: _Waiting[_Message], fill: Callable[[_Message], list[_Answer]], last: Callable[[], _Answer]
 ) -> Iterator[list[_Answer]]:
+    """Yield lists of answers. No variable keeps a message during a yield: the receiver of a list empties it."""
     piece: list[_Answer] = [first]
     piece_bytes = 0
-    for answer, size in filled:
-        piece.append(answer)
-        piece_bytes += size
+    while waiting:
+        message = waiting.take()
+        filled = fill(message)
+        piece += filled
+        piece_bytes += len(message.payload) if filled else 0
+        del message, filled
         if piece_bytes >= PIECE_BYTES:
             yield piece
             piece = []
@@ -119,24 +139,24 @@ def _in_pieces(
 def _filled(
     answer_class: type[_Answer],
     fill: Callable[[wire.Message, _Message, wire.Resource, str], None],
-    messages: Sequence[_Message],
     topic: wire.Resource,
     store_host: str,
-) -> Iterator[tuple[_Answer, int]]:
-    for each in messages:
-        answer = answer_class()
-        try:
-            fill(answer.message, each, topic, store_host)
-        except DecodeError:
-            log.exception(
-                "message_unreadable",
-                topic=topic.name,
-                message_id=each.message_id,
-                queue_id=each.queue_id,
-                queue_offset=each.queue_offset,
-            )
-            continue
-        yield answer, len(each.payload)
+    message: _Message,
+) -> list[_Answer]:
+    """Return the answer with one message; none, and a line in the log, if the message cannot be read."""
+    answer = answer_class()
+    try:
+        fill(answer.message, message, topic, store_host)
+    except DecodeError:
+        log.exception(
+            "message_unreadable",
+            topic=topic.name,
+            message_id=message.message_id,
+            queue_id=message.queue_id,
+            queue_offset=message.queue_offset,
+        )
+        return []
+    return [answer]
 
 
 def _delivered_at(now_ms: int) -> wire.ReceiveMessageResponse:

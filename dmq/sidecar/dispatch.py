@@ -149,6 +149,7 @@ class Dispatcher:
         async def handle(body: bytes, call: Call) -> AsyncGenerator[list[bytes], None]:
             started_s = self._clock.monotonic_s()
             code = 0
+            refusal: wire.Status | None = None
             try:
                 _check_call(call)
                 if len(body) > PACKED_BYTES:
@@ -158,11 +159,12 @@ class Dispatcher:
                     raise _not_served()
                 for frames in await serve(request, call):
                     code = code or frames[0].status.code
-                    yield [frame.SerializeToString() for frame in frames]
+                    yield _encoded(frames)
             except Exception as error:  # noqa: BLE001 - as above
-                status = _answer_to(error, rpc, call)
-                code = status.code
-                yield [frame.SerializeToString() for frame in self._refusal_frames(response_class, status)]
+                refusal = _answer_to(error, rpc, call)
+            if refusal is not None:  # after the except block: the error's traceback keeps the messages that were read
+                code = refusal.code
+                yield _encoded(self._refusal_frames(response_class, refusal))
             self._observe(rpc, code, started_s)
 
         return handle
@@ -212,6 +214,13 @@ def _check_call(call: Call, *, may_be_nobody: bool = False) -> None:
     if len(client_id) > CLIENT_ID_CHARS_MAX:
         limit = f"{CLIENT_ID_CHARS_MAX} characters"
         raise Refused(Rule.CLIENT_ID, f"{CLIENT_ID_HEADER} is too long", value=client_id, limit=limit)
+
+
+def _encoded(frames: list[Any]) -> list[bytes]:
+    """Encode a piece of an answer and empty it: while it waits for its client, only the bytes are kept."""
+    encoded = [frame.SerializeToString() for frame in frames]
+    frames.clear()
+    return encoded
 
 
 async def _unserved(request: Message, call: Call) -> Message:  # noqa: ARG001
