@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.group_queue import GroupQueue
@@ -14,13 +15,73 @@ from dmq.store.ops import Emit, Op
 from dmq.store.schema.record import QueuedMessage
 
 
+class QueueEnd:
+    """The end of one queue, which all groups that read the queue share."""
+
+    __slots__ = ("__weakref__", "is_recent_read", "offset", "recheck_at")
+
+    def __init__(self) -> None:
+        self.offset = 0  # after the last message that is durable
+        self.is_recent_read = False  # a group is near the end
+        self.recheck_at = 0  # from this offset on it is to be found out again
+
+
+class Readers:
+    """State that subscriptions share, so that a new message costs the same whatever the number of groups."""
+
+    def __init__(self) -> None:
+        self._ends: WeakValueDictionary[tuple[int, int], QueueEnd] = WeakValueDictionary()
+        self._waiting: dict[int, dict[Subscription, None]] = {}  # with a receive that waits, by topic
+
+    def end_of(self, topic_id: int, queue_id: int) -> QueueEnd:
+        """Return the end of a queue for one more reader."""
+        end = self._ends.get((topic_id, queue_id))
+        if end is None:
+            end = self._ends[topic_id, queue_id] = QueueEnd()
+        return end
+
+    def known_end(self, place: tuple[int, int]) -> QueueEnd | None:
+        """Return the end of a queue that has readers."""
+        return self._ends.get(place)
+
+    def waiting(self, topic_id: int) -> list[Subscription]:
+        """Return the subscriptions to a topic that have a receive that waits."""
+        return list(self._waiting.get(topic_id, ()))
+
+    def waits(self, found: Subscription) -> None:
+        """Note that a subscription has a receive that waits."""
+        self._waiting.setdefault(found.topic.topic_id, {})[found] = None
+
+    def waits_no_more(self, found: Subscription) -> None:
+        """Note that a subscription has none."""
+        waiting = self._waiting.get(found.topic.topic_id, {})
+        waiting.pop(found, None)
+        if not waiting:
+            self._waiting.pop(found.topic.topic_id, None)
+
+
 class SubscribedQueue(GroupQueue):
     """A group's progress on a queue of its subscription."""
 
     def __init__(self, subscription: Subscription, topic_id: int, queue_id: int) -> None:
+        self._shared_end = subscription.readers.end_of(topic_id, queue_id)
         super().__init__(subscription.group_id, topic_id, queue_id)
         self.subscription = subscription
         self.order = MessageOrder(subscription.remembered)
+
+    def look_at_again(self) -> None:
+        """Have it found out with the next message whether a group is near the end: this one may be."""
+        self._shared_end.recheck_at = 0
+
+    @property
+    def end(self) -> int:
+        """The offset after the last message: as it was read when the group began here, or as appended since."""
+        own, shared = self._own_end, self._shared_end.offset
+        return shared if shared > own else own  # noqa: FURB136 - of every receive
+
+    @end.setter
+    def end(self, offset: int) -> None:
+        self._own_end = offset
 
 
 class Subscription:
@@ -32,10 +93,17 @@ class Subscription:
     """
 
     def __init__(
-        self, group_id: int, topic: Topic, *, has_queues: bool = True, remembered: Remembered | None = None
+        self,
+        group_id: int,
+        topic: Topic,
+        *,
+        has_queues: bool = True,
+        remembered: Remembered | None = None,
+        readers: Readers | None = None,
     ) -> None:
-        """``remembered`` counts what all subscriptions remember."""
+        """``remembered`` counts what all subscriptions remember; ``readers`` is shared by all of them."""
         self.remembered = remembered or Remembered()
+        self.readers = readers or Readers()
         self.group_id = group_id
         self.topic = topic
         self.has_queues = has_queues
@@ -134,6 +202,7 @@ class Subscription:
         self._waits += 1
         number = self._waits
         self._waiters.setdefault(queue_id, {})[number] = woken
+        self.readers.waits(self)
         up = loop.call_later(timeout_s, _time_is_up, woken)
         is_taken = False
         try:
@@ -177,6 +246,8 @@ class Subscription:
         waiting.pop(number, None)
         if not waiting:
             self._waiters.pop(wanted, None)
+            if not self._waiters:
+                self.readers.waits_no_more(self)
 
     def grow(self, topic: Topic) -> None:
         """Take in the queues that were added to the topic, and whatever else of it was changed."""

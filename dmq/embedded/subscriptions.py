@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 from broker_adapter.clock import moment
 from broker_adapter.errors import Overloaded, Refused, Rule
@@ -22,12 +22,14 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.recent import LAG_MAX
 from dmq.embedded.removable import finished_by_all
 from dmq.embedded.settled import Settled
-from dmq.embedded.subscription import SubscribedQueue, Subscription
+from dmq.embedded.subscription import Readers, SubscribedQueue, Subscription
 from dmq.store.ops import Appended, Emit, Op
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
 
 GroupStart = Literal["earliest", "latest"]
+# So many messages of a queue are appended before its readers are looked at again: most are where they were.
+_RECHECK_MESSAGES: Final = 256
 
 
 class Subscriptions:
@@ -52,9 +54,11 @@ class Subscriptions:
         self._group_start = group_start
         self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic
         self._readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
-        self._by_topic: dict[int, list[Subscription]] = {}  # also by lane
+        self._by_topic: dict[int, list[Subscription]] = {}
+        self._lanes: dict[int, Subscription] = {}  # by lane
         self._retired: list[Subscription] = []
         self._remembered = Remembered()
+        self._shared = Readers()
         self._begins: dict[Place, int] = {}  # of queues that lost their front in this run, from the order on
 
     # -- finding ------------------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ class Subscriptions:
         if len(self._by_key) >= SUBSCRIPTIONS_MAX and group.group_id != self._names.forwarder_id:
             raise Overloaded("too many groups receive from too many topics", limit=f"{SUBSCRIPTIONS_MAX} pairs")
         has_queues = self._names.reads(group.group_id, topic.name)
-        found = Subscription(group.group_id, topic, has_queues=has_queues, remembered=self._remembered)
+        found = Subscription(group.group_id, topic, has_queues=has_queues, remembered=self._remembered, readers=self._shared)
         self._by_key[group.group_id, topic.topic_id] = found
         self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
@@ -129,6 +133,7 @@ class Subscriptions:
             self._detach(found)
         else:
             for queue in found.all_queues:
+                queue.look_at_again()
                 for offset, lease in queue.leases.items():
                     self._ends.watch(queue, offset, lease)
         found.is_loaded.set()
@@ -142,7 +147,7 @@ class Subscriptions:
         if found in self._by_topic.get(found.topic.topic_id, ()):
             self._by_topic[found.topic.topic_id].remove(found)
         if found.lane is not None:
-            self._by_topic.pop(found.lane.topic_id, None)
+            self._lanes.pop(found.lane.topic_id, None)
 
     # -- retiring subscriptions: of a topic (no group id), of a group (no topic id), or one ---------------------------
 
@@ -266,7 +271,7 @@ class Subscriptions:
         return lane.topic_id, [*ops, *start] if ops else []
 
     def _attach(self, found: Subscription, lane: Topic) -> SubscribedQueue:
-        self._by_topic[lane.topic_id] = [found]
+        self._lanes[lane.topic_id] = found
         return found.attach(lane.topic_id)
 
     def shortened(self, place: Place, begin: int) -> None:
@@ -275,21 +280,36 @@ class Subscriptions:
 
     def on_appended(self, appended: Appended) -> None:
         """Tell who waits that queues have grown."""
-        grown: dict[Subscription, None] = {}
+        shared = self._shared
+        waiting: dict[Subscription, None] = {}
         for place, growth in appended.items():
-            is_awaited = False
-            for found in self._by_topic.get(place[0], ()):
-                queue = found.queue_at(*place)
-                if queue is not None:
-                    queue.end = max(queue.end, growth.end)
-                    is_awaited = is_awaited or growth.first - queue.cursor <= LAG_MAX
-                    grown[found] = None
-            if is_awaited:
+            end = shared.known_end(place)
+            if end is None:
+                self._reader.recent.forget(place)
+                continue
+            end.offset = max(end.offset, growth.end)
+            if growth.first >= end.recheck_at:
+                end.recheck_at = growth.end + _RECHECK_MESSAGES
+                end.is_recent_read = self._is_near_read(place, growth.first)
+            if end.is_recent_read:
                 self._reader.recent.keep(place, growth)
             else:
                 self._reader.recent.forget(place)
-        for found in grown:
+            waiting.update(dict.fromkeys(self._waiting(place[0])))
+        for found in waiting:
             found.wake_next()  # one: who takes something and leaves something wakes the next
+
+    def _waiting(self, topic_id: int) -> list[Subscription]:
+        """Return the subscriptions with receives that wait for a topic, or for the retries that are in a lane."""
+        lane = self._lanes.get(topic_id)
+        return [lane] if lane is not None else self._shared.waiting(topic_id)
+
+    def _is_near_read(self, place: tuple[int, int], offset: int) -> bool:
+        """Return True if a group is so near an offset of a queue that it will look for it in memory."""
+        lane = self._lanes.get(place[0])
+        readers = [lane] if lane is not None else self._by_topic.get(place[0], ())
+        queues = (found.queue_at(*place) for found in readers)
+        return any(queue is not None and offset - queue.cursor <= LAG_MAX for queue in queues)
 
 
 def _no_such_delivery(group_name: str, topic_name: str) -> Refused:
