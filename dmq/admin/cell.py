@@ -29,6 +29,7 @@ from dmq.embedded.names import Names
 from dmq.errors import with_advice
 from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
+from dmq.store.schema.counts import end_of_minute
 from dmq.store.store import Store
 from dmq.usage import ProcessStatus
 
@@ -84,7 +85,7 @@ class Cell:
             durability=self.config.durability,
             timeline=Timeline(
                 pending=sum(pending.values()),
-                overdue=overdue(store, pending, now_ms),
+                overdue=overdue(store, now_ms),
                 next_due_at_ms=next_due_ms,
                 held=sum(store.held().values()),
                 paused_topics=paused_topics(self.broker.names),
@@ -167,8 +168,16 @@ def paused_topics(names: Names) -> int:
     return sum(topic.paused_since_ms is not None for topic in names.slowed.copy().values())
 
 
-def overdue(store: Store, pending: dict[int, int], now_ms: int) -> int:
-    """Count what is due for a minute or more; buckets are whole minutes."""
+def overdue(store: Store, now_ms: int) -> int:
+    """Count the entries that were due in an earlier minute. If the first on the timeline was not, only held ones can be.
+
+    An entry that was late when it was accepted is on the timeline under the time of its acceptance.
+    """
+    next_due_ms = store.next_due_ms()
+    is_late = next_due_ms is not None and end_of_minute(next_due_ms) <= now_ms
     return sum(
-        bucket.count for scope in pending for bucket in store.due_counts(scope, 0, now_ms) if bucket.until_ms <= now_ms
+        bucket.count
+        for scope in (store.pending() if is_late else store.held())
+        for bucket in store.due_counts(scope, 0, now_ms)
+        if bucket.until_ms <= now_ms
     )

@@ -37,8 +37,9 @@ def quotas_of(
 
 def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) -> list[status.QuotaStatus]:
     """Return the quotas of topics that are used most, the fullest first. Any thread."""
-    names, sizes = broker.names, store.pending_bytes()
+    names = broker.names
     topics = list((names.topics.copy() if any(broker.quotas.defaults) else names.limited.copy()).values())
+    sizes = store.pending_bytes() if topics else {}
     rows = [row for topic in topics for row in quotas_of(broker, topic, pending, sizes)]
     return nlargest(_SHOWN_MAX, rows, key=lambda row: row.used / row.limit)
 

@@ -38,7 +38,7 @@ def follow(
     metrics.purged.follow(lambda: broker.dead_letters.purged_total)
     metrics.pending.set_function(lambda: sum(store.pending().values()))
     metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
-    metrics.overdue.set_function(lambda: overdue(store, store.pending(), store.clock.now_ms()))
+    metrics.overdue.set_function(lambda: overdue(store, store.clock.now_ms()))
     metrics.held.set_function(lambda: sum(store.held().values()))
     metrics.clock_steps.follow(lambda: store.clock.status().steps)
     metrics.clock_steady.set_function(store.clock.is_steady)

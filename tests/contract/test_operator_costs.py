@@ -13,6 +13,7 @@ from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, 
 
 from broker_adapter.topics import retry_topic
 from dmq.admin import topics as topics_module
+from dmq.admin.cell import overdue
 from dmq.admin.groups import Groups
 from dmq.admin.topics import Topics
 from dmq.embedded.commits import Commits
@@ -144,3 +145,17 @@ async def test_groups_are_listed_by_one_look_at_what_is_subscribed(rig: Embedded
     with patch.object(rig.broker.lags, "look", return_value=[]), patch.object(Subscriptions, "all", counted):
         assert [each.name for each in await groups.groups()] == [f"group-{number}" for number in range(5)]
     assert len(looks) == 1
+
+
+@every_durable_broker(queues=1)
+async def test_overdue_messages_are_counted_without_a_look_at_each_topic(rig: EmbeddedRig) -> None:
+    """Danger: each status scanned the counts of every topic with pending messages, 20 to 90 ms for 5,000 topics."""
+    minute_ms, store = 60_000, rig.store
+    rig.scheduler.turn()
+    at_ms = rig.clock.now_ms() + 10 * minute_ms
+    for number in range(20):
+        await rig.broker.send([an_envelope(topic=f"t-{number}", deliver_at_ms=at_ms)])
+    with patch.object(Store, "due_counts", autospec=True, side_effect=Store.due_counts) as looked:
+        assert overdue(store, rig.clock.now_ms()) == 0
+        assert not looked.called
+    assert overdue(store, at_ms + 2 * minute_ms) == 20
