@@ -169,7 +169,7 @@ def paused_topics(names: Names) -> int:
 
 
 def overdue(store: Store, now_ms: int) -> int:
-    """Count the entries that were due in an earlier minute. If the first on the timeline was not, only held ones can be.
+    """Count the entries due in an earlier minute. If the first on the timeline is not late, only held ones can be.
 
     An entry that was late when it was accepted is on the timeline under the time of its acceptance.
     """

@@ -168,6 +168,39 @@ def _print(
     headings: Sequence[str] | None, cells: Sequence[Sequence[str]], widths: Sequence[int], are_numbers: Sequence[bool]
 ) -> None:
     from rich.cells import cell_len
+
+    lines = _rendered(headings, (), widths, are_numbers) if headings is not None else []
+    folding: list[Sequence[str]] = []  # rows in a row for rich: it takes 2 ms for each
+    for row in cells:
+        row = [cell.rstrip() for cell in row]  # noqa: PLW2901 - as rich does
+        lengths = list(map(cell_len, row))
+        if headings is None or any(length > width for length, width in zip(lengths, widths, strict=True)):
+            folding.append(row)
+            continue
+        if folding:
+            lines += _rendered(None, folding, widths, are_numbers)
+            folding = []
+        spaces = (" " * (width - length) for length, width in zip(lengths, widths, strict=True))
+        fitting = [
+            space + cell if is_number else cell + space
+            for cell, space, is_number in zip(row, spaces, are_numbers, strict=True)
+        ]
+        lines.append((" " * _GAP).join(fitting))
+    lines += _rendered(None, folding, widths, are_numbers, are_facts=headings is None) if folding else []
+    # A table pads its lines to full width, which is noise in a pipe.
+    typer.echo("\n".join(line.rstrip() for line in lines))
+
+
+def _rendered(
+    headings: Sequence[str] | None,
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    are_numbers: Sequence[bool],
+    *,
+    are_facts: bool = False,
+) -> list[str]:
+    """Return the lines of headings, or of rows whose cells may have to fold."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -177,11 +210,11 @@ def _print(
         table.add_column(
             headings[at] if headings is not None else "",
             justify="right" if are_numbers[at] else "left",
-            style="" if headings is not None or at else "bold",
+            style="bold" if are_facts and not at else "",
             overflow="fold",
             width=max(width, 1),
         )
-    for row in cells:
+    for row in rows:
         table.add_row(
             *(
                 Text(cell if cell_len(cell) <= width else _BREAK.sub(r"\1\n", cell))
@@ -191,5 +224,4 @@ def _print(
     console = Console(highlight=False, width=max(sum(widths) + _GAP * len(widths), 1))
     with console.capture() as captured:
         console.print(table)
-    # A table pads its lines to full width, which is noise in a pipe.
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return captured.get().splitlines()

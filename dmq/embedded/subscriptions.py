@@ -110,7 +110,9 @@ class Subscriptions:
         if len(self._by_key) >= SUBSCRIPTIONS_MAX and group.group_id != self._names.forwarder_id:
             raise Overloaded("too many groups receive from too many topics", limit=f"{SUBSCRIPTIONS_MAX} pairs")
         has_queues = self._names.reads(group.group_id, topic.name)
-        found = Subscription(group.group_id, topic, has_queues=has_queues, remembered=self._remembered, readers=self._shared)
+        found = Subscription(
+            group.group_id, topic, has_queues=has_queues, remembered=self._remembered, readers=self._shared
+        )
         self._by_key[group.group_id, topic.topic_id] = found
         self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages

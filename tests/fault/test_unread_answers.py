@@ -52,9 +52,7 @@ def hung_client(daemon: Daemon, rpc: str, body: bytes, window: int) -> socket.so
     """Return a connection that has made a call and does not read the answer."""
     connection = socket.create_connection(("127.0.0.1", daemon.port), timeout=60)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    said = frames.PREFACE + frames.frame(
-        frames.SETTINGS, 0, 0, frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, window)
-    )
+    said = frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0, frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, window))
     head = head_of(SERVICE + rpc) + literal(b"grpc-timeout", b"300S")
     said += frames.window_update(0, 2**30) + frames.header_block(1, head, ends=False)
     connection.sendall(said + data_frames(1, grpc_message(body), ends=True))
@@ -115,5 +113,5 @@ def test_unread_answers_take_no_more_real_memory_than_the_accounts_allow(
         grown = peak.memory_bytes() - before
         with WireClient(daemon.address, "honest") as honest:
             assert honest.send(a_message("small", f"{call}-{window}"), deadline_s=60).status.code == wire.OK
-    print(f"grown {grown / MIB:.0f} MiB")
+
     assert grown < MEMORY_BYTES_MAX, f"{grown / MIB:.0f} MiB"
