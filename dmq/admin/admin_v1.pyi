@@ -1690,7 +1690,7 @@ class ChangeMessagesRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., own_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChangedMessage(_message.Message):
-    __slots__ = ("message_id", "outcome", "at_ms", "own_key")
+    __slots__ = ("message_id", "outcome", "at_ms", "own_key", "held_by")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OUTCOME_UNSPECIFIED: _ClassVar[ChangedMessage.Outcome]
@@ -1699,21 +1699,33 @@ class ChangedMessage(_message.Message):
         CANCELLED: _ClassVar[ChangedMessage.Outcome]
         UNKNOWN: _ClassVar[ChangedMessage.Outcome]
         REPLACED: _ClassVar[ChangedMessage.Outcome]
+        EXPIRES: _ClassVar[ChangedMessage.Outcome]
     OUTCOME_UNSPECIFIED: ChangedMessage.Outcome
     DONE: ChangedMessage.Outcome
     TOO_LATE: ChangedMessage.Outcome
     CANCELLED: ChangedMessage.Outcome
     UNKNOWN: ChangedMessage.Outcome
     REPLACED: ChangedMessage.Outcome
+    EXPIRES: ChangedMessage.Outcome
+    class HeldBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NOTHING: _ClassVar[ChangedMessage.HeldBy]
+        PAUSE: _ClassVar[ChangedMessage.HeldBy]
+        RATE: _ClassVar[ChangedMessage.HeldBy]
+    NOTHING: ChangedMessage.HeldBy
+    PAUSE: ChangedMessage.HeldBy
+    RATE: ChangedMessage.HeldBy
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     AT_MS_FIELD_NUMBER: _ClassVar[int]
     OWN_KEY_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     outcome: ChangedMessage.Outcome
     at_ms: int
     own_key: str
-    def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[_Union[ChangedMessage.Outcome, str]] = ..., at_ms: _Optional[int] = ..., own_key: _Optional[str] = ...) -> None: ...
+    held_by: ChangedMessage.HeldBy
+    def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[_Union[ChangedMessage.Outcome, str]] = ..., at_ms: _Optional[int] = ..., own_key: _Optional[str] = ..., held_by: _Optional[_Union[ChangedMessage.HeldBy, str]] = ...) -> None: ...
 
 class ChangeMessagesResponse(_message.Message):
     __slots__ = ("messages",)

@@ -10,7 +10,7 @@ from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.delayed import Changed, Meant, Outcome
+from dmq.embedded.delayed import Changed, HeldBy, Meant, Outcome
 
 
 class Changes(Protocol):
@@ -41,6 +41,10 @@ class Changes(Protocol):
         """Deliver messages now."""
         ...
 
+    async def held_by(self, topic: str, changed: Sequence[Changed]) -> Sequence[HeldBy]:
+        """Return what keeps rescheduled messages that are due from their queues."""
+        ...
+
 
 class BrokerChanges:
     """Those of a running daemon."""
@@ -51,6 +55,7 @@ class BrokerChanges:
         self.cancel = broker.delayed.cancel
         self.reschedule = broker.delayed.reschedule
         self.fire = broker.delayed.fire
+        self.held_by = broker.delayed.held_by
 
 
 class ChangeCalls:
@@ -73,21 +78,29 @@ class ChangeCalls:
                 return await self._changes.fire(topic, meant)
             return await self._changes.reschedule(topic, meant, request.deliver_at_ms)
 
-        changed = await change(meant) if meant else ()
-        answers = [_told(each.message_id, answer) for each, answer in zip(meant, changed, strict=True)]
-        if own_keys := list(dict.fromkeys(request.own_keys)):
-            found = await self._changes.by_key(topic, own_keys, change)
-            answers += [_told(*each, own_key) for own_key, each in zip(own_keys, found, strict=True)]
-        return wire.ChangeMessagesResponse(messages=answers)
+        changed = dict(zip(meant, await change(meant) if meant else (), strict=True))
+        answers = [(each.message_id, changed[each], "") for each in named]
+        if request.own_keys:
+            own_keys = list(dict.fromkeys(request.own_keys))
+            found = dict(zip(own_keys, await self._changes.by_key(topic, own_keys, change), strict=True))
+            answers += [(*found[own_key], own_key) for own_key in request.own_keys]
+        held: Sequence[HeldBy] = [HeldBy.NOTHING] * len(answers)
+        if kind != "cancel":
+            held = await self._changes.held_by(topic, [answer for _, answer, _ in answers])
+        return wire.ChangeMessagesResponse(
+            messages=[_told(*each, by) for each, by in zip(answers, held, strict=True)],
+        )
 
 
-def _told(message_id: bytes, changed: Changed, own_key: str = "") -> wire.ChangedMessage:
+def _told(message_id: bytes, changed: Changed, own_key: str, held_by: HeldBy) -> wire.ChangedMessage:
     return wire.ChangedMessage(
         message_id=unpack_id(message_id) if message_id else "",
         outcome=wire.ChangedMessage.Outcome.Name(changed.outcome),
         at_ms=changed.at_ms,
         own_key=own_key,
+        held_by=wire.ChangedMessage.HeldBy.Name(held_by),
     )
 
 
 assert {each.name: each.value for each in Outcome}.items() <= dict(wire.ChangedMessage.Outcome.items()).items()
+assert {each.name: each.value for each in HeldBy} == dict(wire.ChangedMessage.HeldBy.items())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PAGE = 1_000
 PER_CALL = 1_000
 _SHOWN = 10  # of a dry run, and of what was not done
+_HELD = {1: "held until its topic is resumed", 2: "delivered in its turn at the rate of its topic"}  # by HeldBy
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
 TargetsArgument = Annotated[
@@ -269,10 +270,11 @@ def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
     failed = [each for each in changed if _outcome(each) not in change.reached]
     if not failed:
         return
+    code = ExitCode.FAILURE if any(_outcome(each) == "EXPIRES" for each in failed) else ExitCode.NOT_FOUND
     if len(changed) == 1:
-        raise CommandFailed(f"not {change.done}: {_told(change, changed[0])}", ExitCode.NOT_FOUND)
+        raise CommandFailed(f"not {change.done}: {_told(change, changed[0])}", code)
     text = f"{len(failed):,} of {_counted(len(changed))} were not {change.done}"
-    raise CommandFailed(text, ExitCode.NOT_FOUND if len(failed) == len(changed) else ExitCode.PARTIAL)
+    raise CommandFailed(text, code if len(failed) == len(changed) else ExitCode.PARTIAL)
 
 
 def _show_found(session: Session, targets: Targets, change: Change, found: dict[str, wire.ListedMessage]) -> None:
@@ -315,14 +317,19 @@ def _show(session: Session, targets: Targets, change: Change, changed: Sequence[
         else:
             out.show_table(("MESSAGE ID", "OUTCOME"), [(row[0], row[2]) for row in rows])
     if targets.filter is not None:
+        held = sum(bool(each.held_by) for each in changed)
         typer.echo(
-            f"{_counted(done)} {change.done}" + (f", {len(changed) - done:,} not" if done < len(changed) else "")
+            f"{_counted(done)} {change.done}"
+            + (f", {held:,} of them held by a pause or a rate of the topic" if held else "")
+            + (f", {len(changed) - done:,} not" if done < len(changed) else "")
         )
 
 
 def _told(change: Change, message: wire.ChangedMessage) -> str:
     at = out.when(message.at_ms)
     match _outcome(message):
+        case "DONE" if message.held_by:
+            return f"is due; {_HELD[message.held_by]}, and can be recalled until then"
         case "DONE" if change.name == "reschedule":
             return f"will be delivered at {at}"
         case "DONE":
@@ -333,6 +340,8 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
             return f"was recalled at {at}"
         case "REPLACED":
             return f"was replaced at {at} by a later message under its own key"
+        case "EXPIRES":
+            return f"expires at {at}, not after the new delivery time: unchanged"
         case "UNKNOWN" if message.own_key and not message.message_id:
             return f"nothing waits under the own key {message.own_key}"
         case "UNKNOWN":

@@ -281,8 +281,8 @@ def fire(
     """Deliver delayed messages now.
 
     By a recall handle; or of a topic by message ids or by a filter. Interrupted and run again it goes on with what is
-    left; what was delivered already is as it should be. Ends with 7 if some had been recalled or are not known, with 3
-    if all.
+    left; what was delivered already is as it should be. A pause or a rate of the topic holds them still. Ends with 7 if
+    some had been recalled or are not known, with 3 if all.
     """
     chosen = targets_of(
         targets,

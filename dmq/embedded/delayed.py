@@ -20,9 +20,16 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.reader import Reader
 from dmq.store.ops import IfKnown, Reschedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
-from dmq.store.schema.keys import Family
+from dmq.store.schema.keys import Family, held_key
 from dmq.store.schema.own_keys import decode_key_holder, own_key_row, row_of
-from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, EntryKind, decode_waiting, encode_waiting
+from dmq.store.schema.record import (
+    DELAYED_KINDS,
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    body_not_after_ms,
+    decode_waiting,
+    encode_waiting,
+)
 from dmq.store.store import Store
 
 ENTRIES_PER_UNIT_MAX = 128
@@ -38,13 +45,22 @@ class Outcome(IntEnum):
     CANCELLED = 3  # it had been cancelled
     UNKNOWN = 4  # it ended longer ago than ends are remembered, or was never accepted
     REPLACED = 5  # a later message with its own key had taken its place
+    EXPIRES = 6  # unchanged: it expires (``DMQ_NOT_AFTER_MS``) before it could be delivered at the new time
+
+
+class HeldBy(IntEnum):
+    """Why a message that is due is not in its queue yet; numbered as in ``rockdmq.admin.v1``."""
+
+    NOTHING = 0
+    PAUSE = 1  # of its topic
+    RATE = 2  # of its topic, or the slow start of deliveries after a pause
 
 
 class Changed(NamedTuple):
     """The answer for one message.
 
     ``at_ms`` of one that is done: since when it is cancelled, or its delivery time; else when it was delivered,
-    cancelled or replaced, 0 if it is unknown.
+    cancelled or replaced, or when it expires, 0 if it is unknown.
     """
 
     outcome: Outcome
@@ -73,7 +89,7 @@ _ENDED = {
     EntryState.REPLACED: Outcome.REPLACED,
     EntryState.ABSORBED: Outcome.UNKNOWN,
 }
-_Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule]
+_Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule | Changed]
 
 
 class DelayedMessages:
@@ -104,6 +120,7 @@ class DelayedMessages:
     async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
         """Give messages another delivery time; one that is over means now.
 
+        A message that expires by then keeps its time, since no consumer would receive it at the new one.
         ``Refused(DELIVERY_TIME)`` for a time beyond the longest delay, ``Overloaded`` while the disk is almost full.
         """
         now_ms = self._store.clock.now_ms
@@ -112,9 +129,12 @@ class DelayedMessages:
             why = f"the delivery time lies {delay_ms} ms ahead"
             raise Refused(Rule.DELIVERY_TIME, why, value=deliver_at_ms, limit=f"{delay_max_ms} ms")
 
-        def change(message_id: bytes, receipt: Receipt, value: bytes) -> Reschedule:
+        def change(message_id: bytes, receipt: Receipt, value: bytes) -> Reschedule | Changed:
             if self._store.is_disk_low():
                 raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+            not_after_ms = body_not_after_ms(value[WAITING_HEADER_BYTES:])
+            if 0 < not_after_ms <= max(deliver_at_ms, now_ms()):  # as a send with these times
+                return Changed(Outcome.EXPIRES, not_after_ms)
             return rescheduled(message_id, receipt, value, deliver_at_ms, now_ms())
 
         changed = await self._change(topic, meant, change, self._moving)
@@ -124,6 +144,16 @@ class DelayedMessages:
     async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
         """Deliver messages now: as ``reschedule`` to now."""
         return await self.reschedule(topic, meant, 0)
+
+    async def held_by(self, topic_name: str, changed: Sequence[Changed]) -> Sequence[HeldBy]:
+        """Return for each rescheduled message whether its topic keeps it from its queue although it is due."""
+        topic, now_ms = self._catalog.known_topic(topic_name), self._store.clock.now_ms()
+        by = HeldBy.NOTHING
+        if topic.paused_since_ms is not None:
+            by = HeldBy.PAUSE
+        elif topic.deliver_rate is not None or any(await self._reader.values(Family.META, [held_key(topic.topic_id)])):
+            by = HeldBy.RATE
+        return [by if each.outcome is Outcome.DONE and each.at_ms <= now_ms else HeldBy.NOTHING for each in changed]
 
     async def by_key(
         self,
@@ -187,7 +217,11 @@ class DelayedMessages:
                 if tries[at] > _TRIES_MAX:
                     raise BrokerUnavailable("the message moves all the time")
                 if receipt is not None and value is not None:
-                    ops.append(change(meant[at].message_id, receipt, value))
+                    op = change(meant[at].message_id, receipt, value)
+                    if isinstance(op, Changed):
+                        changed[at] = op
+                        continue
+                    ops.append(op)
                     asked.append(at)
                 elif receipt is None or receipt.state is not EntryState.WAITING:
                     changed[at] = _answer(receipt) if is_seen[at] else None

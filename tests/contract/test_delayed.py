@@ -13,7 +13,8 @@ from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.embedded import delayed
-from dmq.embedded.delayed import Changed, Meant, Outcome
+from dmq.embedded.delayed import Changed, HeldBy, Meant, Outcome
+from dmq.embedded.topic_settings import FlowChange
 from dmq.store.believed import ClockOptions
 from dmq.store.commit import STALL_S
 from dmq.store.schema.counts import BUCKET_MS
@@ -250,6 +251,66 @@ def test_a_change_is_refused_at_once_where_nothing_can_be_written(tmp_path: Path
         assert [each.outcome for each in await broker.cancel(TOPIC, named("m"))] == [Outcome.DONE]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+@on_both
+async def test_no_message_is_moved_beyond_its_expiry(rig: EmbeddedRig) -> None:
+    """By id, handle and own key, one of many: it keeps its time, is answered with its expiry, and is delivered."""
+    now_ms = rig.clock.now_ms()
+    at_ms, expiry_ms = now_ms + SOON_MS, now_ms + LATER_MS
+    expiring = an_envelope("e", deliver_at_ms=at_ms)._replace(not_after_ms=expiry_ms, own_key="k")
+    sent_back, _ = await rig.broker.send([expiring, an_envelope("m", deliver_at_ms=at_ms)])
+    broker, expires = rig.broker.delayed, Changed(Outcome.EXPIRES, expiry_ms)
+    assert await broker.reschedule(TOPIC, named("e", "m"), expiry_ms) == [expires, (Outcome.DONE, expiry_ms)]
+    assert await broker.reschedule(TOPIC, [rig.broker.recalls.meant(TOPIC, sent_back.recall_handle)], expiry_ms) == [
+        expires
+    ]
+    assert await broker.by_key(TOPIC, ["k"], lambda meant: broker.reschedule(TOPIC, meant, expiry_ms + 1)) == [
+        (pack_id("e"), expires)
+    ]
+    await passed(rig, SOON_MS)
+    assert await taken(rig) == ["e"]
+
+
+@on_both
+async def test_a_message_is_moved_up_to_its_expiry(rig: EmbeddedRig) -> None:
+    """The last millisecond before it is accepted; once it has expired it cannot be fired, only cancelled."""
+    expiry_ms = rig.clock.now_ms() + LATER_MS
+    await rig.broker.catalog.topic(TOPIC)
+    await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
+    await rig.broker.send(
+        [an_envelope("e", deliver_at_ms=rig.clock.now_ms() + SOON_MS)._replace(not_after_ms=expiry_ms)]
+    )
+    broker = rig.broker.delayed
+    assert await broker.reschedule(TOPIC, named("e"), expiry_ms - 1) == [(Outcome.DONE, expiry_ms - 1)]
+    await passed(rig, LATER_MS)
+    assert await broker.fire(TOPIC, named("e")) == [Changed(Outcome.EXPIRES, expiry_ms)]
+    assert await broker.cancel(TOPIC, named("e")) == [(Outcome.DONE, expiry_ms)]
+
+
+@on_both
+async def test_what_holds_a_fired_message_is_answered(rig: EmbeddedRig) -> None:
+    """The pause of its topic, its rate, or what it still holds after a resume; nothing holds one that is not due."""
+    await sent(rig, "a", "b", "c", "d", "e")
+    broker, operator = rig.broker.delayed, rig.broker.operator
+
+    async def held(name: str, *, at_ms: int = 0) -> HeldBy:
+        (by,) = await broker.held_by(TOPIC, await broker.reschedule(TOPIC, named(name), at_ms))
+        return by
+
+    assert await held("a") is HeldBy.NOTHING
+    await operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
+    assert await held("b") is HeldBy.PAUSE
+    await passed(rig, 1)
+    assert await broker.cancel(TOPIC, named("b")) == [(Outcome.DONE, rig.clock.now_ms())]
+    assert await held("c", at_ms=rig.clock.now_ms() + LATER_MS) is HeldBy.NOTHING
+    assert await held("d") is HeldBy.PAUSE
+    await passed(rig, 1)
+    await operator.set_topic(TOPIC, flow=FlowChange(is_paused=False))
+    assert await held("e") is HeldBy.RATE
+    await operator.set_topic(TOPIC, flow=FlowChange(deliver_rate=1))
+    assert await held("c") is HeldBy.RATE
+    assert await broker.held_by(TOPIC, await broker.cancel(TOPIC, named("never"))) == [HeldBy.NOTHING]
 
 
 def test_a_change_in_doubt_is_told_when_it_is_repeated(tmp_path: Path) -> None:

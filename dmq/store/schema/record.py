@@ -450,6 +450,12 @@ def body_id(value: bytes, at: int) -> bytes:
     return value[start : start + id_len]
 
 
+def body_not_after_ms(body: bytes) -> int:
+    """Return the expiry of a message in epoch ms; 0 if it has none."""
+    expiry: int = _DATED.unpack_from(body)[1] & _TIME if body.startswith(b"\0\0") else 0
+    return expiry
+
+
 def body_payload(body: bytes) -> bytes:
     """Return the wire message in a body."""
     return body[sum(_body_lengths(body, 0)) :]

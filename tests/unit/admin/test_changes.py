@@ -52,19 +52,27 @@ def test_what_cannot_be_is_refused_whole(live: LiveCell, fields: dict[str, Any],
     assert asked(live, message_ids=["m"], deliver_at_ms=NOW + 3_600_000).messages[0].outcome == wire.ChangedMessage.DONE
 
 
-def test_one_that_is_named_twice_is_answered_once(live: LiveCell) -> None:
-    """By id; a handle is a name of its own, which is answered by itself."""
-    found = asked(live, message_ids=["m", "other", "m"], deliver_at_ms=NOW + 3_600_000).messages
-    assert [(each.message_id, each.outcome) for each in found] == [
-        ("m", wire.ChangedMessage.DONE),
-        ("other", wire.ChangedMessage.UNKNOWN),
+def test_each_that_is_named_is_answered(live: LiveCell) -> None:
+    """One answer for each name, in their order, also for an id or an own key that is named twice."""
+    live.run("msg", "send", "orders", "x", "--delay", "1h", "--id", "twice", "--own-key", "twice")
+    found = asked(
+        live, message_ids=["m", "other", "m"], own_keys=["twice", "free", "twice"], deliver_at_ms=NOW + 3_600_000
+    ).messages
+    done, unknown = wire.ChangedMessage.DONE, wire.ChangedMessage.UNKNOWN
+    assert [(each.message_id, each.own_key, each.outcome) for each in found] == [
+        ("m", "", done),
+        ("other", "", unknown),
+        ("m", "", done),
+        ("twice", "twice", done),
+        ("", "free", unknown),
+        ("twice", "twice", done),
     ]
 
 
 def test_what_waits_under_own_keys_is_changed(live: LiveCell) -> None:
-    """Behind what was named otherwise; each key is answered once, with the id of its message."""
+    """After what was named otherwise, with the id of its message."""
     live.run("msg", "send", "orders", "x", "--delay", "1h", "--id", "n", "--own-key", "k")
-    found = asked(live, own_keys=["k", "free", "k"], message_ids=["m"], deliver_at_ms=NOW + 3_600_000).messages
+    found = asked(live, own_keys=["k", "free"], message_ids=["m"], deliver_at_ms=NOW + 3_600_000).messages
     assert [(each.message_id, each.own_key, each.outcome) for each in found] == [
         ("m", "", wire.ChangedMessage.DONE),
         ("n", "k", wire.ChangedMessage.DONE),

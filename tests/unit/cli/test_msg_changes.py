@@ -180,6 +180,34 @@ def test_what_was_delivered_meanwhile_is_told(daemon: LiveCell) -> None:
     assert result.stdout.splitlines()[1].split()[:3] == ["A", "was", "delivered"]
 
 
+def test_a_message_of_a_paused_topic_is_fired_and_held(daemon: LiveCell) -> None:
+    """The answer names the pause, and the recall after it succeeds; a rate and a count of many are named, too."""
+    assert daemon.run("topic", "pause", "orders").exit_code == 0
+    result = daemon.run("msg", "fire", "orders", "A")
+    assert (result.exit_code, result.stdout.splitlines()[1].split(maxsplit=1)) == (
+        0,
+        ["A", "is due; held until its topic is resumed, and can be recalled until then"],
+    )
+    told, code = answers(daemon, "recall", "orders", "A")
+    assert (code, told["messages"][0]["outcome"]) == (0, "DONE")
+    result = daemon.run("msg", "fire", "orders", "--tag", "t", "--yes")
+    assert result.stdout == "1 delayed message fired, 1 of them held by a pause or a rate of the topic\n"
+    assert daemon.run("topic", "resume", "orders").exit_code == 0
+    assert daemon.run("topic", "set", "orders", "--deliver-rate", "1").exit_code == 0
+    result = daemon.run("msg", "fire", "orders", "C")
+    assert "is due; delivered in its turn at the rate of its topic" in result.stdout
+
+
+def test_a_message_is_not_moved_beyond_its_expiry(daemon: LiveCell) -> None:
+    """The refusal names the expiry, and the message keeps its time."""
+    sent = daemon.run("msg", "send", "orders", "x", "--delay", "5m", "--not-after", LATER, "--id", "E")
+    assert sent.exit_code == 0
+    result = daemon.run("msg", "reschedule", "orders", "E", "--at", LATER)
+    assert result.exit_code == 1
+    assert f"not rescheduled: expires at {LATER}, not after the new delivery time: unchanged" in result.stderr
+    assert waiting(daemon)["E"] == HOUR_MS // 12
+
+
 def test_a_recall_handle_names_one_message(daemon: LiveCell) -> None:
     """And stays good when that is rescheduled."""
     sent = json.loads(daemon.run("msg", "send", "orders", "x", "--delay", "5m", "--id", "H", "-o", "json").stdout)
