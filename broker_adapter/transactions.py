@@ -67,7 +67,7 @@ class TransactionalBroker(Protocol):
         """Accept all half messages or none, and return one receipt each, in order, once they are durable.
 
         One whose message id is known as a half message of its topic is not stored again. Raises ``Overloaded`` (nothing
-        done), ``BrokerUnavailable`` (in doubt).
+        done), ``BrokerUnavailable`` (in doubt), ``Refused(MESSAGE_ID)`` if another message of the topic has the id.
         """
         ...
 

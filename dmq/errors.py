@@ -16,6 +16,7 @@ DmqError
  |   +- StoreBusy          too much waits for the disk already; nothing was done
  |   |   +- StoreStalled   the disk stalls, or is full; nothing was done
  |   +- OverBound          more would wait than a topic may have waiting; nothing was done
+ |   +- MessageIdTaken     a half message and another message of a topic would share an id; nothing was done
  |   +- UnitRefused        a part of the unit was done before, so nothing of it may be done again; nothing was done
  +- StartRefused           it is known before the store is opened that the daemon cannot start
  +- AddressInUse           a port the daemon was told to listen on is taken
@@ -125,6 +126,16 @@ class OverBound(StoreError):
         self.more = more
         self.limit = limit
         self.next_due_ms = next_due_ms
+
+
+class MessageIdTaken(StoreError):
+    """A half message and another message of a topic would share an id: nothing of the unit was done."""
+
+    def __init__(self, message_id: bytes, *, by_half: bool) -> None:
+        """``message_id`` is packed; ``by_half``: it is the id of a half message."""
+        super().__init__(f"the id {message_id!r} is that of {'a half' if by_half else 'another'} message of the topic")
+        self.message_id = message_id
+        self.by_half = by_half
 
 
 class UnitRefused(StoreError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerUnavailable, Overloaded
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Envelope, SendReceipt, unpack_id
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
@@ -13,7 +13,7 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, wrong_type
 from dmq.embedded.send_quotas import SendQuotas
-from dmq.errors import OverBound, StoreError
+from dmq.errors import MessageIdTaken, OverBound, StoreError
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, Emit, Schedule
 from dmq.store.schema.index import EntryState
@@ -120,9 +120,8 @@ class Sends:
                     self.refused_total += len(envelopes)
                     sent.fail(quotas.refusal(unit.error, asked, self._clock.now_ms()))
                 else:
-                    sent.fail(BrokerUnavailable(str(unit.error)))
+                    sent.fail(failure_of(unit.error))
                 return
-            # The receipts of ``more`` come last.
             receipts, repeated, absorbed = _receipts(self._handles, envelopes, ops, unit.receipts)
             if repeated and asked.spent:
                 quotas.give_back_repeated(asked, [receipt.repeated for receipt in receipts], sent_to)
@@ -131,16 +130,14 @@ class Sends:
             sent.settle(receipts)
 
         try:
-            if asked.bounds and more:  # others go by them from here on, whatever becomes of this send
+            if more:  # others go by them from here on, also if this send is refused
                 self._commits.submit_then(more, lambda _: None)
                 self._names.change_topics(changed)
-                changed, more = [], []
-            self._commits.submit_then([*ops, *more, *notes, *asked.bounds], settle)
+            self._commits.submit_then([*ops, *notes, *asked.bounds], settle)
         except Overloaded:
             quotas.give_back(asked.spent)
             self.refused_total += len(envelopes)
             raise
-        self._names.change_topics(changed)
         return sent
 
 
@@ -159,13 +156,22 @@ class _OneSent(Deferred[Sequence[SendReceipt]]):
     def committed(self, stored: Stored | None, error: StoreError | None) -> None:
         """Tell it, once the message is durable or the store has failed."""
         if stored is None:
-            self.fail(BrokerUnavailable(str(error)))
+            self.fail(failure_of(error))
             return
         if stored.repeated:
             self._sends.repeated_total += 1
         elif stored.state is not ABSORBED:
             self._sends.accepted_total += 1
         self.settle([_receipt(self._handles, self._envelope, self._op, stored)])
+
+
+def failure_of(error: StoreError | None) -> BrokerError:
+    """Return what the sender of messages is answered that the store did not accept for ``error``."""
+    if not isinstance(error, MessageIdTaken):
+        return BrokerUnavailable(str(error))
+    other = "a half message" if error.by_half else "a message that is no half message"
+    why = f"the topic has {other} with this id: send this one under a new id"
+    return Refused(Rule.MESSAGE_ID, why, value=unpack_id(error.message_id))
 
 
 def _receipts(

@@ -29,8 +29,8 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, Not
 from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, body_of, wrong_type
 from dmq.embedded.reader import Reader
-from dmq.embedded.sends import Sends
-from dmq.errors import OverBound
+from dmq.embedded.sends import Sends, failure_of
+from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.ops import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key, half_scope
@@ -117,20 +117,20 @@ class Transactions:
         changed, more = self._names.plan_first({topic.name: PLAIN for topic in topics})
         asked = self._quotas.ask(topics)
         try:
-            if asked.bounds and more:  # others go by them from here on, whatever becomes of this send
+            if more:  # others go by them from here on, also if this send is refused
                 self._commits.submit_then(more, lambda _: None)
                 self._names.change_topics(changed)
-                changed, more = [], []
-            done = self._commits.submit([*ops, *more, *asked.bounds], is_urgent=False)
+            done = self._commits.submit([*ops, *asked.bounds], is_urgent=False)
         except Overloaded:
             self._quotas.give_back(asked.spent)
             self._on_refused(len(halves))
             raise
-        self._names.change_topics(changed)
         try:
             receipts = (await self._commits.committed(done))[: len(halves)]
         except BrokerUnavailable as error:
             self._quotas.give_back(asked.spent)
+            if isinstance(error.__cause__, MessageIdTaken):
+                raise failure_of(error.__cause__) from None
             if not isinstance(error.__cause__, OverBound):
                 raise
             self._on_refused(len(halves))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple
 
-from dmq.errors import OverBound
+from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.believed import BelievedClock
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
@@ -73,6 +73,9 @@ _HELD_BYTE = keys.HELD_BEGIN[0]
 _WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
 
 
+Refusal = OverBound | MessageIdTaken | None  # of a unit; ``None``: it would not be whole
+
+
 class Recovered(NamedTuple):
     """What the writer continues from: the figures of the meta family."""
 
@@ -128,6 +131,9 @@ class Assembler:
         self._decided_ms = 0  # when what is handed over in this batch was found to be due
         self._floor_ms = 0
         self._known: dict[bytes, Receipt] = {}
+        self._twins: dict[int, int] = {}  # of scopes whose topic has ids of half messages and of others
+        self._unmixed: set[int] = set()  # of those without half messages
+        self._is_mixed = False  # whether this batch accepts anything in one of them
         self._waiting: dict[bytes, bytes | None] = {}  # index rows of what may be withdrawn or moved
         self._holders: dict[bytes, KeyHolder | None] = {}  # by the row of an own key that is asked for
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
@@ -146,11 +152,11 @@ class Assembler:
         """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
         return keys.WAITING_GENERATION, self._generation, self._generation - 1
 
-    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt] | OverBound | None], Appended]:
+    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt] | Refusal], Appended]:
         """Return the batch, the receipts of every unit, and what was appended to which queue.
 
-        There are no receipts of a unit that is refused, because it would not be whole or for its bound: the batch has
-        nothing of it.
+        There are no receipts of a unit that is refused, because it would not be whole, for its bound or for an id: the
+        batch has nothing of it.
         """
         batch = self._batch = Batch()
         self._now_ms, self._decided_ms = self._clock.now_ms(), 0
@@ -171,13 +177,15 @@ class Assembler:
         self._reserve(units, first_sequence)
 
         handlers = self._HANDLERS
-        receipts: list[list[Receipt] | OverBound | None] = []
+        receipts: list[list[Receipt] | Refusal] = []
         for unit in units:
-            over = None
-            if len(unit) > 1 and (not self._is_whole(unit) or (over := self._over(unit)) is not None):
-                receipts.append(over)
-            else:
-                receipts.append([handlers[type(op)](self, op) for op in unit])
+            refusal: Refusal = None
+            if self._is_mixed:
+                refusal = self._taken(unit)
+            is_refused = refusal is not None
+            if not is_refused and len(unit) > 1:
+                is_refused = not self._is_whole(unit) or (refusal := self._over(unit)) is not None
+            receipts.append(refusal if is_refused else [handlers[type(op)](self, op) for op in unit])
 
         puts = batch.puts
         for (family, key), value in self._rows.items():
@@ -192,6 +200,17 @@ class Assembler:
         if self._sequence >= first_sequence:
             puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
         return batch, receipts, self._appended
+
+    def _taken(self, unit: Sequence[Op]) -> MessageIdTaken | None:
+        """Return why a unit is refused that accepts an id which its topic has of the other kind, if it does."""
+        for op in unit:
+            if (type(op) is Schedule or type(op) is Append) and op.if_known is not _WRITE:
+                twin = self._twins.get(op.scope)
+                if twin is None or pack_index_prefix(0, op.scope) + op.message_id in self._known:
+                    continue
+                if pack_index_prefix(0, twin) + op.message_id in self._known:
+                    return MessageIdTaken(op.message_id, by_half=keys.is_half_scope(twin))
+        return None
 
     def _is_whole(self, unit: Sequence[Op]) -> bool:
         """Say whether no op of a unit is passed over that others beside it may rely on. Nothing is done before."""
@@ -608,14 +627,20 @@ class Assembler:
 
     def _look_up(self, units: Sequence[Sequence[Op]]) -> dict[bytes, Receipt]:
         """Find which message ids of these units are known already."""
-        suffixes = [
-            op.scope.to_bytes(4, "big") + op.message_id
+        accepted = [
+            (op.scope, op.message_id)
             for unit in units
             for op in unit
             if ((type(op) is Schedule and not op.is_new) or type(op) is Append) and op.if_known is not _WRITE
         ]
-        if not suffixes:
+        self._is_mixed = False
+        if not accepted:
             return {}
+        suffixes = [scope.to_bytes(4, "big") + message_id for scope, message_id in accepted]
+        twins = self._find_twins({scope for scope, _ in accepted})
+        if twins:
+            self._is_mixed = True
+            suffixes += [twins[scope].to_bytes(4, "big") + each for scope, each in accepted if scope in twins]
         known: dict[bytes, Receipt] = {}
         prefixes = [number.to_bytes(4, "big") for number in self.generations()]
         wanted = [prefix + suffix for prefix in prefixes for suffix in suffixes]
@@ -626,6 +651,25 @@ class Assembler:
             if value is not None:
                 known[b"\0\0\0\0" + wanted_key[4:]] = decode_index(value)
         return known
+
+    def _find_twins(self, scopes: set[int]) -> dict[int, int]:
+        """Return the twins of scopes whose topic has half messages: in both an id is looked for.
+
+        Whether a topic has any is read once in a run: three seeks.
+        """
+        for scope in scopes:
+            if keys.is_half_scope(scope):
+                topic_id = keys.twin_scope(scope)
+                self._unmixed.discard(topic_id)
+                self._twins[scope], self._twins[topic_id] = topic_id, scope
+        for scope in scopes - self._unmixed - self._twins.keys():
+            half = keys.twin_scope(scope)
+            ranges = [(pack_index_prefix(each, half), pack_index_prefix(each, half + 1)) for each in self.generations()]
+            if any(self._engine.scan(Family.INDEX, *each, limit=1).rows for each in ranges):
+                self._twins[half], self._twins[scope] = scope, half
+            else:
+                self._unmixed.add(scope)
+        return {scope: self._twins[scope] for scope in scopes if scope in self._twins} if self._twins else {}
 
     def _look_up_withdrawn(self, units: Sequence[Sequence[Op]]) -> dict[bytes, bytes | None]:
         """Find the index rows of what these units withdraw."""

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker_adapter.clock import Clock
-from dmq.errors import OverBound, StoreBusy, StoreClosed, StoreError, StoreFailed, StoreForked, UnitRefused
+from dmq.errors import (
+    MessageIdTaken,
+    OverBound,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFailed,
+    StoreForked,
+    UnitRefused,
+)
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
@@ -340,7 +349,7 @@ class Writer:
         for unit, answer in zip(units, receipts, strict=True):
             if answer is None:
                 unit.error = UnitRefused(f"a part of a unit of {len(unit.ops)} operations was done before: see IfKnown")
-            elif isinstance(answer, OverBound):
+            elif isinstance(answer, OverBound | MessageIdTaken):
                 unit.error = answer
             else:
                 unit.receipts = answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import EventKind
 from dmq.audit.snapshot_layout import Waiting, read_waiting
+from dmq.embedded.delayed import Meant, Outcome
 from dmq.store.engine import Engine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import EntryKind
@@ -112,6 +114,69 @@ async def test_of_decisions_that_fall_together_one_counts(rig: EmbeddedRig) -> N
         assert [error is None for error in errors] == [is_there, not is_there] * 2
 
 
+async def refused(sending: Awaitable[object]) -> str:
+    """Why a send is refused for its message id."""
+    with pytest.raises(Refused) as found:
+        await sending
+    assert found.value.rule is Rule.MESSAGE_ID
+    return found.value.why
+
+
+@every_durable_broker()
+async def test_an_id_of_a_half_message_is_that_of_no_other(rig: EmbeddedRig) -> None:
+    """Undecided or rolled back: a send, alone or with others, at once or delayed, is refused; after a kill, too."""
+    undecided, rolled_back = await prepare_one(rig, "undecided"), await prepare_one(rig, "rolled back")
+    await rig.broker.transactions.roll_back(TOPIC, rolled_back)
+    due_ms = rig.clock.now_ms() + 5_000
+    for _ in range(2):
+        for message_id in ("undecided", "rolled back"):
+            for envelope in (an_envelope(message_id), an_envelope(message_id, deliver_at_ms=due_ms)):
+                assert "a half message with this id" in await refused(rig.broker.send([envelope]))
+            assert await refused(rig.broker.send([an_envelope("fresh"), an_envelope(message_id)]))
+        await rig.restart(End.KILL)
+    assert not await receive(rig)
+    await rig.broker.transactions.commit(TOPIC, undecided)
+    (repeated,) = await rig.broker.send([an_envelope("undecided", deliver_at_ms=due_ms)])
+    assert repeated.repeated
+    assert ids(await receive(rig)) == ["undecided"]
+    await pass_time(rig, 5_000)
+    assert not await receive(rig)
+    meant = [Meant(pack_id("undecided"))]
+    assert [each.outcome for each in await rig.broker.delayed.cancel(TOPIC, meant)] == [Outcome.TOO_LATE]
+    await rig.broker.send([an_envelope("undecided", topic="another")])
+
+
+@every_durable_broker()
+async def test_an_id_of_a_message_is_that_of_no_half_message(rig: EmbeddedRig) -> None:
+    """Delayed, cancelled or delivered: a half message under its id is refused; after a kill, too."""
+    due_ms = rig.clock.now_ms() + 5_000
+    await rig.broker.send([an_envelope("delayed", deliver_at_ms=due_ms), an_envelope("at once")])
+    await rig.broker.send([an_envelope("cancelled", deliver_at_ms=due_ms)])
+    await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("cancelled"))])
+    for _ in range(2):
+        for message_id in ("delayed", "at once", "cancelled"):
+            assert "a message that is no half message" in await refused(prepare(rig, a_half(message_id)))
+            assert await refused(prepare(rig, a_half("fresh"), a_half(message_id)))
+        await rig.restart(End.KILL)
+    assert halves(rig) == 0
+    assert ids(await receive(rig)) == ["at once"]
+    await pass_time(rig, 5_000)
+    assert ids(await receive(rig)) == ["delayed"]
+
+
+@every_durable_broker()
+async def test_of_a_half_message_and_another_that_race_for_an_id_one_is_accepted(rig: EmbeddedRig) -> None:
+    """Whichever is first, alone and in pairs, and in the same batch of the writer."""
+    for number in range(40):
+        name, due_ms = f"m-{number}", rig.clock.now_ms() + 5_000
+        calls: list[Awaitable[object]] = [
+            rig.broker.transactions.prepare([a_half(name)]),
+            rig.broker.send([an_envelope(name, deliver_at_ms=due_ms if number % 4 < 2 else 0)]),
+        ]
+        told = await asyncio.gather(*(calls if number % 2 else reversed(calls)), return_exceptions=True)
+        assert sorted(type(each) is Refused for each in told) == [False, True]
+
+
 @every_durable_broker()
 async def test_it_is_forgotten_after_the_window(rig: EmbeddedRig) -> None:
     """Then a decision hears that nothing is known, which is what is true."""
@@ -165,15 +230,14 @@ async def test_a_half_message_that_is_sent_again_is_the_same(rig: EmbeddedRig) -
 
 
 @every_durable_broker()
-async def test_half_messages_and_others_do_not_meet(rig: EmbeddedRig) -> None:
-    """One id in two topics, and as a message of another kind: each is one of its own."""
-    await send(rig, "m-1")
+async def test_half_messages_of_two_topics_do_not_meet(rig: EmbeddedRig) -> None:
+    """One id in two topics: each is a message of its own."""
     mine = await prepare_one(rig)
     other = a_half()._replace(envelope=an_envelope("m-1", topic="others"))
     (theirs,) = await rig.broker.transactions.prepare([other])
     await rig.broker.transactions.roll_back(TOPIC, mine)
     await rig.broker.transactions.commit("others", theirs.transaction_id)
-    assert ids(await receive(rig)) == ["m-1"]
+    assert not await receive(rig)
     assert ids(await receive(rig, topic="others")) == ["m-1"]
 
 

@@ -168,6 +168,16 @@ def half_scope(topic_id: int) -> int:
     return topic_id | _HALF_SCOPE
 
 
+def twin_scope(scope: int) -> int:
+    """Return the scope of a topic's half messages for the topic's own scope, and the reverse."""
+    return scope ^ _HALF_SCOPE
+
+
+def is_half_scope(scope: int) -> bool:
+    """Return True if a scope is that of half messages."""
+    return bool(scope & _HALF_SCOPE)
+
+
 def recurring_scope(topic_id: int) -> int:
     """Return the scope of the schedules of a topic; ids of names are far smaller."""
     return topic_id | _RECURRING_SCOPE
