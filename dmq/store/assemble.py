@@ -209,7 +209,7 @@ class Assembler:
                 if twin is None or pack_index_prefix(0, op.scope) + op.message_id in self._known:
                     continue
                 if pack_index_prefix(0, twin) + op.message_id in self._known:
-                    return MessageIdTaken(op.message_id, by_half=keys.is_half_scope(twin))
+                    return MessageIdTaken(op.message_id, by_half=twin > op.scope)
         return None
 
     def _is_whole(self, unit: Sequence[Op]) -> bool:
@@ -658,8 +658,7 @@ class Assembler:
         Whether a topic has any is read once in a run: three seeks.
         """
         for scope in scopes:
-            if keys.is_half_scope(scope):
-                topic_id = keys.twin_scope(scope)
+            if (topic_id := keys.twin_scope(scope)) < scope:
                 self._unmixed.discard(topic_id)
                 self._twins[scope], self._twins[topic_id] = topic_id, scope
         for scope in scopes - self._unmixed - self._twins.keys():

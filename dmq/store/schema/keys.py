@@ -169,13 +169,8 @@ def half_scope(topic_id: int) -> int:
 
 
 def twin_scope(scope: int) -> int:
-    """Return the scope of a topic's half messages for the topic's own scope, and the reverse."""
+    """Return the scope of a topic's half messages for the topic's own scope, and the reverse. The former is larger."""
     return scope ^ _HALF_SCOPE
-
-
-def is_half_scope(scope: int) -> bool:
-    """Return True if a scope is that of half messages."""
-    return bool(scope & _HALF_SCOPE)
 
 
 def recurring_scope(topic_id: int) -> int:
