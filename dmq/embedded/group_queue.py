@@ -221,6 +221,11 @@ class GroupQueue:
             (int.from_bytes(chunk, "little") >> max(0, self.floor - first)).bit_count() for first, chunk in above
         )
 
+    @property
+    def available_max(self) -> int:
+        """An upper bound of the messages that ``take`` would return."""
+        return self.end - self.cursor + len(self._ready)
+
     def has_available(self) -> bool:
         """Say whether ``take`` would return something."""
         leases, ready = self.leases, self._ready

@@ -24,7 +24,7 @@ from dmq.embedded.names import Names
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of
 from dmq.embedded.settled import Settled
-from dmq.embedded.subscription import SubscribedQueue, Subscription
+from dmq.embedded.subscription import SubscribedQueue, Subscription, due_of
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
@@ -90,8 +90,12 @@ class HandOut:
 
     async def take(self, found: Subscription, terms: Terms, look: int) -> Looked:
         """Look at ``look`` messages that are available and hand out those that pass, up to the batch; perhaps none."""
+        available = found.available(terms.wanted.queue_id)
+        if heads := found.without_head(available, look):
+            await self._read_heads(found, terms, heads)
+            available = found.available(terms.wanted.queue_id)
         first_epoch = self._receipts.epoch + 1
-        taken = self._lease(found, terms, look)
+        taken = self._lease(found, terms, available, look)
         found.wake_next()  # there may be more than this receive takes
         verdicts: Sequence[bool] | None = None
         try:
@@ -106,6 +110,7 @@ class HandOut:
             raise
         if found.is_retired:
             return Looked([], None, look)
+        _note_read(found, taken, records)
         if len(records) < len(taken):  # the rest is too large, or takes too long, to be looked at as well
             for each in reversed(taken[len(records) :]):
                 each.queue.give_back(each.offset)
@@ -113,14 +118,36 @@ class HandOut:
             del taken[len(records) :]
         return self._deliver(found, terms, taken, records, verdicts, first_epoch)
 
-    def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:
+    async def _read_heads(self, found: Subscription, terms: Terms, heads: Sequence[SubscribedQueue]) -> None:
+        """Read the next message of queues; other receives wait for it meanwhile."""
+        taken = self._lease_of(terms, [(queue, 1) for queue in heads])
+        try:
+            records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
+        finally:
+            for each in reversed(taken):
+                each.queue.give_back(each.offset)
+            found.wake_next()
+        for each, record in zip(taken, records, strict=False):
+            each.queue.due_ms, each.queue.is_head_read = max(each.queue.due_ms, due_of(record) - 1), True
+
+    def _lease(
+        self, found: Subscription, terms: Terms, available: Sequence[SubscribedQueue], look: int
+    ) -> list[_Taken]:
+        """Take as many messages as are to be looked at, or all there are."""
+        taken = self._lease_of(terms, found.choose(available, look))
+        while len(taken) < look and len(available) > 1:
+            available = [each for each in available if each.has_available()]
+            taken += self._lease_of(terms, found.choose(available, look - len(taken)))
+        return taken
+
+    def _lease_of(self, terms: Terms, chosen: Sequence[tuple[SubscribedQueue, int]]) -> list[_Taken]:
         """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
         ends_ms = self._clock.boot_ms() + terms.invisible_ms
         renew_for, is_push = terms.renew_for, bool(terms.renew_for)
         next_epoch = self._receipts.next_epoch
         taken: list[_Taken] = []
-        for queue in found.choose(terms.wanted.queue_id):
-            for offset, (attempt, _, failed_at_ms) in queue.take(look - len(taken)):
+        for queue, limit in chosen:
+            for offset, (attempt, _, failed_at_ms) in queue.take(limit):
                 lease = Lease(
                     next_epoch(),
                     attempt,
@@ -131,8 +158,6 @@ class HandOut:
                 )
                 queue.lease(offset, lease)
                 taken.append(_new_tuple(_Taken, (queue, offset, lease)))
-            if len(taken) >= look:
-                break
         return taken
 
     def _deliver(
@@ -230,6 +255,15 @@ def facts_of(names: Names, record: QueuedMessage) -> DeadLetterFacts | None:
         history.first_failed_at_ms,
         history.last_failed_at_ms,
     )
+
+
+def _note_read(found: Subscription, taken: Sequence[_Taken], records: Sequence[QueuedMessage]) -> None:
+    ends: dict[SubscribedQueue, tuple[QueuedMessage, QueuedMessage]] = {}
+    for (queue, _, _), record in zip(taken, records, strict=False):
+        first, _ = ends.get(queue, (record, record))
+        ends[queue] = first, record
+    for queue, (first, last) in ends.items():
+        found.was_read(queue, first, last)
 
 
 def _next_look(records: Sequence[QueuedMessage]) -> int:

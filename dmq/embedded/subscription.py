@@ -68,6 +68,10 @@ class SubscribedQueue(GroupQueue):
         super().__init__(subscription.group_id, topic_id, queue_id)
         self.subscription = subscription
         self.order = MessageOrder(subscription.remembered)
+        # Due times of the messages that this run read: where the last two looks began, and the latest.
+        self.looks_from_ms = (0, 0)
+        self.due_ms = 0
+        self.is_head_read = False  # whether ``due_ms`` is next to the due time of the message that comes next
 
     def look_at_again(self) -> None:
         """Have it found out with the next message whether a group is near the end: this one may be."""
@@ -116,6 +120,7 @@ class Subscription:
         )
         self.reset_epoch = 0  # of the last hand-out before it was set back or forth
         self._turn = 0
+        self._stalled: set[SubscribedQueue] = set()  # whose last look had nothing but messages that came back
         self._waits = 0  # so far
         # By the queue that they wait for (-1: any), in their order: when each came, and what wakes it.
         self._waiters: dict[int, dict[int, asyncio.Future[bool]]] = {}
@@ -175,13 +180,51 @@ class Subscription:
 
         done.add_done_callback(settle)
 
-    def choose(self, queue_id: int) -> Sequence[SubscribedQueue]:
-        """Return the queues a receive looks at: the one asked for, or all, starting with another one each time."""
-        if queue_id >= 0:
-            return self._wanted(queue_id)
-        queues = self.all_queues
-        self._turn = (self._turn + 1) % len(queues)
-        return queues[self._turn :] + queues[: self._turn]
+    def choose(self, available: Sequence[SubscribedQueue], limit: int) -> Sequence[tuple[SubscribedQueue, int]]:
+        """Return from which of the available queues a receive takes how many messages.
+
+        The queue that is furthest behind, by the due times of the messages that were read, comes first, and the others
+        have equal shares. A queue whose last two looks began later than that has none. So at most two batches of
+        younger messages of each other queue come before a message.
+        """
+        if len(available) < 2:
+            return [(each, limit) for each in available]
+        self._turn += 1
+        share, turn = max(1, limit // len(available)), self._turn % len(available)
+        queues = [*available[turn:], *available[:turn]]
+        if self._stalled:
+            queues = [each for each in queues if each not in self._stalled] or queues
+            if len(queues) == len(available):
+                self._stalled.clear()
+        queues.sort(key=_due_ms)
+        first = queues[0]
+        others = [each for each in queues[1:] if each.looks_from_ms[0] <= first.due_ms][: (limit - 1) // share]
+        return [(first, limit - share * len(others)), *((each, share) for each in others)]
+
+    @staticmethod
+    def without_head(available: Sequence[SubscribedQueue], limit: int) -> Sequence[SubscribedQueue]:
+        """Return the queues whose next message has to be read before a receive can choose between the queues."""
+        if len(available) < 2 or all(each.is_head_read for each in available):
+            return ()
+        if sum(each.available_max for each in available) <= limit:
+            return ()
+        return [each for each in available if not each.is_head_read]
+
+    def was_read(self, queue: SubscribedQueue, first: QueuedMessage, last: QueuedMessage) -> None:
+        """Note the first and the last message that a look read in a queue."""
+        first_ms, last_ms = due_of(first), due_of(last)
+        queue.is_head_read = queue.cursor < queue.end
+        if last_ms > queue.due_ms:
+            queue.looks_from_ms = queue.looks_from_ms[1], max(first_ms, queue.due_ms)
+            queue.due_ms = last_ms
+            self._stalled.clear()
+        else:  # what comes back at once, again and again, must not keep a receive from the other queues
+            self._stalled.add(queue)
+
+    def available(self, queue_id: int = -1) -> Sequence[SubscribedQueue]:
+        """Return the queues that have a message for a receive; the lane comes first where both lie in one."""
+        queues = self.all_queues if queue_id < 0 else self._wanted(queue_id)
+        return [queue for queue in queues if queue.has_available()]
 
     def has_available(self, queue_id: int = -1) -> bool:
         """Say whether a receive would find something."""
@@ -283,3 +326,12 @@ class Subscription:
 def _time_is_up(woken: asyncio.Future[bool]) -> None:
     if not woken.done():
         woken.set_result(False)
+
+
+def _due_ms(queue: SubscribedQueue) -> int:
+    return queue.due_ms
+
+
+def due_of(record: QueuedMessage) -> int:
+    """Return when a message was due: its delivery time, or when it reached its queue."""
+    return record.deliver_at_ms or record.stored_at_ms

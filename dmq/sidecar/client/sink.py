@@ -62,8 +62,8 @@ class SidecarClient:
     - The daemon keeps an entry as it was put, and counts its attempts. The last error, and the exact due time of a
       repetition, are known to the process that gave the entry back, not to others. That an attempt may have succeeded
       is stored for entries without a key. Why an entry is dead is stored.
-    - Entries of one type come from several queues: the longest due is first within what one ``take`` returns, and
-      about first over all.
+    - Entries of one type come from several queues: the longest due is first within what one ``take`` returns. Over
+      all it is first within the bound of GUARANTEES, section 2.
     - A repetition of an entry with a key is never hidden for longer than 12 h at a time. If its process ends
       meanwhile, another one may get it after that.
     - A process that dies within a second of taking an entry may cost it an attempt.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 
 import pytest
+from support.effort import EFFORT, SEED
 
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
 from dmq.embedded.subscription import Subscription
 from dmq.errors import StoreFailed
+from dmq.store.schema.record import QueuedMessage
 
 LONG_S = 60.0
 
@@ -142,12 +146,58 @@ def test_a_wake_up_looks_at_those_who_can_use_it_only() -> None:
 def test_queues_take_turns_and_looking_is_no_turn() -> None:
     """Each receive starts with the next queue, however often somebody asked whether there is something."""
     found = Subscription(1, Topic(2, "orders", 4, 0))
+    for queue in found.queues:
+        queue.end = 1
     starts = []
     for _ in range(8):
         found.has_available()
-        starts.append(next(iter(found.choose(-1))).queue_id)
+        starts.append(found.choose(found.available(), 1)[0][0].queue_id)
     assert starts == [1, 2, 3, 0] * 2
-    assert [queue.queue_id for queue in found.choose(2)] == [2]
+    assert [(queue.queue_id, limit) for queue, limit in found.choose(found.available(2), 5)] == [(2, 5)]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_no_queue_is_far_ahead_of_another(batch: int) -> None:
+    """Of each other queue at most two batches of younger messages come before a message, however uneven they are."""
+    rng = random.Random(SEED)
+    for _ in range(50 * EFFORT):
+        queues = rng.randrange(2, 9)
+        found = Subscription(1, Topic(2, "orders", queues, 0))
+        lots: list[list[int]] = [[] for _ in range(queues)]
+        weights = [rng.random() ** 3 for _ in range(queues)]
+        due_ms = 1
+        while due_ms < 400:  # in runs, which come to one queue, and mixed
+            for _ in range(rng.choice((1, 1, 1, 40))):
+                lots[rng.choices(range(queues), weights)[0]].append(due_ms)
+                due_ms += rng.randrange(1, 5)
+        for queue, lot in zip(found.queues, lots, strict=True):
+            queue.end = len(lot)
+            queue.due_ms = lot[0] - 1 if lot else 0
+        came: list[tuple[int, int, int]] = []  # the receive, the queue, the due time
+        number = 0
+        while (available := found.available()) and (number := number + 1):
+            taken = 0
+            while taken < batch and (chosen := found.choose(found.available(), batch - taken)):
+                assert sum(limit for _, limit in chosen) <= batch - taken or len(chosen) == 1
+                for queue, limit in chosen:
+                    dues = [lots[queue.queue_id][offset] for offset, _ in queue.take(limit)]
+                    came += [(number, queue.queue_id, each) for each in dues]
+                    taken += len(dues)
+            assert taken == batch or not found.available()
+            for queue in available:
+                read = [each for look, queue_id, each in came if (look, queue_id) == (number, queue.queue_id)]
+                if read:
+                    found.was_read(queue, a_record(read[0]), a_record(read[-1]))
+        assert len(came) == sum(map(len, lots))
+        for at, (look, queue_id, each) in enumerate(came):
+            younger = Counter(other for before, other, ms in came[:at] if before < look and ms > each)
+            del younger[queue_id]
+            assert all(count <= 2 * batch for count in younger.values()), (each, younger)
+
+
+def a_record(due_ms: int) -> QueuedMessage:
+    """A message with a delivery time."""
+    return QueuedMessage(0, due_ms, due_ms, b"id", "", "", b"", None)
 
 
 @pytest.mark.parametrize("end", ["written", "failed", "cancelled"])
