@@ -126,6 +126,7 @@ def _http2(
 ) -> Transport:
     """Return what serves a port: this process, or fronts."""
     from dmq.daemon.fronts import front_settings, fronts_of, plain_served_to
+    from dmq.http2 import no_certificate_fault
     from dmq.processes.fronts import Fronts
     from dmq.sidecar.http2_server import Http2Transport
 
@@ -157,6 +158,7 @@ def _http2(
         monotonic_s=clock.monotonic_s,
         limits=_limits(config, connections_max),
         tls=tls.context if tls is not None else None,
+        certificate_fault=tls.fault if tls is not None else no_certificate_fault,
         plain_served_to=plain_served_to(config),
     )
 

@@ -27,7 +27,7 @@ from dmq.http2.limits import Limits, Rate
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Figures, Http2Server
-from dmq.http2.tls import make_context
+from dmq.http2.tls import CertificateFault, make_context, no_certificate_fault
 
 __all__ = [
     "LOOPBACK",
@@ -36,6 +36,7 @@ __all__ = [
     "Admit",
     "Bidirectional",
     "CallEnded",
+    "CertificateFault",
     "Figures",
     "Http2Server",
     "Limits",
@@ -49,4 +50,5 @@ __all__ = [
     "address_of",
     "is_compiled",
     "make_context",
+    "no_certificate_fault",
 ]

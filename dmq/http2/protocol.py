@@ -21,7 +21,7 @@ from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
 from dmq.http2.slices import Slices
-from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
+from dmq.http2.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
 
 PlainServedTo = Literal["all", "loopback", "none"]
 
@@ -51,6 +51,7 @@ class Host(Protocol):
     monotonic_s: Callable[[], float]
     tls: Callable[[], ssl.SSLContext] | None
     plain_served_to: PlainServedTo
+    certificate_fault: CertificateFault
 
     def joined(self, client: ClientProtocol) -> Place:
         """A client is there: say where it is let in."""
@@ -274,9 +275,7 @@ class ClientProtocol(asyncio.Protocol):
         """Do what time asks for: see to clients that say nothing, that are idle, and that are here too long."""
         limits = self._host.limits
         connection, control = self.connection, self.connection.control
-        if not connection.is_ready:
-            if now_s - self._made_s > limits.preface_s:
-                self.abort("preface_timeout")
+        if self._ends_for_certificate() or not self._is_prefaced(now_s):
             return
         if self._place is Place.RESERVE and not self.is_operators and now_s - self._made_s > limits.operator_s:
             self.abort("reserved_for_operators")
@@ -303,6 +302,11 @@ class ClientProtocol(asyncio.Protocol):
         if control.is_draining and now_s - self._drained_s > limits.age_grace_s:
             self.finish()
         self.flush()
+
+    def _is_prefaced(self, now_s: float) -> bool:
+        if not self.connection.is_ready and now_s - self._made_s > self._host.limits.preface_s:
+            self.abort("preface_timeout")
+        return self.connection.is_ready
 
     def _look_for_stalled(self, now_s: float) -> None:
         if now_s - self._stalled_s <= self._host.limits.request_s / _STALLED_LOOKS:
@@ -476,7 +480,19 @@ class ClientProtocol(asyncio.Protocol):
         to = self._host.plain_served_to
         return to == "all" or (to == "loopback" and self.is_local)
 
+    def _ends_for_certificate(self) -> bool:
+        """End the connection if its client would not be accepted any more; return True if so."""
+        pipe = self._pipe
+        if pipe is None or not pipe.is_open or self._is_closing:
+            return False
+        if not (fault := self._host.certificate_fault(pipe.context, pipe.until_s)):
+            return False
+        log.warning(fault, peer=self.peer)
+        self.make_room()
+        return True
+
     def _decrypt(self, pipe: TlsPipe, data: bytes) -> bytes:
+        was_open = pipe.is_open
         try:
             text = pipe.receive(data)
         except TlsFault as fault:
@@ -487,6 +503,8 @@ class ClientProtocol(asyncio.Protocol):
             return b""
         if answer := pipe.take():
             self._transport.write(answer)
+        if not was_open and self._ends_for_certificate():  # a session that is resumed is not verified again
+            return b""
         if pipe.is_ended:
             self._transport.close()
         elif pipe.is_open and not text:

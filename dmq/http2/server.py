@@ -22,6 +22,7 @@ from dmq.http2.listener import Listener
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
 from dmq.http2.slices import Slices
+from dmq.http2.tls import CertificateFault, no_certificate_fault
 
 _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0
@@ -60,6 +61,7 @@ class Http2Server:
         limits: Limits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         plain_served_to: PlainServedTo = "all",
+        certificate_fault: CertificateFault = no_certificate_fault,
         is_busy: Callable[[], bool] = lambda: False,
         is_full: Callable[[], bool] = lambda: False,
         admit: Admit = admit_all,
@@ -68,6 +70,7 @@ class Http2Server:
     ) -> None:
         """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``.
 
+        A connection for which ``certificate_fault`` returns an event name is logged as that and ends within a second.
         ``admit`` judges each call by its headers, ``share_of`` says how many bytes may wait for an address or a key.
         While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called; while
         ``is_full`` does, no client that says anything.
@@ -78,6 +81,7 @@ class Http2Server:
         self.monotonic_s = monotonic_s
         self.tls = tls
         self.plain_served_to: PlainServedTo = "all" if tls is None else plain_served_to
+        self.certificate_fault = certificate_fault
         self.accounts = Accounts(self.limits.held_in_all, self.limits.held_reserve, share_of)
         self.admit = admit
         self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)

@@ -5,7 +5,9 @@ The event loop's own TLS wants to know before the first byte. This one is starte
 
 from __future__ import annotations
 
+import math
 import ssl
+from collections.abc import Callable
 from typing import Final
 
 from dmq.http2.errors import Http2Error
@@ -15,6 +17,16 @@ _READ_BYTES: Final = 256 * 1024
 _SLICE_BYTES: Final = 64 * 1024
 _HANDSHAKE_SLICE_BYTES: Final = 16 * 1024
 _SLICE_RECORDS: Final = 256
+
+
+# Returns why a connection has to end whose client was accepted by a context with a certificate that is valid until an
+# epoch time in seconds; empty: it may go on.
+CertificateFault = Callable[[ssl.SSLContext, float], str]
+
+
+def no_certificate_fault(_context: ssl.SSLContext, _until_s: float) -> str:
+    """Accept every certificate for as long as its connection lasts."""
+    return ""
 
 
 class TlsFault(Http2Error):
@@ -28,6 +40,8 @@ class TlsPipe:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.context = context
+        self.until_s = math.inf  # until when the client's certificate is valid, in epoch seconds
         self.is_open = False
         self.is_ended = False  # the peer has said that nothing follows
         self._ahead = b""  # ciphertext for the next slice
@@ -87,6 +101,8 @@ class TlsPipe:
 
     def _check_protocol(self) -> None:
         self.is_open = True
+        if shown := self._tls.getpeercert():  # of one that is verified
+            self.until_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
         if self._tls.selected_alpn_protocol() != "h2":
             raise TlsFault("the peer does not offer h2 by ALPN")
 

@@ -39,7 +39,7 @@ from dmq.admin.access import entrances
 from dmq.background import die_with_parent
 from dmq.counting import CallCounts
 from dmq.errors import DmqError, with_advice
-from dmq.http2 import Http2Server, address_of
+from dmq.http2 import Http2Server, address_of, no_certificate_fault
 from dmq.http2 import Limits as Http2Limits
 from dmq.log import configure
 from dmq.processes import frames, passing
@@ -116,6 +116,7 @@ class Front:
             admit=Gate(all_entrances(entrances()), guard, self._quotas).admit,
             share_of=self._share_of,
             tls=self._certificates.context if self._certificates is not None else None,
+            certificate_fault=self._certificates.fault if self._certificates is not None else no_certificate_fault,
             plain_served_to=settings.plain_served_to,
             is_busy=messages.is_busy,
             is_full=lambda: link.is_behind,

@@ -24,6 +24,7 @@ from dmq.errors import AddressInUse, DmqError
 from dmq.http2 import (
     Bidirectional,
     CallEnded,
+    CertificateFault,
     Http2Server,
     Limits,
     Method,
@@ -32,6 +33,7 @@ from dmq.http2 import (
     Status,
     Streaming,
     Unary,
+    no_certificate_fault,
 )
 from dmq.sidecar import health
 from dmq.sidecar.access import HEALTH, REFLECTION, all_entrances
@@ -91,12 +93,14 @@ class Http2Transport:
         port_number: int,
         monotonic_s: Callable[[], float],
         tls: Callable[[], ssl.SSLContext] | None = None,
+        certificate_fault: CertificateFault = no_certificate_fault,
         plain_served_to: PlainServedTo = "all",
         limits: Limits | None = None,
     ) -> None:
         """Listen nowhere yet.
 
-        ``tls`` gives the context of the next connection, ``plain_served_to`` says who may do without it.
+        ``tls`` gives the context of the next connection, ``plain_served_to`` says who may do without it;
+        ``certificate_fault`` as of ``Http2Server``.
         """
         self._served = port
         self._host = host
@@ -111,6 +115,7 @@ class Http2Transport:
             admit=port.gate.admit,
             share_of=lambda kind, name: quotas.limit(Quota.BYTES, Holder(kind, name)),
             tls=tls,
+            certificate_fault=certificate_fault,
             plain_served_to=plain_served_to,
             is_busy=messages.is_busy,
         )

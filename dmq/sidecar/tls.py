@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from weakref import WeakSet
 
 import structlog
 
@@ -38,7 +39,8 @@ class Certificates:
     """Gives the TLS context of the next connection.
 
     When the files change they are read again; while they are wrong, connections get what was right before, and the log
-    says so, as does ``problem``. With ``client_ca`` clients must show a certificate that it signed.
+    says so, as does ``problem``. With ``client_ca`` clients must show a certificate that it signed. ``fault`` returns
+    which of their connections have to end.
     """
 
     certificate: Path
@@ -49,6 +51,8 @@ class Certificates:
     tells: bool = True  # else the log is left to others
     problem: str = field(default="", init=False)
     _context: ssl.SSLContext | None = field(default=None, init=False)
+    _earlier: WeakSet[ssl.SSLContext] = field(default_factory=WeakSet, init=False)
+    _withdrawn: WeakSet[ssl.SSLContext] = field(default_factory=WeakSet, init=False)  # trusted a removed authority
     _stamp: _Stamp = field(default=(), init=False)
     _look_at_s: float = field(default=0.0, init=False)
 
@@ -62,7 +66,7 @@ class Certificates:
         if self._context is None or stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._context = self._load()
+                self._use(self._load())
             except CertificateError as error:
                 if self._context is None:
                     raise
@@ -71,7 +75,25 @@ class Certificates:
                 self.problem = f"{error}; the one before it is used"
             else:
                 self.problem = ""
+        assert self._context is not None
         return self._context
+
+    def fault(self, context: ssl.SSLContext, until_s: float) -> str:
+        """Return why a connection has to end that ``context`` accepted, as the name of an event; empty: it may go on.
+
+        ``until_s`` is the end of its client's certificate, in epoch seconds. After the removal of an authority all
+        connections from before end: those with a certificate of another one are accepted again at once.
+        """
+        if self.clock.now_ms() > until_s * 1000:
+            return "client_certificate_expired"
+        self.context()
+        return "client_authority_removed" if context in self._withdrawn else ""
+
+    def _use(self, context: ssl.SSLContext) -> None:
+        authorities = set(context.get_ca_certs(binary_form=True))
+        self._withdrawn.update(each for each in self._earlier if not authorities.issuperset(each.get_ca_certs(True)))
+        self._earlier.add(context)
+        self._context = context
 
     def _files(self) -> _Stamp:
         found = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import ManualClock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.http2 import Http2Server
 from dmq.sidecar import tls
 from dmq.sidecar.tls import CertificateError, Certificates, self_signed
 
@@ -192,3 +195,99 @@ def test_a_certificate_that_cannot_be_used_keeps_the_daemon_from_starting(
     assert ended.returncode == 1
     assert str(path) in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
+
+
+def opened(port: int, server_ca: Signed, client: Signed) -> ssl.SSLSocket:
+    """A connection of a client with its certificate, on which HTTP/2 has begun."""
+    context = ssl.create_default_context(cafile=str(server_ca.certificate))
+    context.load_cert_chain(client.certificate, client.key)
+    context.set_alpn_protocols(["h2"])
+    with ExitStack() as closing:  # in TLS 1.3 a refused certificate is found out by the first read
+        plain = closing.enter_context(socket.create_connection(("localhost", port), 30))
+        found = closing.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+        found.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        if not found.recv(1):
+            raise ConnectionResetError
+        closing.pop_all()
+    return found
+
+
+def wait_for_end(connection: ssl.SSLSocket) -> None:
+    """Read until the other side has ended the connection."""
+    with suppress(ConnectionError, ssl.SSLError):
+        while connection.recv(4096):
+            pass
+
+
+def test_a_connection_ends_with_its_client_certificate(tmp_path: Path) -> None:
+    """While it is open the certificate expires; a connection of one that is valid for longer goes on."""
+    clock = ManualClock(SystemClock().now_ms())
+    authority = signed(tmp_path, "authority", days=90)
+    server, short, long = (
+        signed(tmp_path, name, authority.pair, days=days) for name, days in (("server", 90), ("short", 1), ("long", 90))
+    )
+    certificates = Certificates(server.certificate, server.key, clock, authority.certificate)
+
+    async def scenario() -> None:
+        http2 = Http2Server(
+            {},
+            host="127.0.0.1",
+            port=0,
+            monotonic_s=SystemClock().monotonic_s,
+            tls=certificates.context,
+            certificate_fault=certificates.fault,
+        )
+        port = await http2.start()
+        first, second = [await asyncio.to_thread(opened, port, authority, each) for each in (short, long)]
+        with capture_logs() as said:
+            clock.advance(2 * 24 * 3_600_000)
+            await asyncio.to_thread(wait_for_end, first)
+        assert [each["event"] for each in said if each["log_level"] == "warning"] == ["client_certificate_expired"]
+        assert http2.figures().connections == 1
+        for each in (first, second):
+            each.close()
+        await http2.stop(0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_connections_end_when_an_authority_is_removed(tmp_path: Path, processes: str) -> None:
+    """An authority that is added ends none; one that is removed does, and its clients cannot come back."""
+    ours, others = signed(tmp_path, "ours"), signed(tmp_path, "others")
+    server, ending, lasting = (
+        signed(tmp_path, name, by.pair) for name, by in (("server", ours), ("ending", others), ("lasting", ours))
+    )
+    trusted = tmp_path / "trusted.pem"
+
+    def trust(*authorities: Signed) -> None:
+        part = tmp_path / "trusted.part"
+        part.write_bytes(b"".join(each.certificate.read_bytes() for each in authorities))
+        part.replace(trusted)
+
+    trust(others)
+    env = {
+        "DMQ_TLS_CERTIFICATE": str(server.certificate),
+        "DMQ_TLS_KEY": str(server.key),
+        "DMQ_TLS_CLIENT_CA": str(trusted),
+        "DMQ_PROCESSES": processes,
+    }
+    with Daemon(tmp_path / "data", env=env) as daemon:
+        connection = opened(daemon.port, ours, ending)
+        trust(others, ours)
+        later: ssl.SSLSocket | None = None
+        while later is None:  # until the files are read again
+            with suppress(ConnectionError, ssl.SSLError):
+                later = opened(daemon.port, ours, lasting)
+        connection.sendall(bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"answer..")
+        assert connection.recv(4096), "an authority more ends no connection"
+        trust(ours)
+        wait_for_end(connection)
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            opened(daemon.port, ours, ending)
+        with opened(daemon.port, ours, lasting) as again:
+            assert again.version()
+        for each in (connection, later):
+            each.close()
+        daemon.stop()
+        assert "client_authority_removed" in daemon.log()
