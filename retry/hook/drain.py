@@ -78,8 +78,8 @@ class Drain:
         """How many entries are fetched and wait for a worker."""
         return sum(len(workers.queue) for workers in self._all())
 
-    def start(self, handlers: Iterable[Handler], first: Callable[[], None] | None = None) -> None:
-        """Start the threads of those ``handlers`` that have none; one of them calls ``first`` before all else.
+    def start(self, handlers: Iterable[Handler], once: Callable[[], bool] | None = None) -> None:
+        """Start the threads of those ``handlers`` that have none; one of them calls ``once`` until it returns True.
 
         Asks the sink nothing: the caller may be an event loop, and the sink slow.
         """
@@ -88,9 +88,9 @@ class Drain:
                 if handler.type_name in self._by_type or self._stop.is_set():
                     continue
                 workers = self._by_type[handler.type_name] = TypeWorkers(handler)
-                threads = [self._thread(workers, number, first) for number in range(handler.workers)]
+                threads = [self._thread(workers, number, once) for number in range(handler.workers)]
                 self._threads += threads
-            first = None
+            once = None
             handler.destination.start_slowly()
             for thread in threads:
                 thread.start()
@@ -150,10 +150,10 @@ class Drain:
         self._threads = []
         self._by_type = {}
 
-    def _thread(self, workers: TypeWorkers, number: int, first: Callable[[], None] | None) -> threading.Thread:
+    def _thread(self, workers: TypeWorkers, number: int, once: Callable[[], bool] | None) -> threading.Thread:
         return threading.Thread(
             target=self._work,
-            args=(workers, None if number else first),
+            args=(workers, None if number else once),
             name=f"retry-{workers.handler.type_name}-{number}",
             daemon=True,
         )
@@ -162,11 +162,11 @@ class Drain:
         with self._lock:
             return list(self._by_type.values())
 
-    def _work(self, workers: TypeWorkers, first: Callable[[], None] | None) -> None:
-        if first is not None:
-            first()
+    def _work(self, workers: TypeWorkers, once: Callable[[], bool] | None) -> None:
         while not self._stop.is_set():
             try:
+                if once is not None and once():
+                    once = None
                 self._settler.run_due()
                 self._attempts.tell()
                 self._turn(workers)

@@ -57,6 +57,7 @@ from retry.sink import DeadEntry, DelaySink, SinkClosed
 # The seed's table: an attempt at once, one after each step, and when the one after the last step fails it is over.
 SPOOL_POLICY = RetryPolicy(backoff=Table(SPOOL_STEPS_MS), max_attempts=len(SPOOL_STEPS_MS) + 1, jitter=0.1)
 
+UNCLAIMED_AFTER_S = 10.0  # after the last handler was registered: an application registers one after another
 TIMEOUT_S_MAX = 365 * 86_400  # the platform's waits end somewhere beyond
 Payload = bytes | bytearray | memoryview
 _Function = TypeVar("_Function", bound=HandlerFunction)
@@ -111,6 +112,7 @@ class Redelivery:
         self._destinations: dict[str, Destination] = {}
         self._began_s = sink.clock.monotonic_s()
         self._is_started = False
+        self._registered_s = 0.0  # when the last handler was registered
         self._is_child = False
         self._closed: Closed | None = None
         self._closing = threading.Lock()
@@ -229,6 +231,7 @@ class Redelivery:
                 tally=Tally(),
                 earlier_names=earlier,
             )
+            self._registered_s = self._sink.clock.monotonic_s()
             if self._closed is not None:
                 added.tally.close()
         if self._is_started:
@@ -461,10 +464,14 @@ class Redelivery:
             self._health.failed(error)
             return False
 
-    def _log_unclaimed(self) -> None:
+    def _log_unclaimed(self) -> bool:
+        """Warn of messages without a handler; return False while further handlers may still be registered."""
+        if self._sink.clock.monotonic_s() - self._registered_s < UNCLAIMED_AFTER_S:
+            return False
         unclaimed = self.metrics().unclaimed
         if unclaimed:
             self._log.warning("messages_unclaimed", waiting=unclaimed, types_known=sorted(self._handlers))
+        return True
 
     def _settings(self) -> dict[str, object]:
         return {

@@ -21,6 +21,7 @@ from retry import (
     Spooled,
     Table,
 )
+from retry.hook.redelivery import UNCLAIMED_AFTER_S
 from retry.sink import SinkStats
 from retry.testing import FakeProducer, MemorySink, run_due
 
@@ -44,6 +45,30 @@ def test_threads_start_with_the_first_handler_whose_messages_wait() -> None:
         assert (metrics.unclaimed, metrics.waiting) == (2, 2)
         assert any("without a handler" in reason for reason in hook.health().reasons)
     assert [entry.type_name for entry in sink.entries] == ["nobody"] * 2
+
+
+def test_messages_are_unclaimed_once_no_handler_comes_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """The first handler starts the threads; the next ones are registered after it, and are no reason to warn."""
+    clock = ManualClock(1_700_000_000_000)
+    sink = MemorySink(clock)
+    for name in ("a", "b"):
+        fill(sink, 1, type_name=name)
+    producer = FakeProducer()
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "messages_unclaimed" in each.getMessage()]
+
+    with Redelivery(sink) as hook:
+        hook.add_handler("a", producer.send)
+        until(lambda: len(producer.sent) == 1)
+        hook.add_handler("b", producer.send)
+        until(lambda: len(producer.sent) == 2)
+        assert not warnings()
+        fill(sink, 1, type_name="gone")
+        clock.advance(int(UNCLAIMED_AFTER_S * 1_000))
+        until(lambda: bool(warnings()))
+        assert len(warnings()) == 1
+        assert "'a', 'b'" in warnings()[0]
 
 
 def test_workers_outlive_everything_a_handler_and_a_sink_can_do() -> None:
