@@ -177,11 +177,14 @@ def _name_in(key: bytes, value: bytes) -> dict[int, str]:
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def store_options() -> StoreOptions:
-    """Return how a spool opens its stores, but for the bounds that its process sets."""
+def store_options(corrupt: type[StoreCorrupt] = SpoolCorrupt) -> StoreOptions:
+    """Return how a spool opens its stores, but for the bounds that its process sets.
+
+    ``corrupt`` is raised for damage, and has the advice.
+    """
     known = SpoolOptions()
     return StoreOptions(
-        outbox_bytes_max=known.trail_bytes_max, rocks=known.rocks._replace(corrupt=SpoolCorrupt), gap_event=gap_event
+        outbox_bytes_max=known.trail_bytes_max, rocks=known.rocks._replace(corrupt=corrupt), gap_event=gap_event
     )
 
 
@@ -201,10 +204,17 @@ def look(path: Path, clock: Clock, tell: Tell = lambda _: None) -> Iterator[Look
         yield open_look(path, work, clock, tell, stack)
 
 
-def open_look(path: Path, work: Path, clock: Clock, tell: Tell, stack: ExitStack) -> Look:
-    """As ``look``, in ``work``; ``stack`` closes it."""
+def open_look(
+    path: Path,
+    work: Path,
+    clock: Clock,
+    tell: Tell,
+    stack: ExitStack,
+    corrupt: type[StoreCorrupt] = SpoolCorrupt,
+) -> Look:
+    """As ``look``, in ``work``; ``stack`` closes it. ``corrupt`` as of ``store_options``."""
     try:
-        store = _strict(path, work, clock)
+        store = _strict(path, work, clock, corrupt)
     except StoreCorrupt as error:
         why = str(error).replace(str(work / "strict"), str(path))
     else:
@@ -233,8 +243,8 @@ def open_look(path: Path, work: Path, clock: Clock, tell: Tell, stack: ExitStack
     raise StoreCorrupt(f"{path} cannot be opened in any way: {last}")
 
 
-def _strict(path: Path, work: Path, clock: Clock) -> Store:
-    options = replace(store_options(), ballast_bytes=0, durability="process")
+def _strict(path: Path, work: Path, clock: Clock, corrupt: type[StoreCorrupt] = SpoolCorrupt) -> Store:
+    options = replace(store_options(corrupt), ballast_bytes=0, durability="process")
     copy = work / "strict"
     attempt = 0
     while True:

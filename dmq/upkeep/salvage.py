@@ -81,7 +81,7 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     with hold(path), workplace(target.parent) as work, ExitStack() as stack:
 
         def fill(database: Path) -> int:
-            look = open_look(path, work, clock, tell, stack)
+            look = open_look(path, work, clock, tell, stack, StoreCorrupt)
             if any(True for _ in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL))):
                 raise StoreError(f"{path} belongs to a spool: use 'dmq spool salvage --root {path.parent}'")
             pieces = Pieces(look, path, work, tell, stack)

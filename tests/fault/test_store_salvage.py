@@ -150,6 +150,7 @@ def test_a_flipped_bit_in_a_table(made: Made, tmp_path: Path, number: int) -> No
     flip_in(table, 0.3)
     assert checked(damaged).findings.count["damage"]
     found, now = saved(made, damaged)
+    assert "spool" not in found.error
     told = {str(line["message_id"]) for line in lost_lines(found.path) if line["kind"] == "message"}
     gone = made.held.waiting.keys() - now.waiting.keys()
     assert gone <= told
