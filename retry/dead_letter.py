@@ -19,6 +19,10 @@ FIRST_FAILED_AT = "DLQ_FIRST_FAILED_AT"  # epoch ms
 LAST_FAILED_AT = "DLQ_LAST_FAILED_AT"  # epoch ms
 # On a redriven message: the message id of the dead letter it was made from.
 PARENT_MESSAGE_ID = "DLQ_PARENT_MESSAGE_ID"
+REFUSED = "DMQ_REFUSED"  # on a letter that a cluster refused: its code, and why
+UNREADABLE = "DMQ_UNREADABLE"  # on one that was taken from a cluster: why it could not be read
+# What the service alone writes on a message, and no sender.
+WRITTEN = (ATTEMPTS, REASON, FIRST_FAILED_AT, LAST_FAILED_AT, PARENT_MESSAGE_ID, REFUSED, UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

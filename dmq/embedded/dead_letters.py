@@ -36,7 +36,6 @@ from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits, look_at
-from dmq.embedded.failures import REFUSED, UNREADABLE
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import FORWARDER_GROUP, Group, Topic
 from dmq.embedded.placement import Placement
@@ -51,7 +50,7 @@ from dmq.store.schema.ledger import Term
 from dmq.store.schema.names import GROUPED, PLAIN
 from dmq.store.schema.orders import decode_job, encode_job
 from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
-from retry.dead_letter import PARENT_MESSAGE_ID, Dead, DeadFilter, Job, JobKind, JobState
+from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, UNREADABLE, Dead, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
 log = structlog.get_logger("dmq.embedded")

@@ -51,14 +51,13 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
+from retry.dead_letter import REFUSED
 from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
 
 log = structlog.get_logger("dmq.embedded")
 
 BATCH_MAX = 256
-REFUSED = "DMQ_REFUSED"  # user property of a letter that a cluster refused: its code, and why
-UNREADABLE = "DMQ_UNREADABLE"  # of one that was taken from a cluster: why it could not be read
 _WHY_CHARS_MAX = 300
 _NOT_OURS = -1
 _U64 = 2**64 - 1

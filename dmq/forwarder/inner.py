@@ -26,10 +26,10 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.failures import UNREADABLE
 from dmq.embedded.names import Topic
 from dmq.embedded.schedule_properties import makes_schedule
 from dmq.errors import StoreError
+from retry.dead_letter import UNREADABLE
 
 log = structlog.get_logger("dmq.forwarder")
 

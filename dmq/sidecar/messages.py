@@ -24,7 +24,7 @@ from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import check_room, received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
-from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
+from dmq.sidecar.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.dispatch import Logged
 from dmq.sidecar.exchange import Exchange, Receive
 from dmq.sidecar.settings import SidecarConfig
@@ -129,7 +129,7 @@ class MessageCalls:
             validate.check_undelayed(message)
         if system.message_type == wire.TRANSACTION:
             raise Refused(Rule.MESSAGE_TYPE, "half messages and others cannot be in one request", value="TRANSACTION")
-        consumed = DELAY_PROPERTIES if properties else ()
+        consumed = validate.STRIPPED_PROPERTIES if properties else ()
         is_delay = bool(due_ms and properties) and is_relative(properties)  # before they are consumed
         envelope = to_envelope(message, deliver_at_ms=due_ms, consumed=consumed, topic=topic)
         return envelope._replace(is_relative=True) if is_delay else envelope

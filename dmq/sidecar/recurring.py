@@ -52,6 +52,7 @@ from dmq.sidecar.call import Call
 from dmq.sidecar.codes import status_of
 from dmq.store.schema.recurring import CatchUp
 from dmq.units import After, parse_sent_around, parse_sent_duration
+from retry.dead_letter import WRITTEN
 
 AddSchedule = Callable[[Wanted], Awaitable[object]]
 
@@ -124,7 +125,7 @@ def wanted_of(topic: str, message: wire.Message) -> Wanted:
         keys=system.keys,
         message_group=system.message_group,
         encoding=system.body_encoding or wire.IDENTITY,
-        properties={key: value for key, value in properties.items() if key not in SCHEDULE_PROPERTIES},
+        properties={key: value for key, value in properties.items() if key not in {*SCHEDULE_PROPERTIES, *WRITTEN}},
     )
     validate.check_recurring(largest(sent, name))
     start_ms, start_after_ms = _instant(properties, START)

@@ -24,7 +24,7 @@ from dmq.embedded.schedule_properties import makes_schedule
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
-from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
+from dmq.sidecar.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.sessions import Outbox, Session, Sessions
 from dmq.sidecar.settings import SidecarConfig
 
@@ -226,7 +226,7 @@ class TransactionCalls:
         )
         check_not_after(properties, due_ms, now_ms)
         delay_ms = due_ms - now_ms if due_ms is not None and is_relative(properties) else 0
-        for name in DELAY_PROPERTIES:
+        for name in validate.STRIPPED_PROPERTIES:
             properties.pop(name, None)
         if delay_ms:
             system.ClearField("delivery_timestamp")

@@ -31,8 +31,10 @@ from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY, check_own_key_of
 from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name
+from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
 from dmq.sidecar.delay import DELAY_PROPERTIES
 from dmq.sidecar.mapping import ANY_QUEUE
+from retry.dead_letter import WRITTEN
 
 # Property names that RocketMQ keeps for itself: a client that could set them would bypass delay, retry, transactions
 # or tracing, here and behind a forwarder. DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS belong to them
@@ -88,6 +90,10 @@ RESERVED_PROPERTIES = frozenset(
         "__BORNHOST",
     }
 )
+
+# What a broker takes off a message: the delay that it serves, and what the service alone writes. A consumer may send a
+# message on with all its properties, so these are no reason to refuse it; but no reader is to be misled by them.
+STRIPPED_PROPERTIES = (*DELAY_PROPERTIES, SCHEDULE, OCCURRENCE, *WRITTEN)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -143,6 +143,22 @@ def test_the_largest_message_comes_back() -> None:
     run(scenario)
 
 
+def test_what_the_service_alone_writes_is_taken_off_a_message() -> None:
+    """No sender can claim an occurrence, a redrive or a dead letter; nor is a message refused that is sent on."""
+    written = (
+        *("DMQ_SCHEDULE", "DMQ_OCCURRENCE", "DLQ_PARENT_MESSAGE_ID", "DLQ_ATTEMPTS", "DLQ_REASON"),
+        *("DLQ_FIRST_FAILED_AT", "DLQ_LAST_FAILED_AT", "DMQ_REFUSED", "DMQ_UNREADABLE"),
+    )
+
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
+        request = a_send(a_message("01A", properties=dict.fromkeys((*written, "mine"), "1")))
+        assert (await client.ask("SendMessage", request.SerializeToString())).status.code == wire.OK
+        frames = [frame async for frame in client.receive(polling_s=5)]
+        assert dict(frames[1].message.user_properties) == {"mine": "1"}
+
+    run(scenario)
+
+
 def test_a_client_that_hangs_up_cancels_its_long_poll() -> None:
     """The broker stops waiting for it, so that the next message goes to somebody who is there."""
 
