@@ -45,6 +45,7 @@ def ls(
             before = page.next_before
             if not before:
                 break
+        now_ms = 0 if session.as_json else client.now_ms()
     if session.as_json:
         out.show_json([out.to_plain(each) for each in found])
         return
@@ -52,12 +53,20 @@ def ls(
         ("#", "WHEN", "KEY", "ADDRESS", "CALL", "OF", "OUTCOME", "WHY"),
         [
             (
-                *(str(each.number), out.when(each.began_at_ms), each.key or "-", each.address, each.rpc, _of(each)),
+                *(
+                    str(each.number),
+                    out.distance(each.began_at_ms, now_ms),
+                    each.key,
+                    each.address,
+                    each.rpc,
+                    _of(each),
+                ),
                 *(f"{each.outcome}: {each.error}" if each.error else each.outcome, each.why),
             )
             for each in found
         ],
         numbers=("#",),
+        details=("ADDRESS",),
     )
 
 

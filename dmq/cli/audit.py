@@ -258,6 +258,9 @@ def ls(
     if session.as_json:
         out.show_json({"trail": where, "cells": [each.plain() for each in found]})
         return
+    from broker_adapter.clock import SystemClock
+
+    now_ms = SystemClock().now_ms()
     headings = ("CELL", "ROLE", "EVENTS", "FIRST", "LAST", "UNTIL", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")
     rows = [
         (
@@ -266,7 +269,7 @@ def ls(
             f"{each.events:,}",
             f"{each.first_sequence:,}",
             f"{each.last_sequence:,}",
-            out.when(each.last_at_ms),
+            out.distance(each.last_at_ms, now_ms),
             f"{each.files:,}",
             format_size(each.size_bytes),
             f"{each.missing:,}",

@@ -100,7 +100,10 @@ def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
         [
             (
                 *(queue.broker, str(queue.queue_id), f"{each.readable.begin:,}", f"{each.readable.end:,}"),
-                *(f"{each.readable.end - each.readable.begin:,}", out.when(each.stored_last_at_ms, now_ms) or "never"),
+                *(
+                    f"{each.readable.end - each.readable.begin:,}",
+                    out.distance(each.stored_last_at_ms, now_ms) or "never",
+                ),
             )
             for queue, each in found.items()
         ],
@@ -133,7 +136,7 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
                 *(queue.topic, queue.broker, str(queue.queue_id), f"{each.end_offset:,}"),
                 "never" if each.committed_offset is None else f"{each.committed_offset:,}",
                 "-" if each.lag is None else f"{each.lag:,}",
-                out.when(each.last_at_ms, now_ms) or "-",
+                out.distance(each.last_at_ms, now_ms) or "-",
             )
             for queue, each in found.items()
         ],
@@ -347,7 +350,7 @@ def _show_shares(shares: Shares) -> None:
         [
             (
                 *(each["client_id"], each["address"], each["language"], each["version"], " ".join(each["brokers"])),
-                *(out.when(each["started_at_ms"] or 0, now_ms) or "-", "yes" if each["in_order"] else ""),
+                *(out.distance(each["started_at_ms"] or 0, now_ms) or "-", "yes" if each["in_order"] else ""),
                 *_counts(each["queues"]),
             )
             for each in members
@@ -366,7 +369,7 @@ def _show_shares(shares: Shares) -> None:
 def _show_owners(shares: Shares, now_ms: int) -> None:
     nobody = "nobody" if shares.are_known else "unknown"
     held = {
-        (each.connected.client_id, one.queue): (f"{one.messages:,}", out.when(one.consumed_at_ms, now_ms))
+        (each.connected.client_id, one.queue): (f"{one.messages:,}", out.distance(one.consumed_at_ms, now_ms))
         for each in shares.members
         if each.state is not None
         for one in each.state.queues

@@ -165,7 +165,7 @@ def run_change(
     if targets.filter is None and dry:
         found, missing = _look(client, targets)
         if found:
-            _show_found(session, targets, change, found)
+            _show_found(session, client, targets, change, found)
         if missing:
             code = ExitCode.PARTIAL if found else ExitCode.NOT_FOUND
             raise CommandFailed(f"nothing waits in topic {targets.topic} as {', '.join(missing)}", code)
@@ -173,7 +173,7 @@ def run_change(
     if targets.filter is not None:
         found = _find(client, targets, quiet=session.as_json)
         if dry:
-            _show_found(session, targets, change, found)
+            _show_found(session, client, targets, change, found)
             return
         ids = tuple(found)
         if ids:
@@ -277,15 +277,18 @@ def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
     raise CommandFailed(text, code if len(failed) == len(changed) else ExitCode.PARTIAL)
 
 
-def _show_found(session: Session, targets: Targets, change: Change, found: dict[str, wire.ListedMessage]) -> None:
+def _show_found(
+    session: Session, client: AdminClient, targets: Targets, change: Change, found: dict[str, wire.ListedMessage]
+) -> None:
     first = list(islice(found.values(), _SHOWN))
     if session.as_json:
         plain = [out.to_plain(each) for each in first]
         out.show_json({"topic": targets.topic, "change": change.name, "matching": len(found), "first": plain})
         return
     if first:
+        now_ms = client.now_ms()
         rows = [
-            (out.when(each.deliver_at_ms), each.message_id, each.content.tag, " ".join(each.content.keys))
+            (out.distance(each.deliver_at_ms, now_ms), each.message_id, each.content.tag, " ".join(each.content.keys))
             for each in first
         ]
         out.show_table(("DUE", "MESSAGE ID", "TAG", "KEYS"), rows)

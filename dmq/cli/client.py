@@ -30,7 +30,7 @@ def ls(
     """
     with session.connect() as client:
         found = client.clients(group)
-        now_ms = client.status().now_ms
+        now_ms = client.now_ms()
     if session.as_json:
         out.show_json([out.to_plain(each) for each in found])
         return
@@ -39,11 +39,12 @@ def ls(
         [
             (
                 *(each.client_id, each.kind.lower().replace("_", " "), each.group, each.language, each.version),
-                *(f"{out.about(max(0, now_ms - each.last_seen_at_ms))} ago", str(each.streams)),
+                *(out.distance(min(each.last_seen_at_ms, now_ms), now_ms), str(each.streams)),
             )
             for each in found
         ],
         numbers=("STREAMS",),
+        details=("VERSION", "LANGUAGE"),
     )
 
 

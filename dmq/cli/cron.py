@@ -142,6 +142,7 @@ def ls(
             after = page.next_token
             if len(found) >= limit or not after:
                 break
+        now_ms = 0 if session.as_json else client.now_ms()
     if session.as_json:
         out.show_json({"schedules": [out.to_plain(each) for each in found], "next": after or None})
         return
@@ -153,12 +154,12 @@ def ls(
             _rule(each),
             each.state,
             f"{each.occurrences:,}",
-            out.when(each.last_at_ms),
-            out.when(each.next_at_ms),
+            out.distance(each.last_at_ms, now_ms),
+            out.distance(each.next_at_ms, now_ms),
         )
         for each in found
     ]
-    out.show_table(headings, rows, numbers=("OCCURRENCES",))
+    out.show_table(headings, rows, numbers=("OCCURRENCES",), details=("OCCURRENCES", "LAST", "STATE"))
     if after:
         out.note(f"there may be more: --after {after}")
 

@@ -92,7 +92,7 @@ def filter_of(
     from dmq.admin import admin_v1 as wire
 
     def now_ms() -> int:
-        return client.status().now_ms
+        return client.now_ms()
 
     chosen = wire.DeadFilter(
         reasons=[name.name for name in reason or ()],
@@ -173,14 +173,16 @@ def ls(
         for letter in letters_of(client, group, chosen, limit=limit, with_outcome=all_outcomes):
             found.append(letter)
             progress.show(f"{len(found):,} found")
+        now_ms = 0 if session.as_json else client.now_ms()
     if session.as_json:
         out.show_json([out.to_plain(letter) for letter in found])
         return
-    headings = ("DEAD AT", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS")
+    headings = ("DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS")
     out.show_table(
         (*headings, "OUTCOME") if all_outcomes else headings,
-        [(*_cells(letter), *((letter.outcome,) if all_outcomes else ())) for letter in found],
+        [(*_cells(letter, now_ms), *((letter.outcome,) if all_outcomes else ())) for letter in found],
         numbers=("ATTEMPTS",),
+        details=("LAST FAILED", "TAG", "ATTEMPTS"),
     )
     if len(found) == limit:
         out.note(f"the first {limit:,}; --limit shows more")
@@ -202,7 +204,7 @@ def show(
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json):
         chosen = filter_of(client, ids=[message_id])
         found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body))
-        now_ms = client.status().now_ms
+        now_ms = client.now_ms()
     if not found:
         text = f"message {message_id} is no dead letter of group {group}"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
@@ -261,9 +263,10 @@ def _show_exported(group: str, file: Path, count: int, unreadable: int, *, as_js
         typer.echo(out.printable(f"{count:,} dead letter{'' if count == 1 else 's'} of {group} in {file}"))
 
 
-def _cells(letter: wire.DeadLetter) -> tuple[str, ...]:
+def _cells(letter: wire.DeadLetter, now_ms: int) -> tuple[str, ...]:
     return (
-        *(out.when(letter.dead_at_ms), out.when(letter.last_failed_at_ms), letter.origin_topic, letter.message_id),
+        *(out.distance(each, now_ms) for each in (letter.dead_at_ms, letter.last_failed_at_ms)),
+        *(letter.origin_topic, letter.message_id),
         *(_reason(letter), f"{letter.attempts}", letter.tag, " ".join(letter.keys)),
     )
 
@@ -393,15 +396,16 @@ def jobs(
     """List redrives and purges, the newest first, at most 100."""
     with session.connect() as client:
         found = client.jobs(group)
+        now_ms = client.now_ms()
     if session.as_json:
         out.show_json([out.to_plain(job) for job in found])
         return
     out.show_table(
-        ("JOB", "KIND", "GROUP", "STATE", "LOOKED AT", "DONE", "PASSED OVER", "FAILED", "STARTED AT"),
+        ("JOB", "KIND", "GROUP", "STATE", "LOOKED AT", "DONE", "PASSED OVER", "FAILED", "STARTED"),
         [
             (
                 *(str(job.job_id), _kind(job), job.group, _state(job), f"{_looked_at(job):,} of {_size(job):,}"),
-                *(f"{job.done:,}", f"{job.passed:,}", f"{job.failed:,}", out.when(job.created_at_ms)),
+                *(f"{job.done:,}", f"{job.passed:,}", f"{job.failed:,}", out.distance(job.created_at_ms, now_ms)),
             )
             for job in found
         ],

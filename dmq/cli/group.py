@@ -87,7 +87,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
     """Show a consumer group: its retries, dead letters, the retry policy in force, and how far it is behind."""
     with session.connect() as client:
         found = client.group(group)
-        now_ms = client.status().now_ms
+        now_ms = client.now_ms()
     if session.as_json:
         out.show_json(out.to_plain(found))
         return

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import typer
 
-from dmq.cli.output import show_table, when
+from dmq.cli.output import about, show_table
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 _ROWS_MAX = 60
@@ -38,7 +38,7 @@ def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> l
         else:
             due[-(-until_ms // step_ms) * step_ms] += count
     rows = [Row("overdue", overdue)] if overdue else []
-    rows += [Row(f"until {when(until_ms, now_ms)}", count) for until_ms, count in sorted(due.items())]
+    rows += [Row(f"within {about(until_ms - now_ms)}", count) for until_ms, count in sorted(due.items())]
     later = waiting - sum(count for _, count in found)
     return [*rows, Row("later", later)] if later > 0 else rows
 

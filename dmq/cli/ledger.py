@@ -136,7 +136,9 @@ def _terms(message: object, names: Sequence[str]) -> list[str]:
 
 
 def _show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> None:
-    out.show_table(headings, rows, numbers=headings[names:])
+    terms = headings[names:]
+    zeros = [term for at, term in enumerate(terms, names) if all(row[at] == "0" for row in rows)]
+    out.show_table(headings, rows, numbers=terms, details=[term for term in reversed(zeros) if term.startswith("+")])
 
 
 # -- verifying ---------------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def reschedule(
     if due is None or (at is not None and in_ is not None):
         raise refused("give one of them", "--at", "--in")
     with session.connect() as client:
-        at_ms = client.status().now_ms + due.delay_ms if isinstance(due, After) else due.epoch_ms
+        at_ms = client.now_ms() + due.delay_ms if isinstance(due, After) else due.epoch_ms
         run_change(session, client, chosen, rescheduling(at_ms), dry=dry_run, yes=yes)
 
 
@@ -413,6 +413,8 @@ def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
 
 
 _PAGE = 100
+_LISTED_NUMBERS = ("QUEUE", "OFFSET", "BYTES")
+_DETAILS = ("BYTES", "OFFSET", "QUEUE", "STORED", "TAG")  # of a list of messages
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
 
@@ -470,22 +472,23 @@ def ls(
             progress.show(f"{len(found):,} found", done=len(found), of=limit)
             if len(found) >= limit or not page.next_token:
                 break
+        now_ms = 0 if session.as_json else client.now_ms()
     if session.as_json:
         out.show_json({"messages": [out.to_plain(each) for each in found], "next": request.token or None})
         return
     headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
-    out.show_table(headings, [_listed_row(each) for each in found], numbers=("QUEUE", "OFFSET", "BYTES"))
+    out.show_table(headings, [_listed_row(each, now_ms) for each in found], numbers=_LISTED_NUMBERS, details=_DETAILS)
     if request.token:
         out.note(f"there may be more: --after {request.token}")
 
 
-def _listed_row(message: wire.ListedMessage) -> tuple[str, ...]:
+def _listed_row(message: wire.ListedMessage, now_ms: int) -> tuple[str, ...]:
     content = message.content if message.HasField("content") else None
     is_queued = message.queue_id >= 0
     return (
         state_word(message),
-        out.when(message.deliver_at_ms),
-        out.when(message.stored_at_ms),
+        out.distance(message.deliver_at_ms, now_ms),
+        out.distance(message.stored_at_ms, now_ms),
         message.message_id,
         str(message.queue_id) if is_queued else "",
         str(message.queue_offset) if is_queued else "",
@@ -543,14 +546,17 @@ def peek(
             found += _messages(client, topic, each, start, limit - len(found), with_body=body)
             if len(found) >= limit:
                 break
+        now_ms = 0 if session.as_json else client.now_ms()
     if session.as_json:
         out.show_json([out.to_plain(each) for each in found])
         return
     headings = ("QUEUE", "OFFSET", "STORED", "MESSAGE ID", "TAG", "KEYS", "BYTES")
-    rows = [_peeked_row(each) for each in found]
+    rows = [_peeked_row(each, now_ms) for each in found]
     if body:
         rows = [(*row, out.body_text(each.content.body)) for row, each in zip(rows, found, strict=True)]
-    out.show_table((*headings, "BODY") if body else headings, rows, numbers=("QUEUE", "OFFSET", "BYTES"))
+    out.show_table(
+        (*headings, "BODY") if body else headings, rows, numbers=_LISTED_NUMBERS, details=("BYTES", "STORED", "TAG")
+    )
 
 
 def _messages(
@@ -571,12 +577,12 @@ def _range(queue: wire.QueueRange) -> tuple[int, int]:
     return queue.begin_offset, queue.end_offset
 
 
-def _peeked_row(message: wire.PeekedMessage) -> tuple[str, ...]:
+def _peeked_row(message: wire.PeekedMessage, now_ms: int) -> tuple[str, ...]:
     content = message.content if message.HasField("content") else None
     return (
         str(message.queue_id),
         str(message.queue_offset),
-        out.when(message.stored_at_ms),
+        out.distance(message.stored_at_ms, now_ms),
         message.message_id,
         content.tag if content is not None else "",
         " ".join(content.keys) if content is not None else "",

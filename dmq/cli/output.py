@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,9 @@ _PIPE_COLUMNS = 400  # without a terminal hardly anything is folded
 _GAP = 2  # between two columns
 _WHOLE_CHARS = 255  # the longest names, ids and handles; a longer word is a body, and folds anywhere
 _BODY_COLUMNS = 20
-_BREAK = re.compile(r"(\b\d{4}-\d\d-\d\dT)(?=\d\d:\d\d:)")  # where an instant may fold: behind its date
+_TEXTS = frozenset({"BODY", "OF"})  # headings of columns that hold text, not names: it folds anywhere
+_SHORT_COLUMNS = 16  # a cell up to this width does not fold: a relative time, a state
+_LINES = 25  # rich ignores a width without a height on a dumb terminal
 
 
 def show_json(value: object) -> None:
@@ -61,20 +62,41 @@ def _plain(value: Any, field: FieldDescriptor) -> object:  # noqa: ANN401 - what
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+def show_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+    details: Sequence[str] = (),
+) -> None:
     """Print aligned columns; those named in ``numbers`` to the right.
 
-    A word, such as an id, is whole on one line, however narrow the terminal: it is there to be copied. Where a table
-    does not fit, columns without any value are left out, and the widest columns of several words fold.
+    A word, such as an id, is whole on one line, however narrow the terminal, so that it can be copied. A terminal shows
+    no column without a value. If a table is too wide for it, the widest columns of several words fold; if that is not
+    enough, the columns in ``details`` are left out, in that order, and a note names them. A pipe gets all columns.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     columns = terminal_columns()
     widths = _widths(headings, cells, columns)
-    if columns is not None and cells and sum(widths) + _GAP * (len(widths) - 1) > columns:
-        kept = [at for at, _ in enumerate(headings) if any(row[at] for row in cells)]
+    kept = list(range(len(headings)))
+    left_out: list[str] = []
+    if columns is not None and cells:
+        shown = [heading for at, heading in enumerate(headings) if any(row[at] for row in cells)]
+        for detail in ("", *(each for each in details if each in shown)):
+            if detail:
+                left_out.append(detail)
+            kept = [at for at, heading in enumerate(headings) if heading in shown and heading not in left_out]
+            widths = _widths([headings[at] for at in kept], [[row[at] for at in kept] for row in cells], columns)
+            if _fits(widths, columns):
+                break
         headings, cells = [headings[at] for at in kept], [[row[at] for at in kept] for row in cells]
-        widths = _widths(headings, cells, columns)
     _print(headings, cells, widths, [heading in numbers for heading in headings])
+    if left_out:
+        note(f"too narrow for {', '.join(left_out)}; a wider terminal or -o json has all columns")
+
+
+def _fits(widths: Sequence[int], columns: int) -> bool:
+    return sum(widths) + _GAP * (len(widths) - 1) <= columns
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -104,9 +126,10 @@ def _widths(
         texts = [heading, *(row[at] for row in cells)]
         widths.append(max(map(cell_len, texts)))
         named = [heading, *(row[at] for row in cells if not is_facts or row[0] != "body")]
-        longest = max((cell_len(word) for text in named for word in _words(text)), default=0)
-        is_whole = longest <= _WHOLE_CHARS and heading != "BODY"
-        least.append(longest if is_whole else min(longest, _BODY_COLUMNS))
+        longest = max((cell_len(word) for text in named for word in text.split()), default=0)
+        is_whole = longest <= _WHOLE_CHARS and heading not in _TEXTS
+        short = max((min(cell_len(row[at]), _SHORT_COLUMNS) for row in cells), default=0) if not is_facts else 0
+        least.append(max(longest, short) if is_whole else min(longest, _BODY_COLUMNS))
     if is_facts:
         least[0] = widths[0]
     # The widest columns of those that can fold become equally wide.
@@ -115,10 +138,6 @@ def _widths(
         most -= 1
         widths = [max(min(width, most), floor) for width, floor in zip(widths, least, strict=True)]
     return widths
-
-
-def _words(text: str) -> list[str]:
-    return _BREAK.sub(r"\1\n", text).split()
 
 
 def printable(text: str) -> str:
@@ -148,6 +167,17 @@ def when(epoch_ms: int, now_ms: int | None = None) -> str:
         return text
     away_ms = epoch_ms - now_ms
     return f"{text} (in {about(away_ms)})" if away_ms >= 0 else f"{text} ({about(-away_ms)} ago)"
+
+
+def distance(epoch_ms: int, now_ms: int) -> str:
+    """Return an instant for a table, by its distance from now in seconds or more; empty for 0, which means none."""
+    if not epoch_ms:
+        return ""
+    away_s = (epoch_ms - now_ms) / 1000
+    if abs(away_s) < 1:
+        return "now"
+    text = about(int(abs(away_s)) * 1000)
+    return f"in {text}" if away_s > 0 else f"{text} ago"
 
 
 def about(duration_ms: float) -> str:
@@ -200,7 +230,6 @@ def _rendered(
     are_facts: bool = False,
 ) -> list[str]:
     """Return the lines of headings, or of rows whose cells may have to fold."""
-    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -215,13 +244,8 @@ def _rendered(
             width=max(width, 1),
         )
     for row in rows:
-        table.add_row(
-            *(
-                Text(cell if cell_len(cell) <= width else _BREAK.sub(r"\1\n", cell))
-                for cell, width in zip(row, widths, strict=True)
-            )
-        )
-    console = Console(highlight=False, width=max(sum(widths) + _GAP * len(widths), 1))
+        table.add_row(*map(Text, row))
+    console = Console(highlight=False, width=max(sum(widths) + _GAP * len(widths), 1), height=_LINES)
     with console.capture() as captured:
         console.print(table)
     return captured.get().splitlines()

@@ -85,21 +85,22 @@ def ls(
         for page in _pages(client, group, topic=topic, limit=limit):
             found += page
             progress.show(f"{len(found):,} found")
-        now_ms = client.status().now_ms
+        now_ms = client.now_ms()
     if session.as_json:
         out.show_json([out.to_plain(retry) for retry in found])
         return
     out.show_table(
-        ("DUE IN", "DUE AT", "TOPIC", "MESSAGE ID", "NEXT ATTEMPT", "FIRST FAILED", "ENTRY"),
+        ("DUE", "TOPIC", "MESSAGE ID", "ATTEMPT", "FIRST FAILED", "ENTRY"),
         [
             (
-                out.about(retry.due_at_ms - now_ms) if retry.due_at_ms > now_ms else "now",
-                *(out.when(retry.due_at_ms), retry.topic, retry.message_id, str(retry.attempt)),
-                *(out.when(retry.first_failed_at_ms), retry.entry),
+                out.distance(max(retry.due_at_ms, now_ms), now_ms),
+                *(retry.topic, retry.message_id, str(retry.attempt)),
+                *(out.distance(retry.first_failed_at_ms, now_ms), retry.entry),
             )
             for retry in found
         ],
-        numbers=("NEXT ATTEMPT",),
+        numbers=("ATTEMPT",),
+        details=("FIRST FAILED", "ATTEMPT"),
     )
     if len(found) == limit:
         out.note(f"the first {limit:,}; --limit shows more")
@@ -121,7 +122,7 @@ def stats(
             groups.append(client.group(name))
             next_due_ms[name] = next((page[0].due_at_ms for page in _pages(client, name, limit=1) if page), 0)
             progress.show(name, done=len(groups), of=len(names))
-        now_ms = client.status().now_ms
+        now_ms = client.now_ms()
     if session.as_json:
         out.show_json(
             [
@@ -137,7 +138,7 @@ def stats(
         return
     out.show_table(
         ("GROUP", "RETRYING", "NEXT DUE"),
-        [(found.name, f"{found.waiting:,}", out.when(next_due_ms[found.name], now_ms)) for found in groups],
+        [(found.name, f"{found.waiting:,}", out.distance(next_due_ms[found.name], now_ms)) for found in groups],
         numbers=("RETRYING",),
     )
     waiting = sum(found.waiting for found in groups)

@@ -254,7 +254,7 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
         [
             (
                 *(path.name, state, each.type_name, f"{each.waiting:,}", f"{each.parked:,}", format_size(each.bytes)),
-                *(f"{each.dead:,}", out.when(each.oldest_at_ms, now_ms)),
+                *(f"{each.dead:,}", out.distance(each.oldest_at_ms, now_ms)),
             )
             for path, state, figures in known
             for each in figures or [TypeFigures("", 0, 0, 0, 0, 0, [])]
@@ -662,12 +662,14 @@ def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
     """Print entries as they are read; return how many that were."""
     count = 0
     if listing is Listing.TABLE:
+        now_ms = SystemClock().now_ms()
         while page := list(islice(entries, _TABLE_ROWS)):  # each a table: widths of all would need all
             count += len(page)
             out.show_table(
-                ("DUE AT", "TYPE", "UID", "KEY", "STATE", "MADE", "ATTEMPTS", "LAST ERROR"),
-                [_cells(found) for _, found in page],
+                ("DUE", "TYPE", "UID", "KEY", "STATE", "MADE", "ATTEMPTS", "LAST ERROR"),
+                [_cells(found, now_ms) for _, found in page],
                 numbers=("ATTEMPTS",),
+                details=("MADE", "ATTEMPTS"),
             )
         return count
     for path, found in entries:
@@ -682,12 +684,12 @@ def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
     return count
 
 
-def _cells(found: Found) -> tuple[str, ...]:
+def _cells(found: Found, now_ms: int) -> tuple[str, ...]:
     entry = found.entry
     state = found.dead.death.name.lower() if found.dead is not None else found.state.value
     return (
-        *(out.when(entry.due_at_ms), entry.type_name, entry.uid.hex(), entry.key, state),
-        *(out.when(entry.created_at_ms), str(entry.attempts), entry.error),
+        *(out.distance(entry.due_at_ms, now_ms), entry.type_name, entry.uid.hex(), entry.key, state),
+        *(out.distance(entry.created_at_ms, now_ms), str(entry.attempts), entry.error),
     )
 
 

@@ -151,7 +151,7 @@ def test_the_route_of_a_topic_says_what_may_be_done_at_each_broker(cluster: Clus
 def test_queues_show_where_they_begin_and_end(cluster: Cluster) -> None:
     """And when a message was stored last; never is told as that."""
     first, second = lines(cluster.run("queues", TOPIC))[1:]
-    assert first[:6] == ["broker-a", "0", "4", "5", "1", "2001-09-09T01:46:40.000Z"]
+    assert (first[:5], first[-1]) == (["broker-a", "0", "4", "5", "1"], "ago")
     assert second == ["broker-a", "1", "0", "0", "0", "never"]
     named = {"topic": TOPIC, "broker": "broker-a"}
     assert cluster.json("queues", TOPIC) == [
@@ -164,7 +164,7 @@ def test_offsets_show_lags_and_what_was_never_committed(cluster: Cluster) -> Non
     """A broker says 0 of both; it is asked once more."""
     cluster.committed = {0: 3}
     found = lines(cluster.run("offsets", GROUP))
-    assert found[1][:7] == [TOPIC, "broker-a", "0", "5", "3", "2", "2001-09-09T01:46:40.000Z"]
+    assert (found[1][:6], found[1][-1]) == ([TOPIC, "broker-a", "0", "5", "3", "2"], "ago")
     assert found[2] == [TOPIC, "broker-a", "1", "0", "never", "-", "-"]
     assert found[-2:] == [["total", "lag", "2"], ["never", "committed", "1", "of", "2", "queues"]]
     cluster.committed = {0: 3, 1: 0}

@@ -40,7 +40,7 @@ def test_a_list_goes_over_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatc
     assert lines[0].split() == ["STATE", "DUE", "STORED", "MESSAGE", "ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES"]
     assert [line.split()[0] for line in lines[1:]] == ["queued"] * 3 + ["waiting"]
     assert lines[3].endswith("cannot be read")
-    assert lines[4].split()[3:] == ["W", "new", "k1", "k2", "4"]
+    assert lines[4].split()[-5:] == ["W", "new", "k1", "k2", "4"]
     assert result.stderr == ""
     assert daemon.calls.count("ListMessages") >= 4
     assert listed(daemon) == (["A", "B", "C", "W"], None)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dmq.admin import admin_v1 as wire
 from dmq.cli.errors import describe, wants_json
-from dmq.cli.output import about, body_text, printable, show_facts, show_table, to_plain, when
+from dmq.cli.output import about, body_text, distance, printable, show_facts, show_table, to_plain, when
 
 NOW = 1_700_000_000_000
 
@@ -58,7 +58,7 @@ MESSAGE_ID = "01C0FFEE00C0FFEE000012340000000001"
 def test_a_name_is_whole_on_one_line_however_narrow_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int | None
 ) -> None:
-    """It can be copied: an id, a key, a handle. Sentences fold between words, instants behind the date, bodies too."""
+    """It can be copied: an id, a key, a handle. Sentences fold between words, bodies anywhere."""
     monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda: columns)
     handle, why, body = "h" * 255, "it was sent twice, and one is enough", "b" * 200
     show_table(("DUE", "MESSAGE ID", "WHY", "N", "BODY"), [(when(NOW), MESSAGE_ID, why, "1,000", body)], numbers=("N",))
@@ -68,23 +68,43 @@ def test_a_name_is_whole_on_one_line_however_narrow_the_terminal(
     for whole in (MESSAGE_ID, handle, "1,000"):
         assert any(whole in line.split() for line in lines), printed
     assert printed.count("b") == 200
-    assert all(word in printed for word in (*why.split(), "2023-11-14T", "22:13:20.000Z"))
+    assert all(word in printed for word in (*why.split(), "2023-11-14T22:13:20.000Z"))
     assert (len(lines) == 6) == (columns is None)
     assert max(len(line) for line in lines if MESSAGE_ID in line) <= max(columns or 400, 120)
 
 
-def test_columns_that_say_nothing_give_way_first(
+def test_a_terminal_shows_no_empty_column_and_leaves_out_details(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of delayed messages fits 80 columns; where there is room, and in a pipe, all columns are there."""
-    headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
-    rows = [("waiting", when(NOW), when(NOW), MESSAGE_ID, "", "", "", "", "300")]
-    for columns, shown in ((80, False), (200, True), (None, True)):
+    """A pipe gets all columns. A narrow terminal loses the least important ones, and a note names them."""
+    headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "KEYS", "BYTES")
+    rows = [("waiting", "in 2h 30m", "1h 20m ago", MESSAGE_ID, "", "customer-4711", "300")]
+    note = "dmq: too narrow for BYTES, STORED; a wider terminal or -o json has all columns\n"
+    for columns, gone, noted in ((74, {"QUEUE", "BYTES", "STORED"}, note), (120, {"QUEUE"}, ""), (None, set(), "")):
         monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda columns=columns: columns)
-        show_table(headings, rows, numbers=("QUEUE", "OFFSET", "BYTES"))
-        printed = capsys.readouterr().out
-        assert ("OFFSET" in printed, MESSAGE_ID in printed, "300" in printed) == (shown, True, True)
-        assert max(map(len, printed.splitlines())) <= (columns or 400)
+        show_table(headings, rows, numbers=("QUEUE", "BYTES"), details=("BYTES", "STORED"))
+        printed = capsys.readouterr()
+        assert {each for each in headings if each not in printed.out} == gone
+        assert printed.err == noted
+        assert len(printed.out.splitlines()) == 2
+        assert max(map(len, printed.out.splitlines())) <= (columns or 400)
+
+
+@pytest.mark.parametrize(
+    ("away_ms", "text"),
+    [
+        (0, "now"),
+        (-999, "now"),
+        (7_050, "in 7s"),
+        (-7_950, "7s ago"),
+        (5_400_000, "in 1h 30m"),
+        (-90_000_000, "1d 1h ago"),
+    ],
+)
+def test_times_in_tables_are_relative_and_short(away_ms: int, text: str) -> None:
+    """Whole seconds, two units at most; 0 means there is none."""
+    assert distance(NOW + away_ms, NOW) == text
+    assert distance(0, NOW) == ""
 
 
 def test_a_value_wider_than_everything_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
