@@ -645,16 +645,24 @@ class GetMessageResponse(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping[str, _Any]]]] = ..., ended_at_ms: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "state", "attempt", "at_ms")
+    __slots__ = ("group", "state", "attempt", "at_ms", "is_paused", "outcome", "outcome_at_ms", "outcome_note")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_NOTE_FIELD_NUMBER: _ClassVar[int]
     group: str
     state: MessageState
     attempt: int
     at_ms: int
-    def __init__(self, group: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ...) -> None: ...
+    is_paused: bool
+    outcome: str
+    outcome_at_ms: int
+    outcome_note: str
+    def __init__(self, group: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., is_paused: _Optional[bool] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ...) -> None: ...
 
 class CountMessagesRequest(_message.Message):
     __slots__ = ("topic",)
@@ -838,7 +846,7 @@ class FixedBackoff(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms", "deliver_rate", "waiting_bytes", "unread_messages", "oldest_unread_age_ms", "lags")
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms", "deliver_rate", "waiting_bytes", "unread_messages", "oldest_unread_age_ms", "lags", "retries_in_force")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -858,6 +866,7 @@ class Group(_message.Message):
     UNREAD_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_UNREAD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     LAGS_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_IN_FORCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_at_ms: int
     policy: Policy
@@ -877,7 +886,8 @@ class Group(_message.Message):
     unread_messages: int
     oldest_unread_age_ms: int
     lags: _containers.RepeatedCompositeFieldContainer[Lag]
-    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., waiting_bytes: _Optional[int] = ..., unread_messages: _Optional[int] = ..., oldest_unread_age_ms: _Optional[int] = ..., lags: _Optional[_Iterable[_Union[Lag, _Mapping[str, _Any]]]] = ...) -> None: ...
+    retries_in_force: str
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., waiting_bytes: _Optional[int] = ..., unread_messages: _Optional[int] = ..., oldest_unread_age_ms: _Optional[int] = ..., lags: _Optional[_Iterable[_Union[Lag, _Mapping[str, _Any]]]] = ..., retries_in_force: _Optional[str] = ...) -> None: ...
 
 class Lag(_message.Message):
     __slots__ = ("topic", "unread", "oldest_unread_age_ms", "in_flight", "in_retry", "dead")

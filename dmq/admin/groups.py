@@ -29,9 +29,11 @@ _DUE_BUCKETS_MAX = 10_000
 class Groups:
     """What there is of each group, from figures that are kept anyway; and what changes one, durable on return."""
 
-    def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
+    def __init__(self, store: Store, broker: EmbeddedBroker, retries_default: str = "") -> None:
+        """``retries_default``: in front of a cluster, where the retries of groups without an own setting are kept."""
         self._store = store
         self._broker = broker
+        self._retries_default = retries_default
 
     async def groups(self, *, with_removed: bool = False) -> Sequence[status.GroupStatus]:
         """Return every consumer group, by name; and names that only dead letters lie under."""
@@ -116,14 +118,17 @@ class Groups:
     ) -> status.GroupStatus:
         pending, sizes = figures
         letters = self._broker.names.topics.get(dead_letter_topic(group.name))
+        is_fifo = self._broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo
+        in_force = (group.retries or self._retries_default) if self._retries_default else ""
         return status.GroupStatus(
             name=group.name,
             created_at_ms=group.created_at_ms,
             policy=group.policy or DEFAULT_POLICY,
             is_default_policy=group.policy is None,
-            is_fifo=self._broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo,
+            is_fifo=is_fifo,
             is_fifo_set=group.is_fifo is not None,
             retries=group.retries or "",
+            retries_in_force="cluster" if in_force and is_fifo else in_force,
             waiting=pending.get(group.group_id, 0),
             dead=await self._broker.dead_letters.count(letters) if letters is not None else 0,
             leased=sum(len(queue.leases) for found in subscribed for queue in found.all_queues),

@@ -135,6 +135,7 @@ def wire_group(group: GroupStatus) -> wire.Group:
         is_fifo=group.is_fifo,
         is_fifo_set=group.is_fifo_set,
         retries=group.retries,
+        retries_in_force=group.retries_in_force,
         waiting=group.waiting,
         dead=group.dead,
         leased=group.leased,

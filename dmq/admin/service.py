@@ -82,7 +82,7 @@ class Operators(NamedTuple):
         return cls(
             cell,
             Topics(store, broker),
-            Groups(store, broker),
+            Groups(store, broker, cell.config.retries if cell.config.broker != "embedded" else ""),
             broker.retries,
             Letters(broker),
             Messages(store, broker),

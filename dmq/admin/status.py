@@ -322,6 +322,7 @@ class GroupStatus:
     is_fifo: bool  # as its clients are told
     is_fifo_set: bool  # by an operator; else it follows from the topics it is subscribed to
     retries: str = ""  # "here" or "cluster", if somebody said which
+    retries_in_force: str = ""  # in front of a cluster: the group's own setting, or else the daemon's
     waiting: int = 0
     dead: int = 0
     leased: int = 0

@@ -28,6 +28,13 @@ def content_facts(content: wire.Content) -> list[tuple[str, str]]:
     ]
 
 
+def flow_word(found: wire.Topic | wire.Group) -> str:
+    """Return whether a topic or a group is paused or limited to a rate, in one word."""
+    if found.paused_since_ms:
+        return "paused"
+    return f"{found.deliver_rate:,}/s" if found.deliver_rate else "active"
+
+
 def unread_fact(group: wire.Group) -> str:
     """Return how much a group has not finished, and for how long the oldest of it waits; empty: nothing is known."""
     if not group.HasField("unread_messages"):
@@ -43,7 +50,7 @@ def shown_age(lag: wire.Group | wire.Lag | wire.Reader, unread: int) -> str:
 
 def show_lags(heading: str, lags: Sequence[tuple[str, wire.Lag | wire.Reader]]) -> None:
     """Print how far groups are behind, each line with the topic or group that it is about."""
-    columns = ("UNREAD", "OLDEST", "IN FLIGHT", "IN RETRY", "DEAD")
+    columns = ("UNREAD", "OLDEST", "IN FLIGHT", "IN RETRY", "DIED")
     rows = [
         (
             *(name, "-" if _is_unknown(lag) else f"{lag.unread:,}", shown_age(lag, lag.unread)),

@@ -11,7 +11,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
-from dmq.cli.facts import show_lags, shown_age, unread_fact
+from dmq.cli.facts import flow_word, show_lags, shown_age, unread_fact
 from dmq.cli.nouns import noun
 from dmq.cli.options import (
     DryRunOption,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 app = noun("group")
 
 _SPANS_SHOWN = 32
-_RETRIES = {"here": "kept here, set by an operator", "cluster": "the cluster's, set by an operator"}
+_RETRIES = {"here": "kept here", "cluster": "the cluster's"}
 
 
 class Retries(StrEnum):
@@ -63,21 +63,24 @@ def ls(session: Session) -> None:
         out.show_json([out.to_plain(group) for group in groups])
         return
     out.show_table(
-        ("GROUP", "UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
+        ("GROUP", "STATE", "UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
         [
             (
-                *(group.name, f"{group.unread_messages:,}" if group.HasField("unread_messages") else "-"),
+                *(group.name, flow_word(group)),
+                f"{group.unread_messages:,}" if group.HasField("unread_messages") else "-",
                 *(
                     shown_age(group, group.unread_messages),
                     f"{group.waiting:,}",
                     f"{group.dead:,}",
                     f"{group.leased:,}",
                 ),
-                *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else "", group.retries),
+                *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else ""),
+                group.retries_in_force or group.retries,
             )
             for group in groups
         ],
         numbers=("UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED"),
+        details=("POLICY", "ORDER", "RETRIES"),
     )
 
 
@@ -97,7 +100,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
             ("created at", out.when(found.created_at_ms, now_ms)),
             ("unread", unread_fact(found)),
             ("retrying", f"{found.waiting:,}"),
-            ("dead", f"{found.dead:,}"),
+            ("dead letters", f"{found.dead:,} without an outcome"),
             ("leased", f"{found.leased:,}"),
             *_paused_facts(found),
             *_rate_facts(found),
@@ -250,8 +253,19 @@ def _policy_facts(group: wire.Group) -> list[tuple[str, str]]:
         ("policy", f"{attempts}, {'the default' if group.is_default_policy else 'set by an operator'}"),
         ("delay after", _delays(policy) + jitter),
         ("order", f"{order}, {'set by an operator' if group.is_fifo_set else 'as its topics are'}"),
-        *([("retries", _RETRIES[group.retries])] if group.retries else []),
+        *_retries_facts(group),
     ]
+
+
+def _retries_facts(group: wire.Group) -> list[tuple[str, str]]:
+    in_force = group.retries_in_force or group.retries
+    if not in_force:
+        return []
+    if group.retries == in_force:
+        source = "set by an operator"
+    else:
+        source = "as the group is fifo" if group.is_fifo else "by the configuration"
+    return [("retries", f"{_RETRIES[in_force]}, {source}")]
 
 
 def _delays(policy: RetryPolicy) -> str:

@@ -44,6 +44,7 @@ from dmq.cli.progress import Progress
 from dmq.cli.times import instant_ms
 from dmq.states import MessageState
 from dmq.units import After, At, parse_duration, parse_when
+from retry.dead_letter import PARENT_MESSAGE_ID
 
 if TYPE_CHECKING:
     from broker_adapter.wire import rocketmq_v2 as public
@@ -391,20 +392,30 @@ def _group_state(group: wire.GroupState) -> str:
             return f"{word}, attempt {group.attempt}" + (f", until {at}" if at else "")
         case "retrying":
             return f"{word}, attempt {group.attempt} at {at}"
-        case "ready" if group.attempt > 1:
-            return f"{word}, attempt {group.attempt}"
+        case "ready":
+            attempt = f", attempt {group.attempt}" if group.attempt > 1 else ""
+            return word + attempt + (", held: the group is paused" if group.is_paused else "")
         case "dead":
-            return f"{word} since {at}"
+            return f"{word} since {at}" + (f", {_outcome(group)}" if group.outcome else "")
         case "finished":
             return f"{word}: acknowledged, or passed over"
         case _:
             return word
 
 
+def _outcome(group: wire.GroupState) -> str:
+    """Return what became of a dead letter; a redriven one names its new message."""
+    topic, _, rest = group.outcome_note.partition(" ")
+    new_id, _, to_group = rest.partition(" ")
+    what = f"as {new_id} to topic {topic} {to_group}".rstrip() if group.outcome == "redriven" else group.outcome_note
+    return f"{group.outcome} {what} at {out.when(group.outcome_at_ms)}".replace("  ", " ")
+
+
 def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
     return [
         ("topic", found.topic),
         ("message id", found.message_id),
+        ("redriven from", found.content.properties.get(PARENT_MESSAGE_ID, "") if found.HasField("content") else ""),
         ("deliver at", out.when(found.deliver_at_ms)),
         ("stored at", out.when(found.stored_at_ms)),
         ("queue", f"{found.queue_id}, offset {found.queue_offset}" if found.queue_id >= 0 else ""),

@@ -11,7 +11,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refusing
-from dmq.cli.facts import show_lags, shown_quota
+from dmq.cli.facts import flow_word, show_lags, shown_quota
 from dmq.cli.nouns import noun
 from dmq.cli.options import DryRunOption, Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
@@ -169,16 +169,15 @@ def ls(session: Session) -> None:
     rows = [
         (
             *(topic.name, str(topic.queues), f"{topic.stored:,}", f"{topic.pending:,}", topic.type.lower()),
-            "; ".join(f"{each.quota} {shown_quota(each)}" for each in topic.quotas),
+            *(flow_word(topic), "; ".join(f"{each.quota} {shown_quota(each)}" for each in topic.quotas)),
         )
         for topic in topics
     ]
-    columns = ("TOPIC", "QUEUES", "STORED", "PENDING", "TYPE", "QUOTAS")
-    shown = len(columns) if any(topic.quotas for topic in topics) else len(columns) - 1
     out.show_table(
-        columns[:shown],
-        [row[:shown] for row in rows],
+        ("TOPIC", "QUEUES", "STORED", "PENDING", "TYPE", "STATE", "QUOTAS"),
+        rows,
         numbers=("QUEUES", "STORED", "PENDING"),
+        details=("QUEUES", "TYPE", "QUOTAS"),
     )
 
 

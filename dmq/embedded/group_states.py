@@ -30,7 +30,7 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.removable import progress as stored
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.states import MessageState
-from dmq.store.schema.group import committed_range, unpack_group_key
+from dmq.store.schema.group import committed_range, decode_outcome, outcome_key, unpack_group_key
 from dmq.store.schema.index import REMEMBERED, CopyPlace, EntryState, Receipt, copy_place
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
 from dmq.store.schema.ledger import Term, decode_ledger, ledger_key
@@ -43,13 +43,18 @@ _PASSED_OVER = frozenset((int(EventKind.FILTERED), int(Term.BEFORE), int(Term.SK
 class GroupState(NamedTuple):
     """What a group did with a message. ``attempt``: of LEASED this one, of READY and RETRYING the next; 0: not known.
 
-    ``at_ms``: when it is due, its lease ends, or it died; else 0.
+    ``at_ms``: when it is due, its lease ends, or it died; else 0. ``is_paused``: READY, and the group is paused.
+    ``outcome``: of DEAD, what became of the dead letter, with its time and note; else empty.
     """
 
     group: str
     state: MessageState
     attempt: int = 0
     at_ms: int = 0
+    is_paused: bool = False
+    outcome: str = ""
+    outcome_at_ms: int = 0
+    outcome_note: str = ""
 
 
 class Where(NamedTuple):
@@ -125,7 +130,7 @@ class GroupStates:
     async def _pulled(self, group: Group, where: Where, committed: int) -> GroupState:
         dead = [each for each in (await self._kept(group, where)).copies if each.is_dead]
         if dead:
-            return GroupState(group.name, MessageState.DEAD, 0, max(dead, key=lambda each: each.order).receipt.at_ms)
+            return await self._dead(group, max(dead, key=lambda each: each.order))
         is_read = where.queue_offset < committed
         return GroupState(group.name, MessageState.FINISHED if is_read else MessageState.READY)
 
@@ -152,7 +157,7 @@ class GroupStates:
             if last is None:  # it was forgotten between two looks
                 break
             if last.is_dead:
-                return GroupState(group.name, MessageState.DEAD, 0, last.receipt.at_ms)
+                return await self._dead(group, last)
             if last.waits:
                 return GroupState(group.name, MessageState.RETRYING, last.place.attempt + 1, last.receipt.at_ms)
             if progress.lane is None:  # it was made since
@@ -167,9 +172,22 @@ class GroupStates:
         """Return the state of what is not finished."""
         lease = queue.leases.get(offset)
         if lease is None:
-            return GroupState(group.name, MessageState.READY, attempts_before + queue.next_attempt(offset))
+            attempt = attempts_before + queue.next_attempt(offset)
+            return GroupState(group.name, MessageState.READY, attempt, is_paused=bool(group.paused_since_ms))
         ends_ms = self._clock.now_ms() + lease.ends_ms - self._clock.boot_ms() if is_live else 0
         return GroupState(group.name, MessageState.LEASED, attempts_before + lease.attempt, ends_ms)
+
+    async def _dead(self, group: Group, last: _Copy) -> GroupState:
+        """Return the state of a dead letter, with its outcome."""
+        found = GroupState(group.name, MessageState.DEAD, 0, last.receipt.at_ms)
+        letters = self._names.topics.get(dead_letter_topic(group.name))
+        if letters is None:
+            return found
+        (value,) = await self._reader.values(Family.GROUP, [outcome_key(letters.topic_id, last.receipt.queue_offset)])
+        if value is None:
+            return found
+        outcome = decode_outcome(value)
+        return found._replace(outcome=outcome.what, outcome_at_ms=outcome.at_ms, outcome_note=outcome.note)
 
     async def _kept(self, group: Group, where: Where) -> _Kept:
         letters = self._names.topics.get(dead_letter_topic(group.name))

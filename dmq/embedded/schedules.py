@@ -196,7 +196,8 @@ class Schedules:
         status = self._status(name, found.schedule, found.progress)
         following: tuple[int, ...] = ()
         if found.progress.phase is Phase.WAITING:
-            following = _following(found.schedule, found.progress.next_ms, _FOLLOWING_SHOWN)
+            left = found.schedule.count - found.progress.occurrences - 1 if found.schedule.count else _FOLLOWING_SHOWN
+            following = _following(found.schedule, found.progress.next_ms, min(left, _FOLLOWING_SHOWN))
         return replace(status, payload=body_payload(found.body), following_ms=following)
 
     async def page(self, *, topic: str, token: str, limit: int) -> tuple[list[ScheduleStatus], str]:

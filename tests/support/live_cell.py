@@ -75,8 +75,10 @@ class LiveCell:
         metrics = Metrics(process=False)
         self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, CellState.SERVING)
         quotas = Quotas(rig.store.clock)
+        operators = Operators.of(self.cell)
+        self.groups = operators.groups
         admin = AdminService(
-            Operators.of(self.cell),
+            operators,
             clock=rig.store,
             quotas=QuotaCalls(quotas, _keep_nothing),
             activity=ActivityLog(rig.store),

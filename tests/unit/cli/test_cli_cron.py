@@ -122,3 +122,13 @@ def test_what_cannot_be_is_told(live: LiveCell) -> None:
         done = live.run(*start, *options)
         assert (done.exit_code, text in done.stderr) == (code, True), (options, done.stderr)
     assert json.loads(live.run("cron", "ls", "-o", "json").stdout)["schedules"] == []
+
+
+def test_no_time_beyond_the_count_is_shown(live: LiveCell) -> None:
+    """The next time and those after it are as many as are left."""
+    live.run("cron", "add", "thrice", "orders", "x", "--every", "5s", "--count", "3")
+    for sent in range(3):
+        plain = json.loads(live.run("cron", "show", "thrice", "-o", "json").stdout)
+        assert (plain["occurrences"], len(plain["following_at_ms"])) == (sent, 2 - sent)
+        live.do(tick(live.rig, 1, 5_000))
+    assert json.loads(live.run("cron", "show", "thrice", "-o", "json").stdout)["next_at_ms"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from support.fake_admin_client import error_of
@@ -49,15 +50,15 @@ def settings(daemon: LiveCell, group: str) -> GroupStatus:
 
 
 def facts(text: str) -> dict[str, str]:
-    return {line[:13].strip(): line[13:].strip() for line in text.splitlines()}
+    return {each[0]: each[1] for line in text.splitlines() for each in [re.split(r"  +", line, maxsplit=1)]}
 
 
 def test_groups(daemon: LiveCell) -> None:
     """A table, or a list with stable keys."""
     assert daemon.run("group", "ls").stdout.splitlines() == [
-        "GROUP     UNREAD  OLDEST  RETRYING  DEAD  LEASED  POLICY   ORDER  RETRIES",
-        "billing        7     0ms         3     3       7  default",
-        "shipping       -                 0     0       0  set      fifo   cluster",
+        "GROUP     STATE   UNREAD  OLDEST  RETRYING  DEAD  LEASED  POLICY   ORDER  RETRIES",
+        "billing   active       7     0ms         3     3       7  default",
+        "shipping  active       -                 0     0       0  set      fifo   cluster",
     ]
     found = json.loads(daemon.run("group", "ls", "-o", "json").stdout)
     assert [(group["name"], group["waiting"], group["dead"]) for group in found] == [
@@ -84,14 +85,14 @@ def test_a_group_for_people(daemon: LiveCell) -> None:
         "created at": "2023-11-14T22:13:20.000Z (1h 30m ago)",
         "unread": "7, the oldest for 0ms",
         "retrying": "3",
-        "dead": "3",
+        "dead letters": "3 without an outcome",
         "leased": "7",
         "policy": "17 attempts, the default",
         "delay after": LEVELS,
         "order": "not kept, as its topics are",
     }
     assert lag.splitlines() == [
-        "TOPIC   UNREAD  OLDEST  IN FLIGHT  IN RETRY  DEAD",
+        "TOPIC   UNREAD  OLDEST  IN FLIGHT  IN RETRY  DIED",
         "orders       7     0ms          7         3     3",
     ]
     found = facts(daemon.run("group", "show", "shipping").stdout)

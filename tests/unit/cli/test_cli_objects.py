@@ -35,10 +35,10 @@ def names(daemon: LiveCell, noun: str) -> list[str]:
 def test_topics(daemon: LiveCell) -> None:
     """A table, or a list with stable keys."""
     assert daemon.run("topic", "ls").stdout.splitlines() == [
-        "TOPIC           QUEUES  STORED  PENDING  TYPE",
-        "%DLQ%billing         1       1        0  mixed",
-        "%RETRY%billing       1       0        2  mixed",
-        "orders               3       5        1  mixed",
+        "TOPIC           QUEUES  STORED  PENDING  TYPE   STATE   QUOTAS",
+        "%DLQ%billing         1       1        0  mixed  active",
+        "%RETRY%billing       1       0        2  mixed  active",
+        "orders               3       5        1  mixed  active",
     ]
     found = json.loads(daemon.run("topic", "ls", "-o", "json").stdout)[-1]
     assert found["due"] == [{"until_ms": NOW + 100_000, "count": 1}]
@@ -67,7 +67,7 @@ def test_a_topic_is_shown_with_its_readers(daemon: LiveCell) -> None:
     assert [line.split(maxsplit=2)[:2] for line in lines[9:12]] == [["queue", str(number)] for number in range(3)]
     assert lines[12:] == [
         "",
-        "GROUP    UNREAD  OLDEST  IN FLIGHT  IN RETRY  DEAD",
+        "GROUP    UNREAD  OLDEST  IN FLIGHT  IN RETRY  DIED",
         "billing       2      1s          1         2     1",
     ]
     found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
