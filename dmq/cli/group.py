@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 app = noun("group")
 
 _SPANS_SHOWN = 32
+_APPLIES = "sent to connected clients; Python clients keep the earlier delays for up to 5 minutes"
 _RETRIES = {"here": "kept here", "cluster": "the cluster's"}
 
 
@@ -193,7 +194,9 @@ def set_policy(
     """Change the retry policy of a group and print the policy in force.
 
     What is not given stays; a group that does not exist is created. Waiting retries keep their time; the new policy
-    applies from their next failure on. 'dmq backoff show' takes the same options and changes nothing.
+    applies from their next failure on. Connected clients receive it at once; one that does not read what the daemon
+    sends it, as the Python client does not, asks for the earlier delays for up to five minutes. 'dmq backoff show'
+    takes the same options and changes nothing.
     """
 
     def policy_from(base: RetryPolicy | None) -> RetryPolicy | None:
@@ -229,6 +232,8 @@ def set_policy(
         out.show_json(out.to_plain(changed))
     else:
         out.show_facts([("group", changed.name), *_policy_facts(changed)])
+        if policy is not None or default:
+            out.note(_APPLIES)
 
 
 def _policy_now(client: AdminClient, group: str) -> RetryPolicy | None:

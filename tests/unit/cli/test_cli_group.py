@@ -207,3 +207,12 @@ def test_a_groups_policy_can_be_previewed(daemon: LiveCell) -> None:
     assert len(daemon.run("backoff", "show", "--group", "billing").stdout.splitlines()) == 1 + 17 + 1
     nobody = daemon.run("backoff", "show", "--group", "nobody")
     assert (nobody.exit_code, nobody.stderr.count("\n")) == (3, 1)
+
+
+def test_a_changed_policy_says_when_clients_apply_it(daemon: LiveCell) -> None:
+    """On stderr, for a policy and for the default; nothing else of a group is kept by clients."""
+    note = "dmq: sent to connected clients; Python clients keep the earlier delays for up to 5 minutes\n"
+    assert daemon.run("group", "set-policy", "billing", "--fixed", "5s").stderr == note
+    assert daemon.run("group", "set-policy", "billing", "--default").stderr == note
+    assert daemon.run("group", "set-policy", "billing", "--retries", "cluster").stderr == ""
+    assert daemon.run("group", "set-policy", "billing", "--fixed", "5s", "-o", "json").stderr == ""
