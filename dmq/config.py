@@ -253,6 +253,8 @@ _Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
 _Topics = Annotated[TopicPatterns, BeforeValidator(_topic_patterns)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
+_LOGGED = frozenset({"data", "listen"})  # at each start, also as they are by default
+
 
 class DaemonConfig(BaseSettings):
     """What a daemon is told. Durations are ``timedelta``; the properties beside them are what the parts are given."""
@@ -547,9 +549,16 @@ class DaemonConfig(BaseSettings):
             return self.disk_low_water_bytes
         return min(max(file_system_bytes // LOW_WATER_SHARE, LOW_WATER_BYTES_MIN), LOW_WATER_BYTES_MAX)
 
-    def shown(self) -> dict[str, object]:
-        """Return every key as one would write it in the file, secrets masked; printed at start."""
+    def shown(self, *, changed_only: bool = False) -> dict[str, object]:
+        """Return the keys as they are written in the file, secrets masked; logged at start.
+
+        ``changed_only``: ``data``, ``listen`` and what differs from its default. 'dmq config show' has the rest.
+        """
         values = {key: getattr(self, key) for key in type(self).model_fields}
+        if changed_only:
+            fields = type(self).model_fields.items()
+            defaults = {key: field.get_default(call_default_factory=True) for key, field in fields}
+            values = {key: each for key, each in values.items() if key in _LOGGED or each != defaults[key]}
         for key in [key for key, value in values.items() if isinstance(value, bool)]:
             values[key] = str(values[key]).lower()  # as TOML has it
         return {key: _WRITTEN_NONE[key] if value is None else _shown(value) for key, value in values.items()}

@@ -66,7 +66,11 @@ class ActivityLog:
         begun = [each for each in self._by_number.values() if each.outcome is CallOutcome.BEGUN]
         if begun:
             text = "the daemon ended before it did"
-            await self._write(each._replace(outcome=CallOutcome.UNKNOWN, error=text) for each in begun)
+            backup = f"{text}, or this store was restored from this backup"
+            await self._write(
+                each._replace(outcome=CallOutcome.UNKNOWN, error=backup if each.rpc == "BackUpStore" else text)
+                for each in begun
+            )
 
     async def close(self) -> None:
         """Wait for what is being recorded, but not for ever: the next run settles what is left."""

@@ -761,7 +761,7 @@ class ListMessagesResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ListedMessage, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
 
 class ListedMessage(_message.Message):
-    __slots__ = ("state", "message_id", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content")
+    __slots__ = ("state", "message_id", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content", "is_held")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -769,6 +769,7 @@ class ListedMessage(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
     state: MessageState
     message_id: str
     deliver_at_ms: int
@@ -776,7 +777,8 @@ class ListedMessage(_message.Message):
     queue_id: int
     queue_offset: int
     content: Content
-    def __init__(self, state: _Optional[_Union[MessageState, str]] = ..., message_id: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+    is_held: bool
+    def __init__(self, state: _Optional[_Union[MessageState, str]] = ..., message_id: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("tag", "keys", "properties", "message_group", "born_at_ms", "born_host", "body_encoding", "body_bytes", "body")

@@ -35,6 +35,7 @@ class ListingCalls:
                     queue_id=each.queue_id,
                     queue_offset=each.queue_offset,
                     content=each.content,
+                    is_held=each.is_held,
                 )
                 async for each in in_slices(page.messages)
             ],

@@ -90,6 +90,7 @@ class ListedMessage(NamedTuple):
     queue_id: int
     queue_offset: int
     content: wire.Content | None
+    is_held: bool = False
 
 
 class MessagePage(NamedTuple):
@@ -277,7 +278,7 @@ class Messages:
         for looked, (row, value) in enumerate(rows.rows):
             if len(found) == limit:
                 return _Step(found, looked, int.from_bytes(row, "big"))
-            found += _waiting_shown(topic_id, wanted, value)
+            found += _waiting_shown(topic_id, wanted, row, value)
         if rows.is_complete:
             return _Step(found, len(rows.rows), following)
         return _Step(found, len(rows.rows), int.from_bytes(rows.rows[-1][0], "big") + 1)
@@ -303,7 +304,7 @@ class Messages:
                 return _Step(found, looked, following)
             at = int.from_bytes(row[0], "big")
             size += len(row[1])
-            found += _waiting_shown(topic_id, wanted, row[1])
+            found += _waiting_shown(topic_id, wanted, *row)
         return _Step(found, _ROWS_PER_STEP, at)
 
     def _key_ms_max(self, due_before_ms: int) -> int:
@@ -398,13 +399,15 @@ def _row(place: Place, wanted: Wanted, offset: int, message: QueuedMessage) -> _
     return _Row(offset, message.stored_at_ms, shown)
 
 
-def _waiting_shown(topic_id: int, wanted: Wanted, value: bytes) -> Sequence[ListedMessage]:
+def _waiting_shown(topic_id: int, wanted: Wanted, key: bytes, value: bytes) -> Sequence[ListedMessage]:
     entry = decode_waiting(value)
     if entry.scope != topic_id or entry.kind not in DELAYED_KINDS or not _is_due(wanted, entry.deliver_at_ms):
         return ()
     body = value[WAITING_HEADER_BYTES:]
     message = decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body))
-    return (_shown(WAITING, message, -1, -1),) if _is_meant(wanted, message) else ()
+    if not _is_meant(wanted, message):
+        return ()
+    return (_shown(WAITING, message, -1, -1)._replace(is_held=is_held_key(key)),)
 
 
 def _is_due(wanted: Wanted, due_ms: int) -> bool:

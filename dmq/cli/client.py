@@ -78,7 +78,7 @@ def verify(
     if session.as_json:
         out.show_json(out.to_plain(answer))
     elif answer.code == _OK:
-        typer.echo(f"{client} consumed {message_id}")
+        typer.echo(out.printable(f"{client} consumed {message_id}"))
     if answer.code != _OK:
         why = f": {answer.text}" if answer.text else ""
         raise CommandFailed(f"{client} did not consume {message_id} ({answer.code} {answer.code_name}){why}")

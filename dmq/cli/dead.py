@@ -23,6 +23,7 @@ from dmq.cli.options import (
     GroupArgument,
     KeysOption,
     LimitOption,
+    MessageIdsArgument,
     MessageIdsOption,
     OutFileOption,
     Session,
@@ -223,6 +224,7 @@ def export(
     session: Session,
     *,
     group: GroupArgument,
+    named: MessageIdsArgument = None,
     reason: ReasonOption = None,
     topic: TopicOption = None,
     key: KeysOption = None,
@@ -241,7 +243,15 @@ def export(
         session.connect() as client,
         Progress(f"export of {group}", quiet=session.as_json or (file is None and sys.stdout.isatty())) as progress,
     ):
-        chosen = filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id)
+        chosen = filter_of(
+            client,
+            reason=reason,
+            topic=topic,
+            key=key,
+            since=since,
+            until=until,
+            ids=[*(named or ()), *(message_id or ())],
+        )
         with lines_into(file) as lines:
             for letter in letters_of(client, group, chosen, with_body=True):
                 # Escaped as ASCII: exact, whatever the terminal or its encoding make of other characters.
@@ -302,6 +312,7 @@ def redrive(
     session: Session,
     *,
     group: GroupArgument,
+    named: MessageIdsArgument = None,
     reason: ReasonOption = None,
     topic: TopicOption = None,
     key: KeysOption = None,
@@ -340,7 +351,15 @@ def redrive(
         request = wire.StartJobRequest(
             kind=wire.REDRIVE,
             group=group,
-            filter=filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id),
+            filter=filter_of(
+                client,
+                reason=reason,
+                topic=topic,
+                key=key,
+                since=since,
+                until=until,
+                ids=[*(named or ()), *(message_id or ())],
+            ),
             to_topic=to,
             all_groups=all_groups,
             rate_per_s=rate or 0.0,
@@ -355,6 +374,7 @@ def purge(
     session: Session,
     *,
     group: GroupArgument,
+    named: MessageIdsArgument = None,
     reason: ReasonOption = None,
     topic: TopicOption = None,
     key: KeysOption = None,
@@ -379,7 +399,15 @@ def purge(
         request = wire.StartJobRequest(
             kind=wire.PURGE,
             group=group,
-            filter=filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id),
+            filter=filter_of(
+                client,
+                reason=reason,
+                topic=topic,
+                key=key,
+                since=since,
+                until=until,
+                ids=[*(named or ()), *(message_id or ())],
+            ),
             why=session.why,
             is_dry_run=dry_run,
         )

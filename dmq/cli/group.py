@@ -386,6 +386,7 @@ def reset(
     from dmq.admin import admin_v1 as wire
 
     request = wire.ResetGroupRequest(group=group, topic=topic)
+    to = {"beginning": "begin"}.get(to, to)
     match to:
         case "begin":
             request.begin = True

@@ -144,7 +144,7 @@ def _show_sent(
     _check(entry.status if entry is not None else response.status)
     stored_id = entry.message_id if entry is not None else message_id  # another one if that was kept instead
     if not session.as_json:
-        typer.echo(stored_id)
+        typer.echo(out.printable(stored_id))
         if stored_id != message_id:
             out.note(f"not stored: {stored_id} waits under the own key {own_key}")
         return
@@ -306,7 +306,7 @@ def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) 
     if session.as_json:
         out.show_json({"topic": topic, "message_id": response.message_id, "recalled_before": is_repeated})
         return
-    typer.echo(response.message_id)
+    typer.echo(out.printable(response.message_id))
     if is_repeated:
         out.note(f"{response.status.message}")
 
@@ -434,6 +434,7 @@ class State(StrEnum):
 
     WAITING = MessageState.WAITING.word
     QUEUED = MessageState.QUEUED.word
+    HELD = "held"  # waiting and due, and held by a pause or a rate of the topic
 
 
 @app.command()
@@ -443,7 +444,11 @@ def ls(
     *,
     topic: TopicArgument,
     state: Annotated[
-        State | None, typer.Option(case_sensitive=False, help="Only delayed messages, or only those in queues.")
+        State | None,
+        typer.Option(
+            case_sensitive=False,
+            help="Only delayed messages, those of them that a pause or a rate holds, or those in queues.",
+        ),
     ] = None,
     due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
     due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
@@ -464,7 +469,7 @@ def ls(
 
     request = wire.ListMessagesRequest(
         topic=topic,
-        state=state.name if state is not None else None,
+        state=("WAITING" if state is State.HELD else state.name) if state is not None else None,
         due_after_ms=instant_ms(due_after, "--due-after") or 0,
         due_before_ms=instant_ms(due_before, "--due-before") or 0,
         key=key,
@@ -478,7 +483,7 @@ def ls(
         while True:
             request.limit = min(_PAGE, limit - len(found))
             page = client.messages(request)
-            found += page.messages
+            found += [each for each in page.messages if state is not State.HELD or each.is_held]
             request.token = page.next_token
             progress.show(f"{len(found):,} found", done=len(found), of=limit)
             if len(found) >= limit or not page.next_token:
@@ -497,7 +502,7 @@ def _listed_row(message: wire.ListedMessage, now_ms: int) -> tuple[str, ...]:
     content = message.content if message.HasField("content") else None
     is_queued = message.queue_id >= 0
     return (
-        state_word(message),
+        State.HELD.value if message.is_held else state_word(message),
         out.distance(message.deliver_at_ms, now_ms),
         out.distance(message.stored_at_ms, now_ms),
         message.message_id,

@@ -90,6 +90,9 @@ WhyOption = Annotated[
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+MessageIdsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Only these messages.", show_default=False)
+]
 MessageIdsOption = Annotated[
     list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")
 ]
@@ -168,13 +171,20 @@ class Session:
             try:
                 yield client
             except NotAllowed as error:
-                raise CommandFailed(str(error), ExitCode.NOT_ALLOWED) from error
+                hint = f"; {_GIVE_A_KEY}" if signer is None else ""
+                raise CommandFailed(f"{error}{hint}", ExitCode.NOT_ALLOWED) from error
             except DaemonUnavailable as error:
                 raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
             except NotFound as error:
                 raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
             except (CallRefused, CallFailed) as error:
                 raise CommandFailed(str(error)) from error
+
+
+_GIVE_A_KEY = (
+    "give an access key: --access-key KEY with its secret in DMQ_SECRET_KEY or --secret-file, "
+    "or a context with both ('dmq context add')"
+)
 
 
 def _signer(target: Target) -> Signer | None:

@@ -28,7 +28,13 @@ _LINES = 25  # rich ignores a width without a height on a dumb terminal
 
 def show_json(value: object) -> None:
     """Print one JSON value; indented, because people read it too and programs do not mind."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return indented JSON; characters that a terminal would obey are escaped, all others are as they are."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def to_plain(message: Message) -> dict[str, object]:

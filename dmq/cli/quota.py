@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.errors import refusing
 from dmq.cli.nouns import noun
 from dmq.cli.options import Session, with_reason, with_session
+from dmq.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,11 +61,11 @@ def set_(
     kind: KindArgument,
     name: NameArgument,
     quota: QuotaArgument,
-    limit: Annotated[int, typer.Argument(metavar="LIMIT", min=0, help="Maximum; 0: none at all.")],
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Maximum, of bytes also as 64MiB; 0: none at all.")],
 ) -> None:
     """Set a quota of a key or an address; it applies at once and is kept over restarts. What is in use stays."""
     with session.connect() as client:
-        _show(session, [client.set_quota(kind.value, name, quota, limit)])
+        _show(session, [client.set_quota(kind.value, name, quota, _limit(limit))])
 
 
 @app.command()
@@ -80,6 +82,17 @@ def unset(
         _show(session, [client.set_quota(kind.value, name, quota, None)])
 
 
+def _limit(text: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    with refusing("LIMIT", text):
+        return parse_size(text)
+
+
+def _figure(quota: wire.Quota, value: int) -> str:
+    return format_size(value) if quota.quota.endswith("bytes") else f"{value:,}"
+
+
 def _show(session: Session, quotas: Iterable[wire.Quota]) -> None:
     if session.as_json:
         out.show_json([out.to_plain(each) for each in quotas])
@@ -88,8 +101,8 @@ def _show(session: Session, quotas: Iterable[wire.Quota]) -> None:
         ("KIND", "NAME", "QUOTA", "USED", "LIMIT", "SET"),
         [
             (
-                *(each.kind, each.name, each.quota, f"{each.used:,}"),
-                *(str(each.limit) if each.HasField("limit") else "none", "yes" if each.is_set else "default"),
+                *(each.kind, each.name, each.quota, _figure(each, each.used)),
+                *(_figure(each, each.limit) if each.HasField("limit") else "none", "yes" if each.is_set else "default"),
             )
             for each in quotas
         ],

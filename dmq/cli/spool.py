@@ -674,7 +674,7 @@ def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
         return count
     for path, found in entries:
         if listing is Listing.JSON:
-            text = json.dumps(_plain(found, path), indent=2, ensure_ascii=False).replace("\n", "\n  ")
+            text = out.json_text(_plain(found, path)).replace("\n", "\n  ")
             typer.echo(f"{',' if count else '['}\n  {text}", nl=False)
         else:
             typer.echo(found.entry.uid.hex() if listing is Listing.ID else _line_of(_plain(found, path)))

@@ -126,6 +126,8 @@ def check_folder(key: str, path: Path) -> None:
         raise DmqError(f"{path} cannot be the directory of {key}: {place} {what}")
     if not os.access(place, os.W_OK | os.X_OK):
         raise DmqError(f"{path} cannot be written: the user that serves may not write {place}")
+    if not os.statvfs(place).f_blocks:  # of /proc and /sys, where root may "write" and can make no directory
+        raise DmqError(f"{path} cannot be the directory of {key}: the file system of {place} stores no files")
 
 
 def _check_exists(path: Path) -> None:

@@ -15,7 +15,7 @@ from dmq.config import DaemonConfig
 from dmq.daemon.checks import refuse_start
 from dmq.daemon.run import EXIT_FAILED, serve
 from dmq.errors import DmqError, with_advice
-from dmq.log import configure
+from dmq.log import configure, is_for_people
 from dmq.processes.tuning import tune
 from dmq.version import version_here
 
@@ -33,7 +33,8 @@ def run(config: DaemonConfig) -> int:
     os.umask(0o027 if config.trail_mode == "group" else 0o077)
     clock = SystemClock()
     configure(config.log_level, config.log_format, clock)
-    log.info("starting", version=version_here(), pid=os.getpid(), **config.shown())
+    settings = config.shown(changed_only=is_for_people(config.log_format, sys.stderr))
+    log.info("starting", version=version_here(), pid=os.getpid(), **settings)
     tune()
     # A delivery goes through two threads beside a loop that computes all the time when clients send all they can. Each
     # step waits for the interpreter: with Python's 5 ms deliveries were 25 ms late in the middle, with this 5 ms.

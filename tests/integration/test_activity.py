@@ -150,6 +150,33 @@ def test_a_call_that_was_cut_short_is_of_unknown_outcome(tmp_path: Path) -> None
     asyncio.run(body())
 
 
+def test_a_restored_store_explains_its_own_backup(tmp_path: Path) -> None:
+    """The backup was taken before its own call ended, so the copy cannot have its outcome."""
+
+    async def body() -> None:
+        rig = await _opened(tmp_path, on_disk=True)
+        began = asyncio.Event()
+
+        async def hang(_: object) -> Message:
+            began.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        log = ActivityLog(rig.store)
+        task = asyncio.create_task(log.run(Caller("boss", "10.0.0.7"), "BackUpStore", wire.BackUpStoreRequest(), hang))
+        await began.wait()
+        await rig.restart(End.KILL)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        again = ActivityLog(rig.store)
+        await again.settle()
+        (found,) = again.newest(since_ms=0, key="", before=0)
+        assert found.error == "the daemon ended before it did, or this store was restored from this backup"
+        await rig.close()
+
+    asyncio.run(body())
+
+
 def _request() -> wire.RemoveTopicRequest:
     return wire.RemoveTopicRequest(topic="orders", force=True)
 

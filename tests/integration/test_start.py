@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def test_all_that_is_wrong_is_said_by_both_and_nothing_is_touched(tmp_path: Path
     assert (served.returncode, last["event"]) == (1, "not_served"), served
     assert last["error"] == "; ".join(problems)
     assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_a_start_on_an_almost_full_disk_is_logged(tmp_path: Path) -> None:
+    """Sends are refused from the beginning, and the log gives the reason and both figures."""
+    env = {**os.environ, "DMQ_DISK_LOW_WATER_BYTES": "1024TiB"}
+    with Daemon(tmp_path / "data", env=env, processes=1) as daemon:
+        told = daemon.event("disk_low_sends_refused")
+        assert (told["level"], told["low_water_bytes"]) == ("warning", 2**50)
+        assert 0 < told["free_bytes"] < 2**50
 
 
 def test_the_trail_of_a_disk_that_is_away_keeps_no_daemon_from_serving(tmp_path: Path) -> None:

@@ -176,7 +176,12 @@ def unpacked(packed: bytes | None) -> str | None:
     """Return a packed id as text."""
     if packed is None:
         return None
-    return packed[1:].decode(errors="replace") if packed[:1] == b"\0" else packed.hex().upper()
+    if packed[:1] == b"\0":
+        try:
+            return packed[1:].decode()
+        except UnicodeDecodeError:  # the uid of a spool's entry, which is any 16 bytes
+            pass
+    return packed.hex().upper()
 
 
 def _number(path: Path) -> int:
