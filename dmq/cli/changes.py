@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.completion import topics
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.options import Session
@@ -32,7 +33,9 @@ _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
 TargetsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids; or a recall handle."),
+    typer.Argument(
+        metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids; or a recall handle.", autocompletion=topics
+    ),
 ]
 KeyFilter = Annotated[str, typer.Option("--key", metavar="KEY", help="All that wait with this key.")]
 OwnKeyOption = Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.completion import contexts
 from dmq.cli.confirm import is_terminal
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.nouns import noun
@@ -37,7 +38,7 @@ from dmq.units import parse_address
 
 app = noun("context")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.", autocompletion=contexts)]
 
 
 @app.command()

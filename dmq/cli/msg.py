@@ -26,6 +26,7 @@ from dmq.cli.changes import (
     run_change,
     targets_of,
 )
+from dmq.cli.completion import topics
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
@@ -71,7 +72,7 @@ class OnSameKey(StrEnum):
 def send(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.", autocompletion=topics)],
     body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Delivery time: RFC 3339, epoch milliseconds, or +5m.")
@@ -157,7 +158,7 @@ def _show_sent(
 def get(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.", autocompletion=topics)],
     message_id: Annotated[str, typer.Argument(metavar="[ID]", help="Its message id.")] = "",
     own_key: Annotated[str, typer.Option(metavar="KEY", help="Instead of an id: what waits under this own key.")] = "",
     body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,

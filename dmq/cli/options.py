@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dmq.cli.completion import contexts, groups, topics
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.contexts import (
     ADDRESS_DEFAULT,
@@ -52,7 +53,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")
 ContextOption = Annotated[
     str | None,
     typer.Option(
-        "--context", metavar="NAME", help="Use this context.  [env var: DMQ_CONTEXT; default: the current one]"
+        "--context",
+        metavar="NAME",
+        help="Use this context.  [env var: DMQ_CONTEXT; default: the current one]",
+        autocompletion=contexts,
     ),
 ]
 AccessKeyOption = Annotated[
@@ -88,8 +92,8 @@ WhyOption = Annotated[
     str | None, typer.Option("--why", metavar="TEXT", help="Reason, kept in 'dmq activity' and the audit trail.")
 ]
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=topics)]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=groups)]
 MessageIdsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Only these messages.", show_default=False)
 ]
