@@ -82,6 +82,7 @@ EXAMPLES = {
     "config show": Example(""),
     "status": Example(""),
     "ledger": Example("", unknown="nosuch"),
+    "find": Example("D1", unknown="nosuch"),
     "topic ls": Example(""),
     "topic show": Example("orders", unknown="nosuch"),
     "topic create": Example("made"),
