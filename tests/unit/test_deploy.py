@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,61 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     copy.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(encoding="utf-8")))
     found = analyze("verify", "--man=no", str(copy))
     assert (found.returncode, [line for line in found.stderr.splitlines() if UNIT.name in line]) == (0, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run the daemon as another user")
+def test_the_unit_hands_the_files_of_root_to_another_user() -> None:
+    """Files of root in /etc are out of reach of the service; the command of the unit starts with the copies."""
+    unit = UNIT.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as base:
+        Path(base).chmod(0o711)
+        etc, credentials, data = (Path(base) / name for name in ("etc", "credentials", "data"))
+        for path in (etc, credentials, data):
+            path.mkdir(mode=0o700)
+        (etc / "dmq.toml").write_text("metrics_listen = 'off'\ntrail = 'off'\n", encoding="utf-8")
+        (etc / "acl.toml").write_text('[keys.shop]\nsecret = "s"\nadmin = true\n', encoding="utf-8")
+        # As systemd does: a copy for the user of the service, by the lines of the unit.
+        loaded = re.findall(r"(?m)^#?LoadCredential=(\S+):/etc/dmq/(\S+)$", unit)
+        assert loaded == [("dmq.toml", "dmq.toml"), ("acl.toml", "acl.toml")]
+        for name, source in loaded:
+            shutil.copy(etc / source, credentials / name)
+        (variable,) = re.findall(r"(?m)^#?Environment=(\S+)=%d/acl.toml$", unit)
+        (command,) = re.findall(r"(?m)^ExecStart=/opt/dmq/bin/dmq serve (.+)$", unit)
+        assert "/etc/" not in command
+        arguments = command.replace("%d", str(credentials)).replace("/var/lib/dmq", str(data)).split()
+        for path in (credentials, *credentials.iterdir(), data):
+            os.chown(path, _NOBODY, _NOBODY)
+            path.chmod(0o700 if path.is_dir() else 0o400)
+        env = {**os.environ, variable: str(credentials / "acl.toml")}
+        check = ["config", "check", "--listen", "127.0.0.1:0"]
+        refused = as_nobody([*check, "--config", str(etc / "dmq.toml")], env)
+        assert (refused.returncode, "Permission denied" in refused.stderr) == (2, True), refused
+        checked = as_nobody([*check, *arguments], env)
+        assert (checked.returncode, checked.stdout) == (0, "a daemon can start with these settings\n"), checked
+
+
+_NOBODY = 65534
+# The interpreter may be out of reach of another user: everything is imported before the user changes.
+_AS_NOBODY = f"""
+import contextlib, io, os, sys
+from dmq.cli import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    main(sys.argv[1:])
+os.setgroups([]); os.setgid({_NOBODY}); os.setuid({_NOBODY}); os.chdir("/")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def as_nobody(arguments: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a ``dmq`` command as a user that owns nothing."""
+    return subprocess.run(
+        [sys.executable, "-c", _AS_NOBODY, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=dict(env),
+    )
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
