@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from spark_audit.report import text
 from spark_audit.report.message import words
-from spark_audit.report.message.files import Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
+from spark_audit.report.message.files import EventsFile, Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
 from spark_audit.report.message.verdict import Judge
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
 
 FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is what ends with a traceback
 GRACE_MS = 120_000
 _CONTEXT = ("GAP", "SUBSCRIBED", "RESET", TAIL_LOST)
+_LETTER, _CHILD = "REDRIVEN", "QUEUED_FOR_GROUP"  # of one redrive; both name the group and the offset of the letter
 
 
 def main(
@@ -85,10 +86,34 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
             }
             for row in _by_time(found)
         ],
+        "redrives": _redrives(files, looked_at, found),
         "gaps": [asdict(gap) for gap in judge.gaps_that_matter(found)],
         "snapshots": [_held(shot) for shot in shots.values()],
         "outcomes": [asdict(outcome) for outcome in (*judge.outcomes(left), *judge.undone(gone))],
     }
+
+
+def _redrives(files: TrailFiles, looked_at: Sequence[EventsFile], found: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the redrives for one group in which the message is the dead letter or the new message."""
+    asked = {_redrive_of(row) for row in found if row["kind"] in {_LETTER, _CHILD}}
+    if not asked:
+        return []
+    rows = files.rows(looked_at, "kind", pa.array((_LETTER, _CHILD), pa.string()), "looking for redrives")
+    children: dict[tuple[str, str, int], Row] = {}
+    redrives = []
+    for row in rows:  # a child is in the same batch as its letter, before it
+        of = _redrive_of(row)
+        if row["kind"] == _CHILD:
+            children[of] = row
+        elif of in asked and (child := children.pop(of, None)) is not None:
+            ids = {"from": unpacked(row["message_id"]), "to": unpacked(child["message_id"])}
+            redrives.append({**ids, "group": row["group"], "at_ms": row["at_ms"]})
+    ours = {row["message_id"] for row in found}
+    return [each for each in redrives if {each["from"], each["to"]} & {unpacked(one) for one in ours}]
+
+
+def _redrive_of(row: Row) -> tuple[str, str, int]:
+    return row["cell"], row["group"], row["detail"]
 
 
 def _is_undone(row: Row, undone: Sequence[Undone]) -> bool:
@@ -145,6 +170,8 @@ def _lines(told: dict[str, Any]) -> Iterator[str]:
     if told["found"]:
         yield ""
         yield from _timeline(told)
+        for each in told["redrives"]:
+            yield f"redrive for group {each['group']}: dead letter {each['from']}, new message {each['to']}"
         yield from _snapshot_lines(told["snapshots"], told["events"])
         yield ""
         yield from _outcome_lines(told)

@@ -299,6 +299,27 @@ def test_a_redriven_message_is_followed_for_its_group_alone(tmp_path: Path) -> N
     assert outcomes(tmp_path) == [("billing", "done")]
 
 
+def test_a_dead_letter_and_its_new_message_name_each_other(tmp_path: Path) -> None:
+    """Of a redrive for one group; another letter at this offset of a later group of the name is another one."""
+    old = {"group": "billing", "detail": 5, "message_id": b"\0old"}
+    new = {**old, "attempt": 1, "entry": 7, "queue_id": -1, "queue_offset": 3, "message_id": b"\0new"}
+    later = {"message_id": b"\0later"}
+    write(
+        tmp_path,
+        event(1, "QUEUED_FOR_GROUP", **new),
+        event(2, "REDRIVEN", **old),
+        event(3, "QUEUED_FOR_GROUP", **new | later),
+        event(4, "REDRIVEN", **old | {"message_id": b"\0other"}),
+    )
+    line = "redrive for group billing: dead letter old, new message new"
+    for message_id in ("old", "new"):
+        assert line in said(tmp_path, message_id)
+        assert "later" not in said(tmp_path, message_id)
+        assert json.loads(said(tmp_path, message_id, as_json=True))["redrives"] == [
+            {"from": "old", "to": "new", "group": "billing", "at_ms": T + 2000}
+        ]
+
+
 @pytest.mark.parametrize(
     ("packed", "asked"),
     [
