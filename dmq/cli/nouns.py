@@ -14,7 +14,7 @@ NOUNS = {
     "demo": "Kill a daemon half-way and see that nothing is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
     "ledger": "Show where every message is; exit with 4 if that does not add up.",
-    "find": "Find a message in all topics by id, own key or message key.",
+    "find": "Find messages in all topics by id, own key or message key.",
     "topic": "Topics.",
     "msg": "Messages.",
     "cron": "Recurring messages.",

@@ -34,7 +34,8 @@ from support.processes import processes_of, said_for_all
 DOCUMENTED = "127.0.0.1:8081"
 _COMMAND_S_MAX = 100
 _ID = re.compile(r"\b[0-9A-F]{34}\b")
-_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+Z")
+_AWAY = r"\d+[dhms](?: \d+[hms])?"
+_TIME = re.compile(rf"\b\d{{4}}-\d\d-\d\dT[\d:.]+Z|\bin {_AWAY}\b|\b{_AWAY} ago\b|\bnow\b")
 # What ``dmq`` on the path is: it hands its words and its files to this process, which forks.
 _DMQ = """\
 #!{python} -IS
