@@ -115,6 +115,8 @@ HALF, COMMITTED = "HALF", "COMMITTED"
 ENDS_OF_TRANSACTION = (COMMITTED, "ROLLED_BACK", *GIVEN_UP)
 OF_TRANSACTION = (HALF, "TX_CHECKED", *ENDS_OF_TRANSACTION)
 IN_DOUBT = "FORWARD_IN_DOUBT"
+# Give an entry a number greater than all before. QUEUED is not among them: after COMMITTED it has the half message's.
+NUMBERED = ("SCHEDULED", "NACKED", HALF, "SEND_FAILED", "REQUEUED")
 AT_BORDER = (IN_DOUBT, "FETCHED")  # beside what became of the message
 OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, beside what became of each
 OF_CELL = (

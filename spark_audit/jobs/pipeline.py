@@ -121,6 +121,7 @@ def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellSt
     """
     found: dict[tuple[str, str, str, int], list[_Pass]] = {}
     removed: dict[tuple[str, str], int] = {}
+    retired = [cell.cell for cell in cells if cell.retired > 0]
     for row in rare:  # by cell and sequence
         if row["kind"] == "TOPIC_REMOVED":
             removed[row["cell"], row["topic"]] = row["sequence"]
@@ -128,9 +129,11 @@ def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellSt
                 if key[:2] == (row["cell"], row["topic"]):
                     passes[:] = [each._replace(to_sequence=min(each.to_sequence, row["sequence"])) for each in passes]
         elif row["kind"] in READS and row["queue_id"] is not None and row["queue_id"] >= 0:
+            after = removed.get((row["cell"], row["topic"]), 0)
             passes = found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), [])
-            _begin(passes, row, removed.get((row["cell"], row["topic"]), 0))
-    retired = [cell.cell for cell in cells if cell.retired > 0]
+            if not passes and row["kind"] == "RESET" and row["cell"] in retired:
+                passes.append(_Pass(0, after_sequence=after))  # retention removed the SUBSCRIBED of this pass
+            _begin(passes, row, after)
     if retired:
         rest = held.progress.where(F.col("cell").isin(*retired) & (F.col("queue_id") >= 0))
         for row in rest.select("cell", "topic", "group", "queue_id").distinct().collect():

@@ -161,7 +161,9 @@ def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
     late_ms = F.col("fired_at_ms") - F.col("due_ms")
     is_unknown = F.col("state") == "unknown"
     ends = F.col("delivered") + F.col("recalled") + F.col("sent") + F.col("dropped")
-    is_excused = F.col("is_retired") & (F.coalesce("entry", F.lit(-1)) < F.coalesce("entry_min", F.lit(2**62)))
+    is_older = F.coalesce("entry", F.lit(-1)) < F.coalesce("entry_min", F.lit(2**62))
+    # each failed attempt gives a spool's entry a new number, so the number says nothing about its acceptance
+    is_excused = F.col("is_retired") & ((F.col("role") == "spool") | is_older)
     found = F.array(
         _finding(F.col("state") == "lost", "LOST", F.col("rule"), _since(F.col("from_sequence"))),
         _finding(F.col("state") == "overdue", "OVERDUE", F.col("rule"), F.lit("")),

@@ -53,19 +53,24 @@ def open_side(rows: Table, subscriptions: Table) -> Table:
 def place_facts(side: Table) -> Table:
     """Return each place, and each exit without one: how often the group left it, left it too much, and is still there.
 
-    A group that is reset passes by a place again, and is to leave it once in each pass.
+    A group that is reset passes by a place again, and is to leave it once in each pass. An exit before the message was
+    at the place (``early``) is of no pass.
     """
     place = (*KEY, "queue_id", "queue_offset")
     kind = F.col("kind")
     is_named = kind_in(*FINISHED, "FILTERED")
     is_visible = F.col("visible") > 0
+    visible_sequence = F.min_of(F.when(is_visible, F.col("sequence")))
+    is_early = F.coalesce(F.col("sequence") < F.col("visible_sequence"), F.lit(False))
     named = (
         side.where(is_visible | is_named)
+        .with_column("visible_sequence", visible_sequence.over(Window.of(*place)))
         .group_by(*place)
         .agg(
             F.count_if(is_visible).alias("visible"),
-            F.count_if(kind_in(*FINISHED)).alias("acks"),
-            F.count_if(kind == "FILTERED").alias("filters"),
+            F.count_if(kind_in(*FINISHED) & ~is_early).alias("acks"),
+            F.count_if((kind == "FILTERED") & ~is_early).alias("filters"),
+            F.count_if(is_early).alias("early"),
             F.count_distinct(F.when(is_visible, F.col("pass_number"))).alias("passes"),
             F.min_of(F.when(is_visible, F.col("sequence"))).alias("from_sequence"),
             F.max_of(is_fired_to_group().cast("int")).alias("is_original"),
@@ -74,16 +79,18 @@ def place_facts(side: Table) -> Table:
         )
     )
     left = (
-        side.where((F.col("visible") < 0) & ~is_named)
+        side.with_column("visible_sequence", visible_sequence.over(Window.of(*KEY, "queue_id")))
+        .where((F.col("visible") < 0) & ~is_named)
         .group_by(*KEY, "queue_id")
         .agg(
-            F.count_rows().alias("unnamed"),
+            F.count_if(~is_early).alias("unnamed"),
+            F.count_if(is_early).alias("unnamed_early"),
             F.count_if(kind == "NACKED").alias("nacks"),
             F.min_of("sequence").alias("unnamed_sequence"),
         )
     )
     both = gathered(named.join(left, on=[*KEY, "queue_id"], how="full"))
-    both = both.filled(0, ["visible", "acks", "filters", "passes", "unnamed", "nacks"])
+    both = both.filled(0, ["visible", "acks", "filters", "early", "passes", "unnamed", "unnamed_early", "nacks"])
     exits = F.col("acks") + F.col("filters")
     both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
     both = both.with_column("free", F.col("passes") - F.col("named"))
@@ -108,10 +115,11 @@ def place_facts(side: Table) -> Table:
         F.when(is_acked_last, by_ack).otherwise(F.col("named") - by_filter).alias("acked"),
         F.when(is_acked_last, F.col("named") - by_ack).otherwise(by_filter).alias("filtered"),
         F.when(F.col("visible") > 0, exits - F.col("named")).otherwise(0).alias("named_surplus"),
-        F.when(F.col("visible") == 0, exits).otherwise(0).alias("named_orphans"),
-        F.when(is_first, F.greatest(F.col("unnamed") - F.col("free_in_queue"), F.lit(0)))
+        F.when(F.col("visible") == 0, exits).otherwise(F.col("early")).alias("named_orphans"),
+        F.when(is_first, F.greatest(F.col("unnamed") - F.col("free_in_queue"), F.lit(0)) + F.col("unnamed_early"))
         .otherwise(0)
         .alias("unnamed_surplus"),
+        F.when(is_first, F.col("unnamed_early")).otherwise(0).alias("unnamed_early"),
         (F.col("places") > 0).alias("is_known_queue"),
         F.when(is_first, F.col("nacks")).otherwise(0).alias("nacks"),
         F.coalesce("from_sequence", "first_sequence", "unnamed_sequence").alias("from_sequence"),
@@ -179,15 +187,14 @@ def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Ta
         F.max_of(F.when(kind == "NACKED", F.col("sequence"))).alias("nacked_sequence"),
         F.max_of("sequence").alias("last_sequence"),
     )
+    unnamed_orphans = F.when(F.col("is_known_queue"), F.col("unnamed_early")).otherwise(F.col("unnamed_surplus"))
     on_places = judged.group_by(*KEY).agg(
         *(F.sum_of(name).alias(name) for name in ("fired", "acked", "filtered")),
         F.sum_of(F.least("unnamed_surplus", "nacks")).alias("nack_surplus"),
         F.sum_of(F.col("unnamed_surplus") - F.least("unnamed_surplus", "nacks")).alias("dead_surplus"),
         F.sum_of("named_surplus").alias("named_surplus"),
-        F.sum_of(F.when(F.col("is_known_queue"), F.col("unnamed_surplus")).otherwise(0)).alias("implied_surplus"),
-        F.sum_of(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
-            "orphan_exits"
-        ),
+        F.sum_of(F.col("unnamed_surplus") - unnamed_orphans).alias("implied_surplus"),
+        F.sum_of(unnamed_orphans + F.col("named_orphans")).alias("orphan_exits"),
         *(open_as(state).alias(state) for state in STATES if state not in _COUNTED),
         open_as("lost").alias("lost_places"),
         F.min_of(F.when(F.col("state") == "lost", F.col("rule"))).alias("lost_rule"),
@@ -199,8 +206,8 @@ def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Ta
     joined = joined.filled(0, counts)
     joined = gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
     # An exit without a place of its own, of a message that was there before, is one too much; unless the trail has a
-    # gap, in which the message may have come back.
-    is_excused = has_gap(F.lit(0), F.col("last_sequence"))
+    # gap, in which the message may have come back, or retention removed its beginning.
+    is_excused = has_gap(F.lit(0), F.col("last_sequence")) | (F.col("is_retired") & (F.col("fired") == 0))
     implied = F.col("implied_surplus")
     joined = joined.with_columns(
         {
@@ -230,16 +237,13 @@ def _with_copies(facts: Table) -> Table:
         "inconclusive": F.col("inconclusive") + F.col("copies_unclear"),
         "acked": F.col("acked"),
         "dead": F.greatest(F.col("dead_places") - F.col("dead_surplus"), F.lit(0)) + F.col("dead_copies"),
+        "filtered": F.col("filtered"),
         "unread": F.col("unread"),
         "in_flight": F.col("in_flight"),
+        "lost": F.col("lost") + F.col("copies_lost"),
     }
-    return facts.with_columns(
-        {
-            "in_retry": F.col("waiting") - F.col("missing_copies"),
-            "lost": F.col("lost") + F.col("copies_lost"),
-            **_without_orphans(counted),
-        }
-    )
+    in_retry = F.col("waiting") - F.col("missing_copies")
+    return facts.with_columns({"in_retry": in_retry, **_without_orphans(counted)})
 
 
 def _without_orphans(counted: Mapping[str, Column]) -> dict[str, Column]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.columns import Column, Window
 from spark_audit.frames.table import Table, gathered
-from spark_audit.schema import CANCELLED, DEAD, ENDS_OF_ENTRY, FINISHED
+from spark_audit.schema import CANCELLED, DEAD, ENDS_OF_ENTRY, FINISHED, NUMBERED
 from spark_audit.transforms.rows import (
     bar_of,
     floor_to,
@@ -49,7 +49,7 @@ def count_rows(rows: Table, *, window_ms: int, late_after_ms: int) -> Table:
         window.alias("window_start_ms"),
         F.when(lateness.is_not_null(), lateness_bar(lateness)).alias("bar_ms"),
         lateness.alias("lateness_ms"),
-        F.when(kind_in("SCHEDULED", "QUEUED", "NACKED"), F.col("entry")).alias("accepted_entry"),
+        F.when(kind_in(*NUMBERED), F.col("entry")).alias("accepted_entry"),
     )
     return per_row.group_by(*_COUNT_KEYS).agg(
         F.count_rows().alias("count"),

@@ -115,8 +115,11 @@ def hour_of(at_ms: int) -> tuple[str, str]:
 class CellWriter:
     """Writes the events of one cell: full files, a line of the manifest for each. Call ``close`` at the end."""
 
-    def __init__(self, trail: Path, cell: str, *, role: str = "daemon", rows_per_file: int = 5_000) -> None:
+    def __init__(
+        self, trail: Path, cell: str, *, role: str = "daemon", rows_per_file: int = 5_000, previous: str = ""
+    ) -> None:
         self.trail, self.cell, self._role, self._rows_per_file = trail, cell, role, rows_per_file
+        self._previous = previous  # the digest that the first line names
         self._rows: list[Event] = []
         self._hour = -1
 
@@ -139,7 +142,7 @@ class CellWriter:
     def _flush(self) -> None:
         if self._rows:
             file = write_events(self.trail, self.cell, self._rows, filed_ms=self._hour * HOUR_MS)
-            add_to_manifest(self.trail, self.cell, [file])
+            add_to_manifest(self.trail, self.cell, [file], first=self._previous)
             self._rows = []
 
 
@@ -185,8 +188,8 @@ def line_of(
     }
 
 
-def add_to_manifest(trail: Path, cell: str, lines: Iterable[dict[str, Any]]) -> None:
-    """Append lines to the manifests of the dates in their paths."""
+def add_to_manifest(trail: Path, cell: str, lines: Iterable[dict[str, Any]], *, first: str = "") -> None:
+    """Append lines to the manifests of the dates in their paths; the first of all names ``first`` as the one before."""
     for line in lines:
         path = _manifest_of(trail, cell, line)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +197,7 @@ def add_to_manifest(trail: Path, cell: str, lines: Iterable[dict[str, Any]]) -> 
             each for each in _raw_lines(trail, cell) if json.loads(each)["last_sequence"] < line["first_sequence"]
         ]
         newest = max(before, default="", key=lambda each: int(json.loads(each)["last_sequence"]))
-        previous = hashlib.sha256(newest.encode()).hexdigest() if newest else ""
+        previous = hashlib.sha256(newest.encode()).hexdigest() if newest else first
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"previous": previous}) + "\n")
 

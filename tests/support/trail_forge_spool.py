@@ -66,18 +66,20 @@ class ForgedSpool(ForgedCell):
                 self.at(self.now_ms + self.random.randint(1_000, 600_000), self._requeue, kept)
         else:
             kept.due_ms = self.now_ms + self.random.randint(500, 4_000 * 4**kept.attempts)
+            kept.entry = self.next_entry()
             self._tell("SEND_FAILED", kept, attempt=kept.attempts, due_ms=kept.due_ms)
             self.at(kept.due_ms + self.random.randrange(10), self._try, kept)
 
     def _requeue(self, kept: Spooled) -> None:
-        kept.state, kept.due_ms, kept.attempts = "waiting", self.now_ms, 0
+        kept.state, kept.due_ms, kept.attempts, kept.entry = "waiting", self.now_ms, 0, self.next_entry()
         self._tell("REQUEUED", kept, due_ms=kept.due_ms)
         self.at(self.now_ms + 5, self._try, kept)
 
     def _tell(
         self, kind: str, kept: Spooled, *, attempt: int = 0, due_ms: int | None = None, detail: int | None = None
     ) -> None:
-        columns = {"topic": kept.type_name, "entry": kept.entry, "message_id": kept.message_id}
+        is_waiting = kept.state == "waiting"
+        columns = {"topic": kept.type_name, "entry": kept.entry if is_waiting else None, "message_id": kept.message_id}
         self.emit(kind, attempt=attempt, due_ms=due_ms, detail=detail, **columns)
 
     def contents(self, snapshot: Snapshot) -> None:
@@ -88,7 +90,7 @@ class ForgedSpool(ForgedCell):
             kind = "DEAD" if kept.state == "dead" else "PARKED" if kept.is_parked else "SPOOLED"
             snapshot.entries.append(
                 {
-                    "entry": kept.entry,
+                    "entry": kept.entry if kind == "SPOOLED" else None,
                     "kind": kind,
                     "topic": kept.type_name,
                     "group": None,

@@ -84,7 +84,7 @@ class _Cell:
         self.snapshots = read_snapshots(trail, name)
         self.retired = int(about["retired_sequence"])
         self.gaps = _gaps([event.sequence for event in self.events], self.retired, self.snapshots)
-        self.entries: dict[int, Entry] = defaultdict(Entry)
+        self.entries: dict[int | bytes, Entry] = defaultdict(Entry)
         self.ways: dict[tuple[str, str, bytes], Way] = defaultdict(Way)
         self.since: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
         for event in self.events:  # a group may begin with what was there before it
@@ -118,7 +118,7 @@ class _Cell:
                 self._of_group(event, said)
 
     def _of_entry(self, event: Event, said: Opinion) -> None:
-        entry = self.entries[event.entry or 0]
+        entry = self.entries[self._life(event.entry, event.message_id)]
         if event.kind == "SCHEDULED":
             if entry.ends:
                 said.find("ILLEGAL", event.topic, None, event.message_id)
@@ -138,6 +138,10 @@ class _Cell:
                 else:
                     said.find("ILLEGAL", event.topic, None, event.message_id)
             entry.ends.append(event)
+
+    def _life(self, entry: int | None, message_id: bytes | None) -> int | bytes:
+        """A spool's entry has another number whenever it waits again, and none at its end."""
+        return (message_id or b"") if self.is_spool else (entry or 0)
 
     def _visible(self, event: Event, topic: str, queue_id: int, offset: int) -> None:
         for group, from_offset in self.since[topic, queue_id].items():
@@ -199,8 +203,8 @@ class _Cell:
         """Say what became of every entry and every place."""
         for event in self.accepted_at_once:
             said.scheduled[event.at_ms // WINDOW_MS * WINDOW_MS, event.topic or ""]["accepted_at_once"] += 1
-        for number, entry in self.entries.items():
-            self._judge_entry(number, entry, said)
+        for life, entry in self.entries.items():
+            self._judge_entry(life, entry, said)
         for (topic, group, message_id), way in self.ways.items():
             row = said.fired[topic, group]
             row.update(fired=way.fired)
@@ -211,14 +215,14 @@ class _Cell:
                     said.find(state.upper(), topic, group, message_id)
         self._judge_snapshots(said)
 
-    def _judge_entry(self, number: int, entry: Entry, said: Opinion) -> None:
+    def _judge_entry(self, life: int | bytes, entry: Entry, said: Opinion) -> None:
         first = entry.first
         if first is None:
             if entry.ends and not self.has_gap(0, entry.ends[0].sequence):
                 said.find("ORPHAN", entry.ends[0].topic, None, entry.ends[0].message_id)
             return
         topic = first.topic or ""
-        state = self._open_state(number, entry, first, said.watermark_ms)
+        state = self._open_state(life, entry, first, said.watermark_ms)
         if entry.ends:
             state = (SPOOL_ENDS if self.is_spool else ENDS)[entry.ends[0].kind]
         if state in {"lost", "inconclusive", "overdue"}:
@@ -238,12 +242,13 @@ class _Cell:
             said.find("EARLY", topic, None, first.message_id)
             row["early"] += 1
 
-    def _open_state(self, number: int, entry: Entry, first: Event, watermark_ms: int) -> str:
+    def _open_state(self, life: int | bytes, entry: Entry, first: Event, watermark_ms: int) -> str:
         is_over = watermark_ms > entry.due_ms + GRACE_MS
         newer = [snapshot for snapshot in self.snapshots if snapshot.sequence >= first.sequence]
         if not newer:
             return "inconclusive" if is_over else "pending"
-        if any(row["entry"] == number and not row["is_stranded"] for row in newer[-1].entries):
+        held = [row for row in newer[-1].entries if self._life(row["entry"], row["message_id"]) == life]
+        if any(not row["is_stranded"] for row in held):
             return "overdue" if is_over else "pending"
         return "inconclusive" if self.has_gap(first.sequence, newer[-1].sequence) else "lost"
 
@@ -281,11 +286,11 @@ class _Cell:
     def _judge_snapshots(self, said: Opinion) -> None:
         for snapshot in self.snapshots[-1:]:
             for row in snapshot.entries:
-                if row["kind"] != "RETRY" and not self._was_open(row["entry"], snapshot.sequence):
+                if row["kind"] != "RETRY" and not self._was_open(row, snapshot.sequence):
                     said.find("ORPHAN", row["topic"], row["group"], row["message_id"])
 
-    def _was_open(self, number: int, sequence: int) -> bool:
-        entry = self.entries.get(number)
+    def _was_open(self, row: dict[str, Any], sequence: int) -> bool:
+        entry = self.entries.get(self._life(row["entry"], row["message_id"]))
         if self.retired or self.has_gap(0, sequence):
             return True
         if entry is None or entry.first is None or entry.first.sequence > sequence:
