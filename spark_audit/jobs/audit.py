@@ -18,8 +18,9 @@ from spark_audit.jobs.pipeline import Held, Judged, Known, Scan
 from spark_audit.jobs.state import Facts, State, load_state, save_state
 from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
 from spark_audit.tables import EventFile, Listing, list_trail
+from spark_audit.transforms.density import begins_beyond, last_exits, queue_holes
 from spark_audit.transforms.findings import first_findings, join_findings, with_history
-from spark_audit.transforms.rows import is_fired, kind_in, with_letters
+from spark_audit.transforms.rows import kind_in, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 from spark_audit.transforms.undone import is_undone, undone_findings
 from spark_audit.undone import Undone, undone_of
@@ -113,6 +114,13 @@ def _audit(
     held = pipeline.read_held(engine, listing, cells)
     subscriptions = pipeline.subscriptions_of(engine, of_cells, cells, held)
     _check_subscriptions(kept, of_cells)
+    removals = pipeline.removals_of(engine, of_cells)
+    retired = [cell.cell for cell in cells if cell.retired]
+    holes, tops = queue_holes(scan.rows, removals, kept.tops if kept is not None else {}, retired)
+    beyond = begins_beyond(scan.rows, pipeline.reads_of(engine, of_cells))
+    if kept is not None:
+        holes, beyond = [*kept.holes, *holes], [*kept.beyond, *beyond]
+    exits = last_exits(scan.rows, kept.exits if kept is not None else {})
     run.done("counts")
 
     failed = pipeline.failed_of(scan.rows, options)
@@ -126,9 +134,8 @@ def _audit(
     spools = [cell.cell for cell in cells if cell.role == "spool"]
     rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, failed, held, spools)
     judged: Judged | None = None
+    table = pipeline.cells_table(engine, cells, entry_min, of_cells, options)
     if rows is not None:
-        table = pipeline.cells_table(engine, cells, entry_min, of_cells, options)
-        removals = pipeline.removals_of(engine, of_cells)
         known = Known(subscriptions, removals, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)
     border = None
@@ -139,6 +146,8 @@ def _audit(
     if told.undone:
         apart.append(_look_at_undone(run, told, cells, held))
     of_snapshots += health.put_back_findings(told.undone)
+    of_snapshots += health.hole_findings(cells, [*holes, *pipeline.holes_at_ends(tops, removals, cells, held)])
+    of_snapshots += pipeline.read_findings(engine, of_cells, beyond, exits, held, cells, table)
     outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border, apart)
     if where is not None:
         facts = Facts(
@@ -149,7 +158,10 @@ def _audit(
             new_rows=scan.rows,
             open_rows=rows if rows is not None else pipeline.keyed(pipeline.empty_rows(engine), options),
             candidates=candidates,
-            tops=_tops(scan.rows, kept),
+            tops=tops,
+            holes=holes,
+            beyond=beyond,
+            exits=exits,
         )
         save_state(engine, where, options, kept, facts)
         run.done("state")
@@ -239,18 +251,8 @@ def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
         if row["kind"] != "SUBSCRIBED":
             raise _StartOver(f"topic {row['topic']} was removed, or is read from elsewhere")
         top = kept.tops.get((row["cell"], row["topic"], row["queue_id"]))
-        if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top:
+        if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top.offset:
             raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
-
-
-def _tops(rows: Table, kept: State | None) -> dict[tuple[str, str, int], int]:
-    """Return the greatest offset that was taken in of each queue."""
-    found = dict(kept.tops) if kept is not None else {}
-    fired = rows.where(is_fired()).group_by("cell", "topic", "queue_id").agg(F.max_of("queue_offset").alias("top"))
-    for row in fired.collect():
-        key = (row["cell"], row["topic"], row["queue_id"])
-        found[key] = max(found.get(key, -1), row["top"])
-    return found
 
 
 def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``

@@ -22,6 +22,7 @@ from spark_audit.tables import (
     read_events,
     read_sums,
 )
+from spark_audit.transforms.density import Hole
 from spark_audit.transforms.integrity import (
     FileFacts,
     Gap,
@@ -350,6 +351,24 @@ def gap_findings(cells: Sequence[CellState]) -> list[Finding]:
         for cell in cells
         for gap in cell.gaps
         if gap.why not in {"file missing", "file cannot be read"}
+    ]
+
+
+def hole_findings(cells: Sequence[CellState], holes: Iterable[Hole]) -> list[Finding]:
+    """Return a finding for each hole in the offsets of a queue that no gap of the trail explains."""
+    gaps = {cell.cell: [*cell.gaps, *cell.doubts] for cell in cells}
+    return [
+        finding(
+            "UNPROVEN",
+            "no event names an offset of a queue",
+            hole.cell,
+            f"queue {hole.queue_id}, offsets {hole.first} to {hole.last}",
+            topic=hole.topic,
+        )
+        for hole in sorted(holes)
+        if not any(
+            gap.last >= hole.after_sequence and gap.first <= hole.before_sequence for gap in gaps.get(hole.cell, ())
+        )
     ]
 
 

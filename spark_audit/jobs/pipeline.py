@@ -7,19 +7,20 @@ how many messages are looked at that turn out to be well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.table import Engine, Row, Table, keep
-from spark_audit.jobs.health import CellState
+from spark_audit.jobs.health import CellState, Finding, finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
 from spark_audit.tables import Listing, read_contents
 from spark_audit.transforms.candidates import find_candidates
 from spark_audit.transforms.copies import copy_findings
+from spark_audit.transforms.density import LEFT, READS_FROM, Hole, QueueKey, ReadKey, Top, unfinished_exits
 from spark_audit.transforms.entries import CELLS, REMOVALS, accept_findings, entry_facts, entry_findings, judge_entries
 from spark_audit.transforms.findings import join_findings
 from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
@@ -165,6 +166,78 @@ def removals_of(engine: Engine, rare: Sequence[Row]) -> Table:
             found.append((*key, before.get(key, 0), row["sequence"], row["at_ms"]))
             before[key] = row["sequence"]
     return engine.local_table(found, REMOVALS)
+
+
+def holes_at_ends(tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence[CellState], held: Held) -> list[Hole]:
+    """Return the offsets that queues have by the newest snapshots, above all that events name."""
+    taken = {cell.cell: cell.snapshot.sequence for cell in cells if cell.snapshot is not None}
+    retired = {cell.cell for cell in cells if cell.retired}
+    removed: dict[tuple[str, str], int] = {}
+    for row in removals.collect():
+        place = row["r_cell"], row["r_topic"]
+        removed[place] = max(removed.get(place, 0), row["r_to_sequence"])
+    found = []
+    own = held.queues.where((F.col("queue_id") >= 0) & F.col("topic").is_not_null())
+    for row in own.select("cell", "topic", "queue_id", "end_offset").collect():
+        key = row["cell"], row["topic"], row["queue_id"]
+        begun = removed.get(key[:2], 0)
+        is_known = key in tops or begun > 0 or row["cell"] not in retired
+        top = tops.get(key, Top(-1, begun))
+        if is_known and begun < taken[row["cell"]] and top.offset + 1 < row["end_offset"]:
+            found.append(Hole(*key, top.offset + 1, row["end_offset"] - 1, top.sequence, taken[row["cell"]]))
+    return found
+
+
+def reads_of(engine: Engine, rare: Sequence[Row]) -> Table:
+    """Return from which offset on each event lets a group read a queue, up to the removal of the topic."""
+    removed = [(row["cell"], row["topic"], row["sequence"]) for row in rare if row["kind"] == "TOPIC_REMOVED"]
+    found = []
+    for row in rare:
+        if row["kind"] != "TOPIC_REMOVED" and row["kind"] in READS and 0 < (row["queue_offset"] or 0) < _NO_END:
+            later = [
+                each[2] for each in removed if each[:2] == (row["cell"], row["topic"]) and each[2] > row["sequence"]
+            ]
+            place = row["cell"], row["topic"], row["group"], row["queue_id"]
+            found.append((*place, row["queue_offset"], row["sequence"], min(later, default=_NO_END)))
+    return engine.local_table(found, READS_FROM)
+
+
+def read_findings(  # noqa: PLR0917 - what a run knows of groups
+    engine: Engine,
+    rare: Sequence[Row],
+    beyond: Iterable[ReadKey],
+    exits: Mapping[ReadKey, Top],
+    held: Held,
+    cells: Sequence[CellState],
+    table: Table,
+) -> list[Finding]:
+    """Return where the events and the newest snapshot disagree about what groups read; a gap explains all of it."""
+    begun: dict[ReadKey, int] = {}
+    removed: dict[tuple[str, str], int] = {}
+    for row in rare:
+        if row["kind"] == "TOPIC_REMOVED":
+            removed[row["cell"], row["topic"]] = row["sequence"]
+        elif row["kind"] in READS and row["queue_id"] is not None:
+            begun[row["cell"], row["topic"], row["group"], row["queue_id"]] = row["sequence"]
+    left = [(*key, *top, max(begun.get(key, 0), removed.get(key[:2], 0))) for key, top in sorted(exits.items())]
+    unfinished = unfinished_exits(engine.local_table(left, LEFT), held.progress, table)
+    whole = {cell.cell for cell in cells if not (cell.gaps or cell.doubts)}
+    known = engine.local_table(sorted(begun), LEFT[:4])
+    complete = [cell.cell for cell in cells if cell.cell in whole and not cell.retired]
+    named = held.progress.where((F.col("queue_id") >= 0) & F.col("cell").isin(*complete, "")).drop("done", "hidden")
+    unknown = named.join(known, on=[name for name, _ in LEFT[:4]], how="left_anti").collect()
+    strangers = [(row["cell"], row["topic"], row["group"], row["queue_id"]) for row in unknown]
+    parts = (
+        ("ILLEGAL", "a group begins beyond the end of the queue", beyond),
+        ("ILLEGAL", "a group left an offset that the later snapshot calls unfinished", unfinished),
+        ("UNPROVEN", "the snapshot names a group that no event lets read the queue", strangers),
+    )
+    return [
+        finding(kind, rule, cell, f"queue {queue_id}", topic=topic, group=group)
+        for kind, rule, keys in parts
+        for cell, topic, group, queue_id in sorted(set(keys))
+        if cell in whole
+    ]
 
 
 def cells_table(

@@ -20,10 +20,11 @@ from spark_audit.jobs.health import Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
 from spark_audit.schema import READS
+from spark_audit.transforms.density import Hole, QueueKey, ReadKey, Top
 from spark_audit.transforms.integrity import FileFacts, Gap
 from spark_audit.transforms.rows import kind_in
 
-STATE_FORMAT = 4
+STATE_FORMAT = 5
 _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 
@@ -40,7 +41,10 @@ class State:
     open_rows: Table
     closed: Table  # key, is_accepted: of messages that are well
     subscribed: set[tuple[str, int]]  # cell, sequence
-    tops: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    tops: dict[QueueKey, Top] = field(default_factory=dict)
+    holes: list[Hole] = field(default_factory=list)
+    beyond: list[ReadKey] = field(default_factory=list)
+    exits: dict[ReadKey, Top] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,10 @@ class Facts:
     new_rows: Table  # of this run, with letters
     open_rows: Table  # of messages that were looked at
     candidates: Table | None  # their keys
-    tops: dict[tuple[str, str, int], int]  # the greatest offset that was taken in, by cell, topic and queue
+    tops: dict[QueueKey, Top]
+    holes: list[Hole]
+    beyond: list[ReadKey]
+    exits: dict[ReadKey, Top]
 
 
 def load_state(engine: Engine, where: str, options: Options) -> State | None:
@@ -83,7 +90,10 @@ def load_state(engine: Engine, where: str, options: Options) -> State | None:
         open_rows=tables["open"],
         closed=tables["closed"],
         subscribed={(cell, sequence) for cell, sequence in meta["subscribed"]},
-        tops={(cell, topic, queue_id): top for cell, topic, queue_id, top in meta["tops"]},
+        tops={(cell, topic, queue_id): Top(*top) for cell, topic, queue_id, *top in meta["tops"]},
+        holes=[Hole(*each) for each in meta["holes"]],
+        beyond=[(cell, topic, group, queue_id) for cell, topic, group, queue_id in meta["beyond"]],
+        exits={(cell, topic, group, queue_id): Top(*top) for cell, topic, group, queue_id, *top in meta["exits"]},
     )
 
 
@@ -118,7 +128,10 @@ def save_state(
         "findings": files.findings,
         "unreadable": sorted(set(altered) - readable),
         "subscribed": sorted((row["cell"], row["sequence"]) for row in rare),
-        "tops": sorted((*key, top) for key, top in facts.tops.items()),
+        "tops": sorted((*key, *top) for key, top in facts.tops.items()),
+        "holes": facts.holes,
+        "beyond": facts.beyond,
+        "exits": sorted((*key, *top) for key, top in facts.exits.items()),
     }
     engine.write_text(f"{base}/meta.json", json.dumps(meta, sort_keys=True))
     for old in numbers:

@@ -12,9 +12,9 @@ from functools import reduce
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.columns import Column
 from spark_audit.frames.table import Table, gathered, keep
-from spark_audit.schema import COMMITTED, ENDS_OF_ENTRY, ENDS_OF_TRANSACTION, HALF, RESCHEDULED
+from spark_audit.schema import COMMITTED, ENDS_OF_ENTRY, ENDS_OF_TRANSACTION, FOR_GROUP, HALF, RESCHEDULED
 from spark_audit.transforms.copies import copy_facts, is_odd_copy
-from spark_audit.transforms.rows import group_side, id_window, key_of, kind_in, place_key, placed
+from spark_audit.transforms.rows import group_side, id_window, is_exit, is_fired, key_of, kind_in, place_key, placed
 from spark_audit.transforms.totals import is_equal
 
 _ACCEPTS = ("SCHEDULED", "QUEUED")
@@ -58,6 +58,8 @@ def find_candidates(
         F.sum_of("counted").alias("counted"),
         F.min_of("place").alias("first_place"),
         F.bit_xor("entry_mark").alias("entry_marks"),
+        F.min_of("fired").alias("first_fired"),
+        F.min_of("left").alias("first_left"),
     )
     is_wrong = (
         (F.shift_right(F.col("counted"), _SHIFTS["rows"]) > _ROWS_MAX)
@@ -69,6 +71,7 @@ def find_candidates(
         | (F.col("entry_marks") != 0)
         | (_count("halves") != _count("half_ends"))
         | (_count("odd") > 0)
+        | F.coalesce(F.col("first_left") < F.col("first_fired"), F.lit(False))
     )
     found = facts.where(is_wrong).select("key")
     of_failed = keep(_of_failed(rows, failed, bits))
@@ -104,9 +107,12 @@ def _worth() -> Column:
 def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str]) -> Table:
     """Beginnings and ends of entries, of daemons and spools, and of half messages; what is accepted with these.
 
+    Of messages in queues the order of arrival and exit, which no sum shows.
     One pass for all of them: Spark reads the trail anew for each.
     """
-    own = rows.where(kind_in(*_TOLD) & ~F.col("is_letter"))
+    is_told = kind_in(*_TOLD) & ~F.col("is_letter")
+    is_arrival = is_fired() | kind_in(*FOR_GROUP)
+    own = rows.where(is_told | is_arrival | is_exit())
     # A daemon says of an end which time was set last; a spool says when it is due next, and its entry has another
     # number whenever it waits again.
     is_of_spool = F.col("cell").isin(*spools, "")
@@ -115,11 +121,15 @@ def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str
     is_odd = kind_in("DELIVERED") & ((lateness > late_after_ms) | (lateness < 0))
     return own.select(
         _key(bits),
-        (_worth() + F.when(is_odd, 1 << _SHIFTS["odd"]).otherwise(0) + (1 << _SHIFTS["rows"])).alias("counted"),
-        F.when(kind_in(*_ACCEPTS), F.col("sequence") * 2 + 1)
-        .when(kind_in(*_ENDS), F.col("sequence") * 2 + _IS_END)
+        F.when(is_told, _worth() + F.when(is_odd, 1 << _SHIFTS["odd"]).otherwise(0) + (1 << _SHIFTS["rows"]))
+        .otherwise(0)
+        .alias("counted"),
+        F.when(is_told & kind_in(*_ACCEPTS), F.col("sequence") * 2 + 1)
+        .when(is_told & kind_in(*_ENDS), F.col("sequence") * 2 + _IS_END)
         .alias("place"),  # in the trail
-        F.when(kind_in(*_BEGINS, *_ENDS), mark).otherwise(0).alias("entry_mark"),
+        F.when(is_told & kind_in(*_BEGINS, *_ENDS), mark).otherwise(0).alias("entry_mark"),
+        F.when(is_arrival, F.col("sequence")).alias("fired"),
+        F.when(is_exit(), F.col("sequence")).alias("left"),
     )
 
 
@@ -148,9 +158,13 @@ def _of_failed(rows: Table, failed: Table, bits: int) -> Table:
 
 
 def _strays(failed: Table, subscriptions: Table) -> Table:
-    """Return messages that a group left at a place they were not at, of those whose places are in no fingerprint."""
+    """Return messages that a group left at a place they were not at, or not yet.
+
+    Only of those whose places are in no fingerprint.
+    """
     side = group_side(failed, subscriptions).where(F.col("queue_offset").is_not_null())
     places = side.group_by("key", "cell", "topic", "group", "message_id", "queue_id", "queue_offset").agg(
-        F.count_if(F.col("visible") > 0).alias("came"), F.count_if(F.col("visible") < 0).alias("left")
+        F.min_of(F.when(F.col("visible") > 0, F.col("sequence"))).alias("came"),
+        F.min_of(F.when(F.col("visible") < 0, F.col("sequence"))).alias("left"),
     )
-    return places.where((F.col("left") > 0) & (F.col("came") == 0)).select("key")
+    return places.where(F.coalesce(F.col("left") < F.col("came"), F.col("left").is_not_null())).select("key")

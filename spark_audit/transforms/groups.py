@@ -31,16 +31,26 @@ STATES = (
 
 
 def unbalanced(side: Table) -> Table:
-    """Return the messages (``KEY``) that a group has not finished exactly once, by name of each place.
+    """Return the messages (``KEY``) that a group has not finished exactly once, by name of each place and in order.
 
     ``side`` is that of ``group_side``. Those that a group left without naming the place are among them.
     """
-    sums = side.group_by(*KEY).agg(
-        F.sum_of("visible").alias("visible_sum"),
-        F.sum_of("copies").alias("copies_sum"),
-        F.sum_of(placed() * F.shift_right(place_key(), 24)).alias("placed_sum"),
+    came, left = (
+        F.min_of(F.when(condition, F.col("sequence"))) for condition in (F.col("visible") > 0, F.col("visible") < 0)
     )
-    is_open = (F.col("visible_sum") != 0) | (F.col("copies_sum") != 0) | (F.col("placed_sum") != 0)
+    places = side.group_by(*KEY, "queue_id", "queue_offset").agg(
+        F.sum_of("visible").alias("visible"),
+        F.sum_of("copies").alias("copies"),
+        F.sum_of(placed() * F.shift_right(place_key(), 24)).alias("placed"),
+        F.coalesce(left < came, F.lit(False)).alias("is_early"),
+    )
+    sums = places.group_by(*KEY).agg(
+        *(F.sum_of(name).alias(f"{name}_sum") for name in ("visible", "copies", "placed")),
+        F.count_if("is_early").alias("early"),
+    )
+    is_open = F.col("visible_sum") != 0
+    for name in ("copies_sum", "placed_sum", "early"):
+        is_open |= F.col(name) != 0
     return sums.where(is_open).select(*KEY)
 
 

@@ -30,7 +30,7 @@ class FileFacts(NamedTuple):
     def is_whole(self, first: int, last: int) -> bool:
         """Say whether the rows are exactly those from ``first`` to ``last``, as far as four sums can tell."""
         count = last - first + 1
-        expected = (count, count * (count - 1) // 2, (count - 1) * count * (2 * count - 1) // 6, _xor_to(count - 1))
+        expected = (count, count * (count - 1) // 2, (count - 1) * count * (2 * count - 1) // 6, xor_to(count - 1))
         return (self.rows, self.total, self.squares, self.xor) == expected
 
 
@@ -122,6 +122,6 @@ def join_gaps(gaps: Iterable[Gap]) -> list[Gap]:
     return joined
 
 
-def _xor_to(number: int) -> int:
+def xor_to(number: int) -> int:
     """Return 0 ^ 1 ^ ... ^ number."""
     return (number, 1, number + 1, 0)[number % 4]

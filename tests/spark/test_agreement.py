@@ -106,7 +106,7 @@ def test_a_store_that_was_put_back_accuses_nobody(engine: Engine, tmp_path: Path
     backup = hand.sequence + 1
     # what is undone: deliveries, a recall, a move, an acknowledgement, a reset, and messages that went with it
     for number in (0, 1):
-        delivered(hand, number, 400, 400)
+        delivered(hand, number, 400, 400, number)
         hand.of_group("ACKED", number, queue_id=0, queue_offset=number)
     recalled: dict[str, Any] = {"topic": hand.topic, "entry": 2, "message_id": hand.id_of(2)}
     hand.add("RECALLED", 410, **recalled, due_ms=START_MS + 400)
@@ -126,7 +126,7 @@ def test_a_store_that_was_put_back_accuses_nobody(engine: Engine, tmp_path: Path
     hand.queued(23, 1)
     hand.of_group("ACKED", 23, queue_id=0, queue_offset=1)
     for number in (2, 3):
-        delivered(hand, number, 600, 400)
+        delivered(hand, number, 600, 400, number)
         hand.of_group("ACKED", number, queue_id=0, queue_offset=number)
     recalled = {"topic": hand.topic, "entry": 0, "message_id": hand.id_of(0)}
     hand.add("RECALLED", 600, **recalled, due_ms=START_MS + 400)

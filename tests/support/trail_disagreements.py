@@ -7,10 +7,17 @@ from typing import Any
 from support.trail_hand import START_MS, Hand
 
 
-def delivered(hand: Hand, entry: int, at_ms: int, due_ms: int) -> None:
-    """Hand a message over."""
+def delivered(hand: Hand, entry: int, at_ms: int, due_ms: int, offset: int | None = None) -> None:
+    """Hand a message over; entries are numbered from 1, offsets from 0."""
     ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(entry)}
-    hand.add("DELIVERED", at_ms, **ids, due_ms=START_MS + due_ms, queue_id=0, queue_offset=entry)
+    hand.add(
+        "DELIVERED",
+        at_ms,
+        **ids,
+        due_ms=START_MS + due_ms,
+        queue_id=0,
+        queue_offset=entry - 1 if offset is None else offset,
+    )
 
 
 def of_transaction(hand: Hand, kind: str, number: int) -> None:
@@ -53,8 +60,8 @@ def transactions(hand: Hand) -> None:
         of_transaction(hand, "HALF", number)
     for number in (1, 2, 3):
         of_transaction(hand, "COMMITTED", number)
-    hand.queued(1, 1)  # well
-    hand.queued(2, 2)
+    hand.queued(1, 0)  # well
+    hand.queued(2, 1)
     of_transaction(hand, "ROLLED_BACK", 2)  # ended twice; 3 is committed, and nobody has it
     of_transaction(hand, "ROLLED_BACK", 4)  # well; 5 is gone
     of_transaction(hand, "ROLLED_BACK", 9)  # never began

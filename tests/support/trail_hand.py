@@ -18,6 +18,7 @@ class Hand:
         self.trail, self.cell, self.sequence = trail, cell, 0
         self.of, self.topic, self.group = of, TOPIC + of, GROUP + of  # ``of``: what makes its names its own
         self.writer = CellWriter(trail, cell, role=role)
+        self.is_read = False  # the group reads queue 0
         self.add("OPENED", 0)
 
     def add(self, kind: str, at_ms: int, **columns: Any) -> int:  # noqa: ANN401 - columns of rows
@@ -49,6 +50,7 @@ class Hand:
 
     def subscribed(self) -> None:
         """Let the group read queue 0 from its beginning."""
+        self.is_read = True
         self.add("SUBSCRIBED", 0, topic=self.topic, group=self.group, queue_id=0, queue_offset=0)
 
     def snapshot(self, entries: list[dict[str, Any]], floor: int = 0, end: int = 0, **progress: Any) -> None:  # noqa: ANN401 - columns of rows
@@ -64,7 +66,7 @@ class Hand:
                 boot=1,
                 taken_ms=START_MS,
                 entries=entries,
-                progress=[way],
+                progress=[way] if self.is_read else [],
                 queues=[queue],
             ),
         )
