@@ -18,7 +18,7 @@ from spark_audit.jobs.pipeline import Held, Judged, Known, Scan
 from spark_audit.jobs.state import Facts, State, load_state, save_state
 from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
 from spark_audit.tables import EventFile, Listing, list_trail
-from spark_audit.transforms.density import begins_beyond, last_exits, queue_holes
+from spark_audit.transforms.density import QueueFacts, begins_beyond, last_exits, queue_holes
 from spark_audit.transforms.findings import first_findings, join_findings, with_history
 from spark_audit.transforms.rows import kind_in, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
@@ -115,12 +115,7 @@ def _audit(
     subscriptions = pipeline.subscriptions_of(engine, of_cells, cells, held)
     _check_subscriptions(kept, of_cells)
     removals = pipeline.removals_of(engine, of_cells)
-    retired = [cell.cell for cell in cells if cell.retired]
-    holes, tops = queue_holes(scan.rows, removals, kept.tops if kept is not None else {}, retired)
-    beyond = begins_beyond(scan.rows, pipeline.reads_of(engine, of_cells))
-    if kept is not None:
-        holes, beyond = [*kept.holes, *holes], [*kept.beyond, *beyond]
-    exits = last_exits(scan.rows, kept.exits if kept is not None else {})
+    queues = _queues_of(run, scan.rows, of_cells, removals, cells)
     run.done("counts")
 
     failed = pipeline.failed_of(scan.rows, options)
@@ -146,8 +141,7 @@ def _audit(
     if told.undone:
         apart.append(_look_at_undone(run, told, cells, held))
     of_snapshots += health.put_back_findings(told.undone)
-    of_snapshots += health.hole_findings(cells, [*holes, *pipeline.holes_at_ends(tops, removals, cells, held)])
-    of_snapshots += pipeline.read_findings(engine, of_cells, beyond, exits, held, cells, table)
+    of_snapshots += pipeline.queue_findings(engine, of_cells, queues, removals, held, cells, table)
     outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border, apart)
     if where is not None:
         facts = Facts(
@@ -158,14 +152,23 @@ def _audit(
             new_rows=scan.rows,
             open_rows=rows if rows is not None else pipeline.keyed(pipeline.empty_rows(engine), options),
             candidates=candidates,
-            tops=tops,
-            holes=holes,
-            beyond=beyond,
-            exits=exits,
+            queues=queues,
         )
         save_state(engine, where, options, kept, facts)
         run.done("state")
     return outcome
+
+
+def _queues_of(
+    run: _Run, rows: Table, of_cells: Sequence[Row], removals: Table, cells: Sequence[CellState]
+) -> QueueFacts:
+    """Return what is known of queues and their groups: by what was kept, and by the new rows."""
+    before = run.state.queues if run.state is not None else QueueFacts()
+    retired = [cell.cell for cell in cells if cell.retired]
+    holes, tops = queue_holes(rows, removals, before.tops, retired)
+    beyond = begins_beyond(rows, pipeline.reads_of(run.engine, of_cells))
+    exits = last_exits(rows, before.exits)
+    return QueueFacts(tops, [*before.holes, *holes], [*before.beyond, *beyond], exits)
 
 
 class _Told(NamedTuple):
@@ -250,7 +253,7 @@ def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
             continue
         if row["kind"] != "SUBSCRIBED":
             raise _StartOver(f"topic {row['topic']} was removed, or is read from elsewhere")
-        top = kept.tops.get((row["cell"], row["topic"], row["queue_id"]))
+        top = kept.queues.tops.get((row["cell"], row["topic"], row["queue_id"]))
         if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top.offset:
             raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.table import Engine, Row, Table, keep
-from spark_audit.jobs.health import CellState, Finding, finding
+from spark_audit.jobs.health import CellState, Finding, finding, hole_findings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
 from spark_audit.tables import Listing, read_contents
 from spark_audit.transforms.candidates import find_candidates
 from spark_audit.transforms.copies import copy_findings
-from spark_audit.transforms.density import LEFT, READS_FROM, Hole, QueueKey, ReadKey, Top, unfinished_exits
+from spark_audit.transforms.density import LEFT, READS_FROM, Hole, QueueFacts, QueueKey, ReadKey, Top, unfinished_exits
 from spark_audit.transforms.entries import CELLS, REMOVALS, accept_findings, entry_facts, entry_findings, judge_entries
 from spark_audit.transforms.findings import join_findings
 from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
@@ -200,6 +200,21 @@ def reads_of(engine: Engine, rare: Sequence[Row]) -> Table:
             place = row["cell"], row["topic"], row["group"], row["queue_id"]
             found.append((*place, row["queue_offset"], row["sequence"], min(later, default=_NO_END)))
     return engine.local_table(found, READS_FROM)
+
+
+def queue_findings(  # noqa: PLR0917 - what a run knows of queues
+    engine: Engine,
+    rare: Sequence[Row],
+    queues: QueueFacts,
+    removals: Table,
+    held: Held,
+    cells: Sequence[CellState],
+    table: Table,
+) -> list[Finding]:
+    """Return where the events of queues disagree with each other, and with the newest snapshot."""
+    holes = [*queues.holes, *holes_at_ends(queues.tops, removals, cells, held)]
+    of_groups = read_findings(engine, rare, queues.beyond, queues.exits, held, cells, table)
+    return [*hole_findings(cells, holes), *of_groups]
 
 
 def read_findings(  # noqa: PLR0917 - what a run knows of groups

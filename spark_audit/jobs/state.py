@@ -11,7 +11,7 @@ change in the same instant.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
@@ -20,7 +20,7 @@ from spark_audit.jobs.health import Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
 from spark_audit.schema import READS
-from spark_audit.transforms.density import Hole, QueueKey, ReadKey, Top
+from spark_audit.transforms.density import Hole, QueueFacts, Top
 from spark_audit.transforms.integrity import FileFacts, Gap
 from spark_audit.transforms.rows import kind_in
 
@@ -41,10 +41,7 @@ class State:
     open_rows: Table
     closed: Table  # key, is_accepted: of messages that are well
     subscribed: set[tuple[str, int]]  # cell, sequence
-    tops: dict[QueueKey, Top] = field(default_factory=dict)
-    holes: list[Hole] = field(default_factory=list)
-    beyond: list[ReadKey] = field(default_factory=list)
-    exits: dict[ReadKey, Top] = field(default_factory=dict)
+    queues: QueueFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +55,7 @@ class Facts:
     new_rows: Table  # of this run, with letters
     open_rows: Table  # of messages that were looked at
     candidates: Table | None  # their keys
-    tops: dict[QueueKey, Top]
-    holes: list[Hole]
-    beyond: list[ReadKey]
-    exits: dict[ReadKey, Top]
+    queues: QueueFacts
 
 
 def load_state(engine: Engine, where: str, options: Options) -> State | None:
@@ -90,10 +84,12 @@ def load_state(engine: Engine, where: str, options: Options) -> State | None:
         open_rows=tables["open"],
         closed=tables["closed"],
         subscribed={(cell, sequence) for cell, sequence in meta["subscribed"]},
-        tops={(cell, topic, queue_id): Top(*top) for cell, topic, queue_id, *top in meta["tops"]},
-        holes=[Hole(*each) for each in meta["holes"]],
-        beyond=[(cell, topic, group, queue_id) for cell, topic, group, queue_id in meta["beyond"]],
-        exits={(cell, topic, group, queue_id): Top(*top) for cell, topic, group, queue_id, *top in meta["exits"]},
+        queues=QueueFacts(
+            {(cell, topic, queue_id): Top(*top) for cell, topic, queue_id, *top in meta["tops"]},
+            [Hole(*each) for each in meta["holes"]],
+            [(cell, topic, group, queue_id) for cell, topic, group, queue_id in meta["beyond"]],
+            {(cell, topic, group, queue_id): Top(*top) for cell, topic, group, queue_id, *top in meta["exits"]},
+        ),
     )
 
 
@@ -128,10 +124,10 @@ def save_state(
         "findings": files.findings,
         "unreadable": sorted(set(altered) - readable),
         "subscribed": sorted((row["cell"], row["sequence"]) for row in rare),
-        "tops": sorted((*key, *top) for key, top in facts.tops.items()),
-        "holes": facts.holes,
-        "beyond": facts.beyond,
-        "exits": sorted((*key, *top) for key, top in facts.exits.items()),
+        "tops": sorted((*key, *top) for key, top in facts.queues.tops.items()),
+        "holes": facts.queues.holes,
+        "beyond": facts.queues.beyond,
+        "exits": sorted((*key, *top) for key, top in facts.queues.exits.items()),
     }
     engine.write_text(f"{base}/meta.json", json.dumps(meta, sort_keys=True))
     for old in numbers:

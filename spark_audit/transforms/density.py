@@ -175,3 +175,12 @@ def unfinished_exits(left: Table, progress: Table, cells: Table) -> list[ReadKey
     is_open = (F.col("top") >= F.col("floor")) & ~F.coalesce(F.array_contains("done", F.col("top")), F.lit(False))
     found = known.where(is_its & is_open).select(*_READ_KEY).collect()
     return [(row["cell"], row["topic"], row["group"], row["queue_id"]) for row in found]
+
+
+class QueueFacts(NamedTuple):
+    """What rows say of queues and their groups."""
+
+    tops: Mapping[QueueKey, Top] = {}
+    holes: Sequence[Hole] = ()
+    beyond: Sequence[ReadKey] = ()
+    exits: Mapping[ReadKey, Top] = {}

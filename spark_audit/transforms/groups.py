@@ -88,18 +88,7 @@ def place_facts(side: Table) -> Table:
             F.min_of("sequence").alias("first_sequence"),
         )
     )
-    left = (
-        side.with_column("visible_sequence", visible_sequence.over(Window.of(*KEY, "queue_id")))
-        .where((F.col("visible") < 0) & ~is_named)
-        .group_by(*KEY, "queue_id")
-        .agg(
-            F.count_if(~is_early).alias("unnamed"),
-            F.count_if(is_early).alias("unnamed_early"),
-            F.count_if(kind == "NACKED").alias("nacks"),
-            F.min_of("sequence").alias("unnamed_sequence"),
-        )
-    )
-    both = gathered(named.join(left, on=[*KEY, "queue_id"], how="full"))
+    both = gathered(named.join(_unnamed_exits(side), on=[*KEY, "queue_id"], how="full"))
     both = both.filled(0, ["visible", "acks", "filters", "early", "passes", "unnamed", "unnamed_early", "nacks"])
     exits = F.col("acks") + F.col("filters")
     both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
@@ -133,6 +122,24 @@ def place_facts(side: Table) -> Table:
         (F.col("places") > 0).alias("is_known_queue"),
         F.when(is_first, F.col("nacks")).otherwise(0).alias("nacks"),
         F.coalesce("from_sequence", "first_sequence", "unnamed_sequence").alias("from_sequence"),
+    )
+
+
+def _unnamed_exits(side: Table) -> Table:
+    """Return the exits of each queue that name no offset, before the message was in the queue and after."""
+    is_visible = F.col("visible") > 0
+    since = F.min_of(F.when(is_visible, F.col("sequence"))).over(Window.of(*KEY, "queue_id"))
+    is_early = F.coalesce(F.col("sequence") < F.col("visible_sequence"), F.lit(False))
+    return (
+        side.with_column("visible_sequence", since)
+        .where((F.col("visible") < 0) & ~kind_in(*FINISHED, "FILTERED"))
+        .group_by(*KEY, "queue_id")
+        .agg(
+            F.count_if(~is_early).alias("unnamed"),
+            F.count_if(is_early).alias("unnamed_early"),
+            F.count_if(F.col("kind") == "NACKED").alias("nacks"),
+            F.min_of("sequence").alias("unnamed_sequence"),
+        )
     )
 
 
