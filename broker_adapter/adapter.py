@@ -8,7 +8,7 @@ conformance suite (``tests/contract``) runs against every implementation.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from broker_adapter.limits import RETRY_STEPS_MS
 from broker_adapter.message import (
@@ -193,6 +193,15 @@ class Pulled(NamedTuple):
 
     messages: Sequence[PulledMessage]
     next_offset: int
+
+
+@runtime_checkable
+class FailureReporter(Protocol):
+    """A broker that can be told why a delivery failed, in addition to that it did."""
+
+    def report_failure(self, group: str, receipt_handle: str, error: BaseException | str) -> None:
+        """Report the reason of a failure that is reported next. Never waits, never raises; it may not arrive."""
+        ...
 
 
 class PullBroker(Protocol):

@@ -296,6 +296,7 @@ class DaemonConfig(BaseSettings):
     keep_time: Annotated[_OptionalDuration, _at_least(timedelta(seconds=1))] = timedelta(hours=72)
     keep_bytes: _OptionalSize = None
     keep_unread: bool = True
+    failure_reasons: Literal["on", "off"] = "on"
 
     # -- quotas of topics that say nothing of their own
     topic_max_pending: Annotated[int | None, Field(gt=0, le=2**40), _or_none("none", _whole)] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from retry.failure_reason import FailureReason
 from retry.policy import Reason
 
 # RocketMQ's proxy reads the first two where a broker wrote them; the others are ours.
@@ -38,6 +39,7 @@ class Dead:
     last_failed_at_ms: int = 0
     tag: str = ""
     keys: tuple[str, ...] = ()
+    failure: FailureReason | None = None  # of the last failure; None: nothing is known of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

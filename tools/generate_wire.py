@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = (
     ROOT / "broker_adapter" / "wire" / "rocketmq_v2.proto",
+    ROOT / "broker_adapter" / "wire" / "consumer_v1.proto",
     ROOT / "dmq" / "admin" / "admin_v1.proto",
 )
 
@@ -70,6 +71,8 @@ def _adapt(stub: str) -> str:
         flags=re.MULTILINE,
     )
     stub = re.sub(r"\b_(?:timestamp|duration)_pb2\.", "", stub)
+    # An import of another definition of ours: our loader has it under its plain module name.
+    stub = re.sub(r"^import (\w+_v\d)_pb2 as ", r"from broker_adapter.wire import \1 as ", stub, flags=re.MULTILINE)
     loader = "\nfrom broker_adapter.wire.pool import Method as _Method\n"
     tail = "\nSERVICE: str\nMETHODS: _Mapping[str, _Method]\n"
     return stub.replace("\nDESCRIPTOR:", loader + "\nDESCRIPTOR:", 1) + tail

@@ -17,6 +17,7 @@ class Later(NamedTuple):
 
     first: int = 0
     delay_level: int = 0
+    error: BaseException | str = ""  # why; reported to a broker that keeps failure reasons
 
 
 class Suspend(NamedTuple):

@@ -107,7 +107,7 @@ async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]
             attempts_failed=first.attempts_failed,
             error=f"{type(error).__name__}: {error}",
         )
-        return Later()
+        return Later(error=error)
     if outcome is not None and not isinstance(outcome, Later | Suspend):
         _log.error("handler_answered_nonsense", group=group, answer=repr(outcome)[:80], allowed="None, Later, Suspend")
         return Later()

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
+from broker_adapter.adapter import FailureReporter, GroupSettings, PopBroker, Subscription
 from broker_adapter.classic import Filter, ReceivedMessage
 from broker_adapter.consumer.options import ConsumerOptions
 from broker_adapter.consumer.outcome import Handler, Later, Outcome, Suspend
@@ -164,7 +164,7 @@ class PopConsumer:
             for delivery, message in received:
                 if message.unreadable:
                     _log.error("message_unreadable", message_id=delivery.message_id, why=message.unreadable)
-                    await self._bury(delivery)
+                    await self._bury(delivery, message.unreadable)
             left = [each for each in received if not each[1].unreadable]
             while left:
                 async with self._room:
@@ -175,20 +175,23 @@ class PopConsumer:
 
     async def _keep(self, failed: _Work, outcome: Outcome) -> _Work:
         """Tell the broker of failures, or wait until they are to be tried again here, and return them."""
+        error = outcome.error if isinstance(outcome, Later) else ""
         if isinstance(outcome, Later) and outcome.delay_level < 0:
             for delivery, _ in failed:
-                await self._bury(delivery)
+                await self._bury(delivery, error)
             return []
         is_suspended = isinstance(outcome, Suspend) and self._options.in_order
         if not (self._settings.is_fifo and self._settings.believes_clients) or self._closing.is_set():
             for delivery, message in failed:
+                if not is_suspended:
+                    self._report(delivery, error)
                 await self._hide(delivery, self._pause_ms(outcome, message), suspend=is_suspended)
             return []
         # RocketMQ's proxies count no attempts of such a group: its clients try again while they hold the lease.
         again: _Work = []
         for delivery, message in failed:
             if not is_suspended and message.attempts_failed + 1 >= self._settings.max_attempts:
-                await self._bury(delivery)
+                await self._bury(delivery, error)
             else:
                 more = message.attempts_failed + (not is_suspended)
                 again.append((delivery, replace(message, attempts_failed=more)))
@@ -229,7 +232,12 @@ class PopConsumer:
 
         await self._until_heard(tell, delivery)
 
-    async def _bury(self, delivery: Delivery) -> None:
+    def _report(self, delivery: Delivery, error: BaseException | str) -> None:
+        if error and isinstance(self._broker, FailureReporter):
+            self._broker.report_failure(self.group, delivery.receipt_handle, error)
+
+    async def _bury(self, delivery: Delivery, error: BaseException | str) -> None:
+        self._report(delivery, error)
         # a broker believes a push consumer that gives up only once it says that the attempts of the group are used up
         attempts = max(delivery.delivery_attempt, self._settings.max_attempts)
 

@@ -35,6 +35,7 @@ from broker_adapter.rocketmq.sessions import Session
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.failure_reports import REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
 
 _MARGIN_MS = 3_000  # a proxy needs the deadline of a receive to lie behind its long poll
@@ -89,6 +90,7 @@ class RocketMQBroker:
         self._gathered: dict[str, Gathered] = {}  # by topic, while something of it is under way
         self._polls: dict[_Asked, Polls] = {}  # by what receives ask for
         self._checker: Checker | None = None
+        self._reporting: set[asyncio.Task[None]] = set()
         self._background = [asyncio.ensure_future(self._beat())]
 
     def watch(self) -> None:
@@ -97,9 +99,10 @@ class RocketMQBroker:
 
     async def close(self) -> None:
         """Say goodbye to the cluster and close all connections."""
-        for each in self._background:
+        ending = [*self._background, *self._reporting]
+        for each in ending:
             each.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         for key in list(self._consumers):
             await self._end_session(key)
         for gathered in list(self._gathered.values()):
@@ -326,6 +329,22 @@ class RocketMQBroker:
             max_delivery_attempts=self.group_settings(group).max_attempts,
         )
         await self._settle(name, topic, "ForwardMessageToDeadLetterQueue", request)
+
+    def report_failure(self, group: str, receipt_handle: str, error: BaseException | str) -> None:
+        """As ``FailureReporter.report_failure``; Apache's proxies know no such call, and are asked rarely."""
+        with suppress(Refused):
+            name = Name.of(receipt_handle, Rule.RECEIPT_HANDLE)
+            if not self.proxies.is_known(name.address):
+                return
+            proxy = self.proxies.at(name.address)
+            if proxy.is_isolated or self._clock.monotonic_s() < proxy.reports_again_s:
+                return
+            # The call begins here, so it is ahead of that of the failure on the connection.
+            request, metadata = report_of(group, name.given, error), self.proxies.metadata(name.client_id)
+            call = proxy.call(REPORT.name)(request, timeout=TIMEOUT_S, metadata=metadata)
+            task = asyncio.ensure_future(self.proxies.report(proxy, call))
+            self._reporting.add(task)
+            task.add_done_callback(self._reporting.discard)
 
     def client_seen(self, client_id: str) -> None:
         """As ``PopBroker.client_seen``."""

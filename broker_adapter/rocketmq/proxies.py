@@ -20,6 +20,7 @@ from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused
 from broker_adapter.rocketmq.codes import error_of_call
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.failure_reports import REFUSED_S, REPORT
 
 CLIENT_VERSION = "5.1.2"  # of the official Python client, whose requests these resemble
 _LANGUAGE = "PYTHON"
@@ -78,12 +79,13 @@ class Proxy:
         self.probing: asyncio.Task[None] | None = None
         self.channel = channel
         self._calls: dict[str, Callable[..., Any]] = {}
+        self.reports_again_s = 0.0  # by the monotonic clock: when it may be told again why deliveries fail
 
     def call(self, rpc: str) -> Callable[..., Any]:
         """Return what begins an RPC of the protocol."""
         made = self._calls.get(rpc)
         if made is None:
-            method = wire.METHODS[rpc]
+            method = REPORT if rpc == REPORT.name else wire.METHODS[rpc]
             serialize, parse = method.request_class.SerializeToString, method.response_class.FromString
             if method.client_streaming:
                 made = self.channel.stream_stream(method.path, serialize, parse)
@@ -170,6 +172,15 @@ class Proxies:
             raise self.failed(proxy, error) from None
         self._well(proxy)
         return answer
+
+    async def report(self, proxy: Proxy, call: Any) -> None:
+        """Wait for the answer to a report of a failure that is under way, and note if the proxy keeps none."""
+        try:
+            is_refused = (await call).status.code == wire.NOT_IMPLEMENTED
+        except grpc.aio.AioRpcError as error:
+            is_refused = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        if is_refused:
+            proxy.reports_again_s = self._clock.monotonic_s() + REFUSED_S
 
     async def frames(
         self,

@@ -645,7 +645,7 @@ class GetMessageResponse(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping[str, _Any]]]] = ..., ended_at_ms: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "state", "attempt", "at_ms", "is_paused", "outcome", "outcome_at_ms", "outcome_note")
+    __slots__ = ("group", "state", "attempt", "at_ms", "is_paused", "outcome", "outcome_at_ms", "outcome_note", "failed_at_ms", "failure")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -654,6 +654,8 @@ class GroupState(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_AT_MS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_NOTE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     group: str
     state: MessageState
     attempt: int
@@ -662,7 +664,9 @@ class GroupState(_message.Message):
     outcome: str
     outcome_at_ms: int
     outcome_note: str
-    def __init__(self, group: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., is_paused: _Optional[bool] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ...) -> None: ...
+    failed_at_ms: int
+    failure: FailureReason
+    def __init__(self, group: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., is_paused: _Optional[bool] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ..., failed_at_ms: _Optional[int] = ..., failure: _Optional[_Union[FailureReason, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class CountMessagesRequest(_message.Message):
     __slots__ = ("topic",)
@@ -966,7 +970,7 @@ class SetGroupResponse(_message.Message):
     def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class WaitingRetry(_message.Message):
-    __slots__ = ("entry", "group", "topic", "message_id", "attempt", "due_at_ms", "first_failed_at_ms", "last_failed_at_ms", "content")
+    __slots__ = ("entry", "group", "topic", "message_id", "attempt", "due_at_ms", "first_failed_at_ms", "last_failed_at_ms", "content", "failure")
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -976,6 +980,7 @@ class WaitingRetry(_message.Message):
     FIRST_FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     entry: str
     group: str
     topic: str
@@ -985,7 +990,8 @@ class WaitingRetry(_message.Message):
     first_failed_at_ms: int
     last_failed_at_ms: int
     content: Content
-    def __init__(self, entry: _Optional[str] = ..., group: _Optional[str] = ..., topic: _Optional[str] = ..., message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., due_at_ms: _Optional[int] = ..., first_failed_at_ms: _Optional[int] = ..., last_failed_at_ms: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+    failure: FailureReason
+    def __init__(self, entry: _Optional[str] = ..., group: _Optional[str] = ..., topic: _Optional[str] = ..., message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., due_at_ms: _Optional[int] = ..., first_failed_at_ms: _Optional[int] = ..., last_failed_at_ms: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., failure: _Optional[_Union[FailureReason, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class ListRetriesRequest(_message.Message):
     __slots__ = ("group", "topic", "token", "limit")
@@ -1056,7 +1062,7 @@ class DeadFilter(_message.Message):
     def __init__(self, reasons: _Optional[_Iterable[_Union[Reason, str]]] = ..., topics: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
-    __slots__ = ("offset", "message_id", "origin_topic", "reason", "attempts", "first_failed_at_ms", "last_failed_at_ms", "tag", "keys", "dead_at_ms", "outcome", "outcome_at_ms", "outcome_note", "content")
+    __slots__ = ("offset", "message_id", "origin_topic", "reason", "attempts", "first_failed_at_ms", "last_failed_at_ms", "tag", "keys", "dead_at_ms", "outcome", "outcome_at_ms", "outcome_note", "content", "failure")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -1071,6 +1077,7 @@ class DeadLetter(_message.Message):
     OUTCOME_AT_MS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_NOTE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     offset: int
     message_id: str
     origin_topic: str
@@ -1085,7 +1092,22 @@ class DeadLetter(_message.Message):
     outcome_at_ms: int
     outcome_note: str
     content: Content
-    def __init__(self, offset: _Optional[int] = ..., message_id: _Optional[str] = ..., origin_topic: _Optional[str] = ..., reason: _Optional[_Union[Reason, str]] = ..., attempts: _Optional[int] = ..., first_failed_at_ms: _Optional[int] = ..., last_failed_at_ms: _Optional[int] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., dead_at_ms: _Optional[int] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+    failure: FailureReason
+    def __init__(self, offset: _Optional[int] = ..., message_id: _Optional[str] = ..., origin_topic: _Optional[str] = ..., reason: _Optional[_Union[Reason, str]] = ..., attempts: _Optional[int] = ..., first_failed_at_ms: _Optional[int] = ..., last_failed_at_ms: _Optional[int] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., dead_at_ms: _Optional[int] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., failure: _Optional[_Union[FailureReason, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class FailureReason(_message.Message):
+    __slots__ = ("error_type", "error_text", "host", "client_id", "address")
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TEXT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    error_type: str
+    error_text: str
+    host: str
+    client_id: str
+    address: str
+    def __init__(self, error_type: _Optional[str] = ..., error_text: _Optional[str] = ..., host: _Optional[str] = ..., client_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("group", "filter", "offset", "limit", "with_outcome", "with_body")

@@ -16,9 +16,11 @@ from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
 from dmq.admin.status import DeadStatus, GroupStatus, TopicStatus
 from retry.dead_letter import DeadFilter, Job
+from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
 
 if TYPE_CHECKING:  # the command reads the wire with this module, and loads no broker
+    from dmq.embedded.group_states import GroupState
     from dmq.embedded.retries import WaitingRetry
 
 
@@ -163,6 +165,7 @@ def wire_retry(retry: WaitingRetry) -> wire.WaitingRetry:
         first_failed_at_ms=retry.first_failed_at_ms,
         last_failed_at_ms=retry.last_failed_at_ms,
         content=content_if_readable(retry.payload, with_body=False),
+        failure=wire_reason(retry.failure),
     )
 
 
@@ -184,7 +187,19 @@ def wire_dead_letter(letter: DeadStatus, *, with_body: bool) -> wire.DeadLetter:
         outcome_at_ms=letter.outcome_at_ms,
         outcome_note=letter.outcome_note,
         content=content_if_readable(letter.payload, with_body=with_body),
+        failure=wire_reason(dead.failure),
     )
+
+
+def wire_reason(reason: FailureReason | None) -> wire.FailureReason | None:
+    """Return why a delivery failed; None if nothing is known of that."""
+    return wire.FailureReason(**reason._asdict()) if reason is not None else None
+
+
+def wire_group_state(state: GroupState) -> wire.GroupState:
+    """Return what a group did with a message."""
+    facts = state._asdict()
+    return wire.GroupState(**{**facts, "failure": wire_reason(state.failure)})
 
 
 def wire_filter(chosen: DeadFilter) -> wire.DeadFilter:

@@ -151,7 +151,7 @@ class AdminService:
             queue_offset=status.queue_offset,
             content=_content(status.payload, with_body=request.with_body),
             is_held=status.is_held,
-            groups=[wire.GroupState(**each._asdict()) for each in groups],
+            groups=[mapping.wire_group_state(each) for each in groups],
             ended_at_ms=status.ended_at_ms,
         )
 

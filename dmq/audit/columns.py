@@ -6,6 +6,7 @@ clients' have, no Python is run per event. Others are brought into the same shap
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dmq.audit.events import LANE, NO_QUEUE, EventKind
+from dmq.audit.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
+from dmq.audit.events import USUAL_ID_BYTES as _ID_BYTES
 from dmq.audit.outbox_rows import Row
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import unpack_u64
 from dmq.store.schema.outbox import BLOCK_HEAD_BYTES, NOT_APPLICABLE, RECORD_HEAD_BYTES, unpack_record_head
 
 TRAIL_VERSION = "1"
-_ID_BYTES = 17
 _EVENT_BYTES = 21  # without its id
 _RECORD = np.dtype(
     [
@@ -47,8 +48,12 @@ SCHEMA = pa.schema(
         pa.field("detail", pa.int64()),
         pa.field("entry", pa.int64()),
         pa.field("message_id", pa.binary()),
+        pa.field("error", pa.string()),
+        pa.field("client", pa.string()),
     ]
 )
+
+COLUMNS_MIN = len(SCHEMA) - 2  # of files of builds that knew no reasons of failures
 
 _Ints = npt.NDArray[Any]
 
@@ -100,7 +105,9 @@ def to_columns(rows: Sequence[Row], name_of: Callable[[int], str]) -> pa.RecordB
     sequence = (
         np.arange(total) + spread([row.first_sequence for row in rows], np.int64) - np.repeat(ends - counts, counts)
     )
-    kind = packed["kind"]
+    kind, reasons = packed["kind"], {}
+    for place in [each for each, tail in odd.items() if has_reason(tail) and kind[each] in FAILURES]:
+        odd[place], *reasons[place] = _split(odd[place])
     queue = packed["queue"].astype(np.int32)
     time_ms = packed["time"].astype(np.int64)
     offset, has_no_offset = packed["offset"].astype(np.int64), packed["offset"] == NOT_APPLICABLE
@@ -130,9 +137,28 @@ def to_columns(rows: Sequence[Row], name_of: Callable[[int], str]) -> pa.RecordB
             ),
             pa.array(entry, pa.int64(), mask=has_no_entry),
             _message_ids(packed["id"], odd),
+            *_reasons(len(packed), reasons),
         ],
         schema=SCHEMA,
     )
+
+
+def _split(tail: bytes) -> tuple[bytes, str, str]:
+    try:
+        return split_reason(tail)
+    except (struct.error, ValueError) as error:
+        raise StoreCorrupt(f"the reason of a failure in an outbox row cannot be read: {error}") from error
+
+
+def _reasons(count: int, reasons: dict[int, list[str]]) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """Return the errors and the clients of failures; an empty one is none."""
+    if not reasons:
+        return pa.nulls(count, pa.string()), pa.nulls(count, pa.string())
+    columns: tuple[list[str | None], list[str | None]] = ([None] * count, [None] * count)
+    for place, texts in reasons.items():
+        for column, text in zip(columns, texts, strict=True):
+            column[place] = text or None
+    return pa.array(columns[0], pa.string()), pa.array(columns[1], pa.string())
 
 
 def _packed(rows: Sequence[Row]) -> tuple[_Ints, dict[int, bytes]]:

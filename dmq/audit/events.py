@@ -1,6 +1,8 @@
 """Audit events: one fact about one message (or about the cell), as it goes into the outbox.
 
     event      kind 1 | topic_id 4 | group_id 4 | queue_id 2 | attempt 2 | time_ms 8 | packed message id
+    of a failure whose reason or client is known, in place of the id, marked by what no packed id begins with:
+               ... | 0 255 | length of the id 2 | packed message id | length of the error 2 | error | client, UTF-8 both
 
 The outbox block around it (``dmq.store.schema.outbox``) adds the audit sequence, the run of the daemon, the commit
 time, the entry's sequence and the queue offset (of DEAD_* that in the dead-letter queue, while the event's queue is the
@@ -16,9 +18,13 @@ from typing import NamedTuple
 
 from broker_adapter.message import pack_id
 from dmq.errors import StoreCorrupt
+from retry.failure_reason import FailureReason
 
 _EVENT = struct.Struct(">BIIHHQ")
 _COUNT = struct.Struct(">Q")
+_LENGTH = struct.Struct(">H")
+_REASONED = b"\0\xff"  # what a packed id begins with that has a zero byte goes on in UTF-8
+USUAL_ID_BYTES = 17
 NO_QUEUE = 0xFFFF
 LANE = 0xFFFE  # where what a group failed of the topic becomes visible to it again; its offsets are its own
 
@@ -91,6 +97,14 @@ class EventKind(IntEnum):
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 
+# Events of a failure, which may have a reason.
+FAILURES = frozenset(
+    {
+        *(EventKind.NACKED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED, EventKind.LEASE_EXPIRED),
+        *(EventKind.DEAD_EXHAUSTED, EventKind.DEAD_TOO_OLD, EventKind.DEAD_TOO_LATE, EventKind.DEAD_FORWARDED),
+        *(EventKind.DEAD_SENT_BACK, EventKind.DEAD_BY_OPERATOR, EventKind.FORWARD_REFUSED),
+    }
+)
 _OF_TOPICS = frozenset({EventKind.TOPIC_CREATED, EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED})
 
 
@@ -113,11 +127,44 @@ def encode_event(  # noqa: PLR0917 - the layout, in its order; called once per m
     return _EVENT.pack(kind, topic_id, group_id, queue_id, attempt, time_ms) + message_id
 
 
+def with_reason(event: bytes, reason: FailureReason | None) -> bytes:
+    """Return an event of a failure with its reason; the event itself if nothing is known of that."""
+    if reason is None or not any(reason):
+        return event
+    message_id, error = event[_EVENT.size :], reason.error.encode()
+    tail = _REASONED + _LENGTH.pack(len(message_id)) + message_id + _LENGTH.pack(len(error)) + error
+    tail += reason.client.encode()
+    if len(tail) == USUAL_ID_BYTES:  # who reads many at once tells it from an id by its length
+        tail += b" "
+    return event[: _EVENT.size] + tail
+
+
+def has_reason(tail: bytes) -> bool:
+    """Return True if what follows on the head of an event of a message is an id with a reason, and no id alone."""
+    return tail.startswith(_REASONED)
+
+
+def split_reason(tail: bytes) -> tuple[bytes, str, str]:
+    """Return packed message id, error and client of a tail that ``has_reason``.
+
+    Raises ``struct.error`` or ``UnicodeDecodeError`` if it cannot be one.
+    """
+    id_at = len(_REASONED) + _LENGTH.size
+    (id_length,) = _LENGTH.unpack_from(tail, len(_REASONED))
+    (error_length,) = _LENGTH.unpack_from(tail, id_at + id_length)
+    error_at = id_at + id_length + _LENGTH.size
+    client_at = error_at + error_length
+    error, client = tail[error_at:client_at].decode(), tail[client_at:].decode().rstrip()
+    return tail[id_at : id_at + id_length], error, client
+
+
 def decode_event(event: bytes) -> AuditEvent:
-    """Undo ``encode_event``; ``StoreCorrupt`` for an unknown kind or a short event."""
+    """Undo ``encode_event``, leaving a reason out; ``StoreCorrupt`` for an unknown kind or a short event."""
     try:
         kind, topic_id, group_id, queue_id, attempt, time_ms = _EVENT.unpack_from(event)
-        return AuditEvent(EventKind(kind), topic_id, group_id, queue_id, attempt, time_ms, event[_EVENT.size :])
+        tail = event[_EVENT.size :]
+        message_id = split_reason(tail)[0] if has_reason(tail) and kind in FAILURES else tail
+        return AuditEvent(EventKind(kind), topic_id, group_id, queue_id, attempt, time_ms, message_id)
     except (struct.error, ValueError) as error:
         raise StoreCorrupt(f"an audit event of {len(event)} bytes cannot be read: {error}") from error
 

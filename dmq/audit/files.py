@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.audit.columns import SCHEMA, TRAIL_VERSION
+from dmq.audit.columns import COLUMNS_MIN, SCHEMA, TRAIL_VERSION
 from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name, sequences_of
 from dmq.store.durable import make_directory, sync_directory, sync_file
 
@@ -57,7 +57,8 @@ def verify_events(layout: Layout, path: Path, first: int, last: int) -> Listed:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     version = (file.schema_arrow.metadata or {}).get(b"rockdmq.trail_version", b"").decode()
-    if version != TRAIL_VERSION or table.schema.names != SCHEMA.names:
+    names = table.schema.names
+    if version != TRAIL_VERSION or len(names) < COLUMNS_MIN or names != SCHEMA.names[: len(names)]:
         raise ValueError(f"{path} is no file of events of version {TRAIL_VERSION}")
     sequences, at_ms = table["sequence"].to_numpy(), table["at_ms"].to_numpy()
     if not np.array_equal(sequences, np.arange(first, last + 1)):

@@ -15,7 +15,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
-from dmq.cli.facts import content_facts
+from dmq.cli.facts import content_facts, failure_facts, reason_of
 from dmq.cli.files import lines_into
 from dmq.cli.nouns import noun
 from dmq.cli.options import (
@@ -34,6 +34,7 @@ from dmq.cli.options import (
 from dmq.cli.progress import Progress
 from dmq.cli.times import past_ms
 from dmq.errors import DmqError
+from retry.failure_reason import NOT_REPORTED
 from retry.policy import Reason
 
 if TYPE_CHECKING:
@@ -166,19 +167,30 @@ def ls(
     all_outcomes: Annotated[
         bool, typer.Option("--all-outcomes", help="Include letters that were redriven or purged.")
     ] = False,
+    by_error: Annotated[
+        bool, typer.Option("--by-error", help="Count all that are meant by their error, the most frequent first.")
+    ] = False,
 ) -> None:
     """List the dead letters of a group, the oldest death first."""
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json) as progress:
         chosen = filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until)
         found: list[wire.DeadLetter] = []
-        for letter in letters_of(client, group, chosen, limit=limit, with_outcome=all_outcomes):
-            found.append(letter)
-            progress.show(f"{len(found):,} found")
+        letters = letters_of(client, group, chosen, limit=None if by_error else limit, with_outcome=all_outcomes)
+        errors: dict[str, _Error] = {}
+        for number, letter in enumerate(letters, 1):
+            if by_error:
+                errors.setdefault(_error(letter), _Error(letter)).add(letter)
+            else:
+                found.append(letter)
+            progress.show(f"{number:,} found")
         now_ms = 0 if session.as_json else client.now_ms()
+    if by_error:
+        _show_errors(errors, limit, as_json=session.as_json)
+        return
     if session.as_json:
         out.show_json([out.to_plain(letter) for letter in found])
         return
-    headings = ("DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS")
+    headings = ("DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS", "ERROR")
     out.show_table(
         (*headings, "OUTCOME") if all_outcomes else headings,
         [(*_cells(letter, now_ms), *((letter.outcome,) if all_outcomes else ())) for letter in found],
@@ -277,8 +289,44 @@ def _cells(letter: wire.DeadLetter, now_ms: int) -> tuple[str, ...]:
     return (
         *(out.distance(each, now_ms) for each in (letter.dead_at_ms, letter.last_failed_at_ms)),
         *(letter.origin_topic, letter.message_id),
-        *(_reason(letter), f"{letter.attempts}", letter.tag, " ".join(letter.keys)),
+        *(_reason(letter), f"{letter.attempts}", letter.tag, " ".join(letter.keys), _error(letter)),
     )
+
+
+def _error(letter: wire.DeadLetter) -> str:
+    """Return the error of the last failure; empty of a letter that no consumer failed, and where nothing is known."""
+    return (reason_of(letter.failure).error or NOT_REPORTED) if letter.HasField("failure") else ""
+
+
+class _Error:
+    """The dead letters that have one error."""
+
+    def __init__(self, first: wire.DeadLetter) -> None:
+        self.count = 0
+        self.first_dead_at_ms, self.last_dead_at_ms = first.dead_at_ms, first.dead_at_ms
+        self.message_id = ""  # the newest, to look at
+
+    def add(self, letter: wire.DeadLetter) -> None:
+        """Count one more, in the order of their deaths."""
+        self.count += 1
+        self.last_dead_at_ms, self.message_id = letter.dead_at_ms, letter.message_id
+
+
+def _show_errors(errors: dict[str, _Error], limit: int, *, as_json: bool) -> None:
+    most = sorted(errors.items(), key=lambda each: (-each[1].count, each[0]))
+    if as_json:
+        out.show_json([{"error": error, **vars(found)} for error, found in most[:limit]])
+        return
+    rows = [
+        (
+            *(f"{found.count:,}", out.when(found.first_dead_at_ms), out.when(found.last_dead_at_ms)),
+            *(found.message_id, error or "not known"),
+        )
+        for error, found in most[:limit]
+    ]
+    out.show_table(("LETTERS", "FIRST DEATH", "LAST DEATH", "LAST MESSAGE ID", "ERROR"), rows, numbers=("LETTERS",))
+    if len(most) > limit:
+        out.note(f"the first {limit:,} of {len(most):,} errors; --limit shows more")
 
 
 def _reason(letter: wire.DeadLetter) -> str:
@@ -295,6 +343,7 @@ def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:
         ("first failed", out.when(letter.first_failed_at_ms, now_ms)),
         ("last failed", out.when(letter.last_failed_at_ms, now_ms)),
         ("dead at", out.when(letter.dead_at_ms, now_ms)),
+        *(failure_facts(letter.failure) if letter.HasField("failure") else ()),
         ("offset", str(letter.offset)),
         ("outcome", f"{letter.outcome} {out.when(letter.outcome_at_ms, now_ms)}{note}" if letter.outcome else "none"),
     ]

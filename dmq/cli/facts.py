@@ -9,6 +9,7 @@ import typer
 
 from dmq.cli import output as out
 from dmq.units import format_duration, format_size, format_time
+from retry.failure_reason import NOT_REPORTED, FailureReason
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -33,6 +34,17 @@ def flow_word(found: wire.Topic | wire.Group) -> str:
     if found.paused_since_ms:
         return "paused"
     return f"{found.deliver_rate:,}/s" if found.deliver_rate else "active"
+
+
+def reason_of(failure: wire.FailureReason) -> FailureReason:
+    """Return why a delivery failed, as a value."""
+    return FailureReason(failure.error_type, failure.error_text, failure.host, failure.client_id, failure.address)
+
+
+def failure_facts(failure: wire.FailureReason) -> list[tuple[str, str]]:
+    """Return why a delivery failed, and which client failed it."""
+    reason = reason_of(failure)
+    return [("error", reason.error or NOT_REPORTED), ("failed by", reason.client)]
 
 
 def unread_fact(group: wire.Group) -> str:

@@ -28,7 +28,7 @@ from dmq.cli.changes import (
 )
 from dmq.cli.completion import topics
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
-from dmq.cli.facts import content_facts
+from dmq.cli.facts import content_facts, reason_of
 from dmq.cli.nouns import noun
 from dmq.cli.options import (
     AfterOption,
@@ -46,6 +46,7 @@ from dmq.cli.times import instant_ms
 from dmq.states import MessageState
 from dmq.units import After, At, parse_duration, parse_when
 from retry.dead_letter import PARENT_MESSAGE_ID
+from retry.failure_reason import NOT_REPORTED
 
 if TYPE_CHECKING:
     from broker_adapter.wire import rocketmq_v2 as public
@@ -382,7 +383,14 @@ def state_word(message: wire.GetMessageResponse | wire.ListedMessage | wire.Grou
 def _group_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
     if found.queue_offset < 0:
         return []
-    facts = [f"{each.group}: {_group_state(each)}" for each in found.groups] or ["none has read the topic"]
+    facts: list[str] = []
+    for each in found.groups:
+        facts.append(f"{each.group}: {_group_state(each)}")
+        if each.HasField("failure"):
+            reason = reason_of(each.failure)
+            by = f" by {reason.client}" if reason.client else ""
+            facts.append(f"{each.group}: failed at {out.when(each.failed_at_ms)}{by}: {reason.error or NOT_REPORTED}")
+    facts = facts or ["none has read the topic"]
     return [("groups" if not number else " ", fact) for number, fact in enumerate(facts)]
 
 

@@ -37,6 +37,7 @@ def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
         schedules=ScheduleLimits(total=config.schedules_max, per_topic=config.schedules_per_topic_max),
         delay_max_ms=config.delay_max_ms,
+        failure_reasons=config.failure_reasons == "on",
         quotas=TopicQuotas(config.topic_max_pending, config.topic_max_pending_bytes, config.topic_send_rate),
     )
 

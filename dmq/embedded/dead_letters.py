@@ -43,6 +43,7 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put, Tally
+from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import Outcome, decode_outcome, encode_outcome, outcome_key
 from dmq.store.schema.index import redriven_history, redriven_id
 from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
@@ -221,6 +222,7 @@ class DeadLetters:
             first_failed_at_ms=history.first_failed_at_ms,
             last_failed_at_ms=history.last_failed_at_ms,
             tag=record.tag,
+            failure=decode_reason(history.failure) if history.failure else None,
         )
 
     async def _outcomes(self, topic: Topic, rows: Sequence[_Row]) -> list[Outcome | None]:

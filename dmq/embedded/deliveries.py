@@ -13,9 +13,10 @@ from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.clock import moment
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery
-from dmq.audit.events import EventKind
+from dmq.audit.events import EventKind, with_reason
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
+from dmq.embedded.failure_reasons import FailureReasons
 from dmq.embedded.failures import Failures
 from dmq.embedded.filters import Filters
 from dmq.embedded.group_flows import GroupFlows
@@ -29,6 +30,7 @@ from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
+from dmq.store.schema.failure_reason import encode_reason
 from retry.flow import Failure, Nacked, SentBack, Unwanted
 from retry.flow import Forwarded as GivenUp
 from retry.policy import MAX_ATTEMPTS_LIMIT
@@ -61,6 +63,7 @@ class Deliveries:
         ends: LeaseEnds,
         receipts: ReceiptHandles,
         failures: Failures,
+        reasons: FailureReasons,
         leases: Leases,
     ) -> None:
         self._catalog = catalog
@@ -71,6 +74,7 @@ class Deliveries:
         self._ends = ends
         self._receipts = receipts
         self._failures = failures
+        self._reasons = reasons
         self._leases = leases
         self._hand_out = HandOut(
             catalog, commits, reader, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
@@ -259,12 +263,17 @@ class Deliveries:
             await self._fail(found, receipt_handle, lease, Nacked(visible_at_ms))
             return receipt_handle
         offset = receipt.queue_offset
-        ops = queue.hide(offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group)
+        reason = self._reasons.take(receipt_handle) if not suspend and invisible_ms > 0 else None
+        failure = encode_reason(reason) if reason is not None and reason.error else b""
+        ops = queue.hide(
+            offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group, failure=failure
+        )
         try:
             if invisible_ms <= 0:
                 await self._commits.wait(self._leases.give_back(queue, offset, lease))
                 return receipt_handle
             event = found.event(EventKind.INVISIBLE_CHANGED, queue, lease.attempts, visible_at_ms, lease.message_id)
+            event = with_reason(event, reason) if failure else event
             done = self._commits.submit([*ops, Emit(event, offset)])
             self._ends.watch(queue, offset, lease)
             await self._commits.committed(done)
@@ -320,7 +329,9 @@ class Deliveries:
             if not lease.is_coming_back:
                 return
             _, _, lease, _ = await self._lease_of(found, handle)  # as long as nobody else has it by now
-        done = self._failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
+        done = self._failures.fail(
+            queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told, handle=handle
+        )
         await self._commits.wait(done)
         found.wake_next()
 

@@ -16,7 +16,7 @@ Failures are gathered: those that come while others are being read share one rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -24,13 +24,15 @@ import structlog
 
 from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import BrokerError, BrokerUnavailable
-from broker_adapter.message import Delivery, pack_id
+from broker_adapter.message import Delivery, pack_id, unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import not_after_of
-from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
+from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, with_reason
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
+from dmq.embedded.failure_log import FailureLog
+from dmq.embedded.failure_reasons import FailureReasons
 from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.names import Group, Topic
@@ -40,8 +42,11 @@ from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
 from dmq.store.ops import Append, Emit, IfKnown, Op, Schedule
+from dmq.store.schema.failure_reason import decode_reason, encode_reason
+from dmq.store.schema.group import decode_exception
 from dmq.store.schema.index import EntryState, failed_id, failed_topic_id
 from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.keys import Family
 from dmq.store.schema.record import (
     EntryKind,
     History,
@@ -52,6 +57,8 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from retry.dead_letter import REFUSED
+from dmq.units import format_time
+from retry.failure_reason import FailureReason, bounded
 from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
 
@@ -81,6 +88,7 @@ class Failed(NamedTuple):
     lease: Lease
     failure: Failure
     attempts_told: int  # by the consumer; 0: it did not say
+    handle: str  # by which its reason was reported
     done: asyncio.Future[None]
 
 
@@ -96,6 +104,7 @@ class Failures:
         subscriptions: Subscriptions,
         ends: LeaseEnds,
         receipts: ReceiptHandles,
+        reasons: FailureReasons,
         levels_ms: Sequence[int],
     ) -> None:
         self._catalog = catalog
@@ -104,10 +113,12 @@ class Failures:
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
+        self._reasons = reasons
         self._levels_ms = tuple(levels_ms)
         self._store = commits.store
         self._clock = self._store.clock
         self._rng = Random()  # jitter only
+        self._log = FailureLog(self._clock)
         self._waiting: list[Failed] = []
         self._task: asyncio.Task[None] | None = None
         self.retried_total = 0
@@ -147,12 +158,22 @@ class Failures:
         return not_after_ms if not_after_ms and self._clock.is_steady() else 0
 
     def fail(
-        self, queue: SubscribedQueue, offset: int, lease: Lease, failure: Failure, *, attempts_told: int = 0
+        self,
+        queue: SubscribedQueue,
+        offset: int,
+        lease: Lease,
+        failure: Failure,
+        *,
+        attempts_told: int = 0,
+        handle: str = "",
     ) -> asyncio.Future[None]:
-        """Let ``failure`` have its outcome; the future is done when that is durable."""
+        """Let ``failure`` have its outcome; the future is done when that is durable.
+
+        ``handle`` is the one that its client gave; by default that of the lease.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lease.is_returning = True
-        self._waiting.append(Failed(queue, offset, lease, failure, attempts_told, done))
+        self._waiting.append(Failed(queue, offset, lease, failure, attempts_told, handle or lease.handle, done))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._drain(), name="dmq-failures")
         return done
@@ -192,6 +213,7 @@ class Failures:
 
     async def _handle(self, batch: list[Failed]) -> None:
         records = await self._reader.messages([(each.queue, each.offset) for each in batch])
+        stored = await self._stored_reasons(batch)
         ops: list[Op] = []
         handled: list[tuple[Failed, int]] = []
         for each, record in zip(batch, records, strict=True):
@@ -200,7 +222,7 @@ class Failures:
                 continue
             try:
                 each.lease.know(record)
-                more, attempt = self._plan(each, record)
+                more, attempt = self._plan(each, record, self._reason_of(each, stored))
             except Exception as error:  # noqa: BLE001 - one that cannot be decided must not stand for the others
                 self._give_up(each, error)
                 continue
@@ -225,9 +247,26 @@ class Failures:
 
         done.add_done_callback(settle)
 
+    async def _stored_reasons(self, batch: Sequence[Failed]) -> dict[bytes, bytes]:
+        """Return the reasons that are in the rows of leases, by the keys of these."""
+        keys = [each.queue.exception_key(each.offset) for each in batch if each.lease.has_reason]
+        values = await self._reader.values(Family.GROUP, keys) if keys else []
+        found = zip(keys, values, strict=True)
+        return {key: decode_exception(value).failure for key, value in found if value is not None}
+
+    def _reason_of(self, failed: Failed, stored: Mapping[bytes, bytes]) -> FailureReason | None:
+        """Return why a delivery failed: what was reported of it, or of the failure that its lease followed on."""
+        reason = self._reasons.take(failed.handle)
+        if reason is None and failed.lease.has_reason:
+            failure = stored.get(failed.queue.exception_key(failed.offset))
+            reason = decode_reason(failure) if failure else None
+        if reason is None and failed.lease.renew_for and self._reasons.is_on:
+            reason = bounded(FailureReason(client_id=failed.lease.renew_for))
+        return reason
+
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _plan(self, failed: Failed, record: QueuedMessage) -> tuple[list[Op], int]:
+    def _plan(self, failed: Failed, record: QueuedMessage, reason: FailureReason | None) -> tuple[list[Op], int]:
         """Return the ops of the outcome, and the next attempt of a message that comes back once they are durable."""
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         found = queue.subscription
@@ -238,45 +277,72 @@ class Failures:
             case ComeBack():
                 attempt, rows = queue.plan_return(offset, lease, now.wall_ms)
                 total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
-                return [*rows, _event(found, EventKind.LEASE_EXPIRED, total, offset, failed)], attempt
+                return [*rows, _event(found, EventKind.LEASE_EXPIRED, total, offset, failed, reason)], attempt
             case RetryAt(at_ms) if record.message_group or record.is_dead or is_disk_low:
-                return self._hide(failed, record, now, max(0, at_ms - now.wall_ms)), 0
+                self._log_retry(found.topic, queue.group_id, record.message_id, lease.attempts, at_ms, reason)
+                return self._hide(failed, record, now, max(0, at_ms - now.wall_ms), reason), 0
             case RetryAt(at_ms):
                 self.retried_total += 1
-                return self._retry(found, failed, record, now.wall_ms, at_ms), 0
+                self._log_retry(found.topic, queue.group_id, record.message_id, lease.attempts, at_ms, reason)
+                return self._retry(found, failed, record, now.wall_ms, at_ms, reason), 0
             case DeadLetter() if is_disk_low:
-                return self._hide(failed, record, now, POSTPONED_MS), 0
-            case DeadLetter(reason):
+                return self._hide(failed, record, now, POSTPONED_MS, reason), 0
+            case DeadLetter(why):
                 self.dead_total += 1
-                return self._bury(found, failed, record, reason), 0
+                return self._bury(found, failed, record, why, reason), 0
 
-    def _hide(self, failed: Failed, record: QueuedMessage, now: Moment, for_ms: int) -> list[Op]:
+    def _hide(
+        self, failed: Failed, record: QueuedMessage, now: Moment, for_ms: int, reason: FailureReason | None
+    ) -> list[Op]:
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         lease.first_failed_at_ms = lease.first_failed_at_ms or now.wall_ms
         lease.epoch = self._receipts.next_epoch()  # who gave it back cannot finish it any more
-        rows = queue.hide(offset, lease, now, for_ms, message_group=record.message_group)
+        rows = queue.hide(offset, lease, now, for_ms, message_group=record.message_group, failure=_encoded(reason))
         self._ends.watch(queue, offset, lease)
         attempt = lease.attempts
         found = queue.subscription
-        return [*rows, _event(found, EventKind.POSTPONED, attempt, now.wall_ms + for_ms, failed)]
+        return [*rows, _event(found, EventKind.POSTPONED, attempt, now.wall_ms + for_ms, failed, reason)]
 
-    def _retry(self, found: Subscription, failed: Failed, record: QueuedMessage, now_ms: int, at_ms: int) -> list[Op]:
+    def _retry(
+        self,
+        found: Subscription,
+        failed: Failed,
+        record: QueuedMessage,
+        now_ms: int,
+        at_ms: int,
+        reason: FailureReason | None,
+    ) -> list[Op]:
         queue, lease = failed.queue, failed.lease
         lane, ops = self._subscriptions.lane(found)
         attempt = lease.attempts
-        history = self._history(failed, record, 0)
+        history = self._history(failed, record, 0, reason)
         waiting = encode_waiting(
             EntryKind.RETRY, attempt, lane.topic_id, queue.group_id, at_ms, now_ms, copy_of(record, history)
         )
-        event = found.event(EventKind.NACKED, queue, attempt, at_ms, record.message_id)
+        event = with_reason(found.event(EventKind.NACKED, queue, attempt, at_ms, record.message_id), reason)
         entry_id = failed_id(record.message_id, history, attempt)
         entry = Schedule(queue.group_id, entry_id, at_ms, waiting, event, if_known=IfKnown.WRITE)
         return [*ops, entry, *queue.leave(failed.offset)]
 
-    def _bury(self, found: Subscription, failed: Failed, record: QueuedMessage, reason: Reason) -> list[Op]:
+    def _log_retry(
+        self, topic: Topic, group_id: int, message_id: bytes, attempt: int, at_ms: int, reason: FailureReason | None
+    ) -> None:
+        self._log.failed(
+            "message_retried",
+            group=self._catalog.names.groups_by_id[group_id].name,
+            topic=topic.name,
+            error=reason.error if reason is not None else "",
+            message_id=unpack_id(message_id),
+            attempt=attempt,
+            retry_at=format_time(at_ms),
+        )
+
+    def _bury(
+        self, found: Subscription, failed: Failed, record: QueuedMessage, why: Reason, reason: FailureReason | None
+    ) -> list[Op]:
         queue, lease = failed.queue, failed.lease
         attempts = max(lease.attempts, failed.attempts_told)
-        history = self._history(failed, record, reason)
+        history = self._history(failed, record, why, reason)
         if isinstance(failed.failure, Unwanted):
             record = record._replace(payload=_refused(record.payload, failed.failure))
         ops, copy = self.bury_ops(
@@ -317,6 +383,16 @@ class Failures:
         event = encode_event(
             DEAD_EVENTS[reason], topic_id, group_id, number, code or attempts, told.get(reason, 0), record.message_id
         )
+        event = with_reason(event, decode_reason(history.failure)) if history.failure else event
+        self._log.failed(
+            "message_dead_lettered",
+            group=names.groups_by_id[group_id].name,
+            topic=names.topics_by_id[topic_id].name,
+            error=decode_reason(history.failure).error,
+            message_id=unpack_id(record.message_id),
+            attempts=attempts,
+            reason=reason.name.lower(),
+        )
         copy = encode_queued(attempts, now_ms, 0, copy_of(record, history), has_history=True)
         entry_id = failed_id(record.message_id, history, attempts)
         return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event, IfKnown.WRITE)
@@ -343,14 +419,15 @@ class Failures:
             not_after_ms=self._believed(not_after_ms),
             levels_ms=self._levels_ms,
         )
-        reason = outcome.reason if isinstance(outcome, DeadLetter) else 0
+        why = outcome.reason if isinstance(outcome, DeadLetter) else 0
+        reason = self._reasons.take(delivery.receipt_handle)
         message.system_properties.message_id = delivery.message_id
         message_id, tag = pack_id(delivery.message_id), message.system_properties.tag
         payload = message.SerializeToString()
         offset = delivery.queue_offset & _U64
         queue_id = delivery.queue_id if 0 <= delivery.queue_id < LANE else 0
         epoch = self._receipts.next_epoch()
-        history = History(topic.topic_id, queue_id, offset, since_ms, now_ms, now_ms, reason, epoch)
+        history = History(topic.topic_id, queue_id, offset, since_ms, now_ms, now_ms, why, epoch, _encoded(reason))
         record = QueuedMessage(attempt, since_ms, 0, message_id, tag, "", payload, history, not_after_ms)
         place = topic.topic_id, group.group_id, LANE, attempt
         ops: list[Op] = [Emit(encode_event(EventKind.TAKEN_OVER, *place, offset, message_id))]
@@ -361,10 +438,11 @@ class Failures:
         else:
             self.retried_total += 1
             at_ms = outcome.at_ms if isinstance(outcome, RetryAt) else now_ms
+            self._log_retry(topic, group.group_id, message_id, attempt, at_ms, reason)
             lane_id, more = self._subscriptions.lane_id(group, topic)
             body = copy_of(record, history)
             waiting = encode_waiting(EntryKind.RETRY, attempt, lane_id, group.group_id, at_ms, now_ms, body)
-            event = encode_event(EventKind.NACKED, *place, at_ms, message_id)
+            event = with_reason(encode_event(EventKind.NACKED, *place, at_ms, message_id), reason)
             entry_id = failed_id(message_id, history, attempt)
             ops += [*more, Schedule(group.group_id, entry_id, at_ms, waiting, event, if_known=IfKnown.WRITE)]
         await self._commits.commit(ops)
@@ -393,16 +471,20 @@ class Failures:
         found = await self._reader.run(lambda store: store.copies(scope, message_id))
         return [receipt for key, receipt in found if failed_topic_id(key) == topic.topic_id]
 
-    def _history(self, failed: Failed, record: QueuedMessage, reason: int) -> History:
+    def _history(self, failed: Failed, record: QueuedMessage, why: int, reason: FailureReason | None) -> History:
         queue, now_ms = failed.queue, self._clock.now_ms()
         if record.history is not None and queue.subscription.lane is queue:
             first_ms = record.history.first_failed_at_ms or failed.lease.first_failed_at_ms or now_ms
             return record.history._replace(
-                first_failed_at_ms=first_ms, last_failed_at_ms=now_ms, reason=reason, epoch=failed.lease.epoch
+                first_failed_at_ms=first_ms,
+                last_failed_at_ms=now_ms,
+                reason=why,
+                epoch=failed.lease.epoch,
+                failure=_encoded(reason),
             )
         first_ms = failed.lease.first_failed_at_ms or now_ms
         place = queue.topic_id, queue.queue_id, failed.offset
-        return History(*place, record.stored_at_ms, first_ms, now_ms, reason, failed.lease.epoch)
+        return History(*place, record.stored_at_ms, first_ms, now_ms, why, failed.lease.epoch, _encoded(reason))
 
 
 def _still_fails(failed: Failed) -> bool:
@@ -430,5 +512,12 @@ def _refused(payload: bytes, failure: Unwanted) -> bytes:
     return message.SerializeToString()
 
 
-def _event(found: Subscription, kind: EventKind, attempt: int, time_ms: int, failed: Failed) -> Emit:
-    return Emit(found.event(kind, failed.queue, attempt, time_ms, failed.lease.message_id), failed.offset)
+def _encoded(reason: FailureReason | None) -> bytes:
+    return encode_reason(reason) if reason is not None else b""
+
+
+def _event(
+    found: Subscription, kind: EventKind, attempt: int, time_ms: int, failed: Failed, reason: FailureReason | None
+) -> Emit:
+    event = found.event(kind, failed.queue, attempt, time_ms, failed.lease.message_id)
+    return Emit(with_reason(event, reason), failed.offset)

@@ -86,6 +86,7 @@ class Lease:
     is_returning: bool = False  # its end was decided and is being written
     is_coming_back: bool = False  # and that is that its message comes again at once
     is_changed: bool = False  # its consumer had it, and said when it ends, or failed
+    has_reason: bool = False  # its row has the reason of the failure that it follows on
 
     @property
     def attempts(self) -> int:
@@ -150,6 +151,7 @@ class GroupQueue:
                     now.boot_ms + row.left_ms(now.wall_ms),
                     first_failed_at_ms=row.first_failed_at_ms,
                     is_suspended=row.is_suspended,
+                    has_reason=bool(row.failure),
                 )
                 if row.message_group:
                     self.order.hold(offset, row.message_group, row.epoch)
@@ -408,18 +410,22 @@ class GroupQueue:
         *,
         is_suspended: bool = False,
         message_group: str = "",
+        failure: bytes = b"",
     ) -> list[Op]:
-        """Let a leased message become visible again ``for_ms`` after ``now``; the lease is a row from here on."""
+        """Let a leased message become visible again ``for_ms`` after ``now``; the lease is a row from here on.
+
+        ``failure`` is the encoded reason of the failure that it follows on, if it is known.
+        """
         lease.ends_ms = now.boot_ms + for_ms
         lease.renew_for = ""  # whoever sets the time sets it
         lease.is_suspended = is_suspended
         lease.is_returning = lease.is_coming_back = False
         lease.is_changed = True
+        lease.has_reason = bool(failure)
         self._rows.add(offset)
         now_ms, flags = now.wall_ms, SUSPENDED * is_suspended
-        row = encode_hidden(
-            lease.attempt, now_ms + for_ms, lease.epoch, lease.first_failed_at_ms, flags, now_ms, message_group
-        )
+        until_ms, first_ms = now_ms + for_ms, lease.first_failed_at_ms
+        row = encode_hidden(lease.attempt, until_ms, lease.epoch, first_ms, flags, now_ms, message_group, failure)
         return [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
     def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
@@ -471,6 +477,10 @@ class GroupQueue:
                 return dropped
             del self._chunks[number]
             dropped.append(number)
+
+    def exception_key(self, offset: int) -> bytes:
+        """Return the key of the row of a lease that is one."""
+        return self._key(_EXCEPTION, offset)
 
     def _key(self, kind: int, number: int) -> bytes:
         return pack_group_key(self.group_id, self.topic_id, self.queue_id, kind, number)

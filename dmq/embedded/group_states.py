@@ -30,11 +30,14 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.removable import progress as stored
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.states import MessageState
-from dmq.store.schema.group import committed_range, decode_outcome, outcome_key, unpack_group_key
+from dmq.store.schema.failure_reason import decode_reason
+from dmq.store.schema.group import committed_range, decode_exception, decode_outcome, outcome_key, unpack_group_key
 from dmq.store.schema.index import REMEMBERED, CopyPlace, EntryState, Receipt, copy_place
-from dmq.store.schema.keys import Family, reset_key, unpack_u64
+from dmq.store.schema.keys import Family, pack_queue_key, reset_key, unpack_u64
 from dmq.store.schema.ledger import Term, decode_ledger, ledger_key
+from dmq.store.schema.record import WAITING_HEADER_BYTES, History, decode_history, decode_queued
 from dmq.store.store import Store
+from retry.failure_reason import FailureReason
 
 _LOOKS_MAX = 8  # of which each but the first finds that it failed once more since the one before
 _PASSED_OVER = frozenset((int(EventKind.FILTERED), int(Term.BEFORE), int(Term.SKIPPED)))
@@ -44,7 +47,8 @@ class GroupState(NamedTuple):
     """What a group did with a message. ``attempt``: of LEASED this one, of READY and RETRYING the next; 0: not known.
 
     ``at_ms``: when it is due, its lease ends, or it died; else 0. ``is_paused``: READY, and the group is paused.
-    ``outcome``: of DEAD, what became of the dead letter, with its time and note; else empty.
+    ``outcome``: of DEAD, what became of the dead letter, with its time and note; else empty. ``failed_at_ms`` is when
+    the group failed it last, 0 if that is not known, and ``failure`` why.
     """
 
     group: str
@@ -55,6 +59,8 @@ class GroupState(NamedTuple):
     outcome: str = ""
     outcome_at_ms: int = 0
     outcome_note: str = ""
+    failed_at_ms: int = 0
+    failure: FailureReason | None = None
 
 
 class Where(NamedTuple):
@@ -130,7 +136,8 @@ class GroupStates:
     async def _pulled(self, group: Group, where: Where, committed: int) -> GroupState:
         dead = [each for each in (await self._kept(group, where)).copies if each.is_dead]
         if dead:
-            return await self._dead(group, max(dead, key=lambda each: each.order))
+            last = max(dead, key=lambda each: each.order)
+            return await self._failed(group, last, await self._dead(group, last))
         is_read = where.queue_offset < committed
         return GroupState(group.name, MessageState.FINISHED if is_read else MessageState.READY)
 
@@ -141,7 +148,8 @@ class GroupStates:
             progress = await self._progress.load(group.group_id, where.topic)
         queue = None if where.is_redriven else progress.queue_at(where.topic.topic_id, where.queue_id)
         if queue is not None and not queue.is_finished(where.queue_offset):
-            return self._held(group, queue, where.queue_offset, 0, is_live=is_live)
+            held = self._held(group, queue, where.queue_offset, 0, is_live=is_live)
+            return await self._hidden(queue, where.queue_offset, held)
         seen: _Copy | None = None
         for _ in range(_LOOKS_MAX):
             # What is finished in memory may have become a copy that is on its way to the disk.
@@ -157,14 +165,16 @@ class GroupStates:
             if last is None:  # it was forgotten between two looks
                 break
             if last.is_dead:
-                return await self._dead(group, last)
+                return await self._failed(group, last, await self._dead(group, last))
             if last.waits:
-                return GroupState(group.name, MessageState.RETRYING, last.place.attempt + 1, last.receipt.at_ms)
+                state = GroupState(group.name, MessageState.RETRYING, last.place.attempt + 1, last.receipt.at_ms)
+                return await self._failed(group, last, state)
             if progress.lane is None:  # it was made since
                 break
             offset = last.receipt.queue_offset
             if not progress.lane.is_finished(offset):
-                return self._held(group, progress.lane, offset, last.place.attempt, is_live=is_live)
+                held = self._held(group, progress.lane, offset, last.place.attempt, is_live=is_live)
+                return await self._hidden(progress.lane, offset, await self._failed(group, last, held, progress.lane))
             seen = last
         return GroupState(group.name, MessageState.UNKNOWN)
 
@@ -188,6 +198,34 @@ class GroupStates:
             return found
         outcome = decode_outcome(value)
         return found._replace(outcome=outcome.what, outcome_at_ms=outcome.at_ms, outcome_note=outcome.note)
+
+    async def _failed(self, group: Group, copy: _Copy, state: GroupState, lane: GroupQueue | None = None) -> GroupState:
+        """Return a state with the failure that made a copy; as it is if the copy is not there any more."""
+        letters = self._names.topics.get(dead_letter_topic(group.name))
+        topic_id = lane.topic_id if lane is not None else letters.topic_id if letters is not None else 0
+
+        def read(store: Store) -> History | None:
+            if copy.waits:
+                (value,) = store.get_many(Family.TIMELINE, [copy.receipt.key])
+                return decode_history(value, WAITING_HEADER_BYTES) if value is not None else None
+            (value,) = store.get_many(Family.QUEUE, [pack_queue_key(topic_id, 0, copy.receipt.queue_offset)])
+            return decode_queued(value).history if value is not None else None
+
+        history = await self._reader.run(read)
+        if history is None or not history.failure:
+            return state
+        return state._replace(failed_at_ms=history.last_failed_at_ms, failure=decode_reason(history.failure))
+
+    async def _hidden(self, queue: GroupQueue, offset: int, state: GroupState) -> GroupState:
+        """Return a state with the failure that a hidden lease follows on, if its row tells of one."""
+        lease = queue.leases.get(offset)
+        if lease is None or not lease.has_reason:
+            return state
+        (value,) = await self._reader.values(Family.GROUP, [queue.exception_key(offset)])
+        row = decode_exception(value) if value is not None else None
+        if row is None or not row.failure:
+            return state
+        return state._replace(failed_at_ms=row.set_at_ms, failure=decode_reason(row.failure))
 
     async def _kept(self, group: Group, where: Where) -> _Kept:
         letters = self._names.topics.get(dead_letter_topic(group.name))

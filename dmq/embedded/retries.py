@@ -16,6 +16,7 @@ from dmq.embedded.failures import Failures
 from dmq.embedded.names import Group
 from dmq.store.ops import Append, IfKnown, Op, Tally, Withdraw
 from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.index import EntryState, failed_id
 from dmq.store.schema.keys import HELD_BEGIN, Family, pack_timeline_key, timeline_key, unpack_timeline_key
 from dmq.store.schema.ledger import Term
@@ -28,6 +29,7 @@ from dmq.store.schema.record import (
     encode_queued,
 )
 from dmq.store.store import Store
+from retry.failure_reason import FailureReason
 from retry.policy import Reason
 
 _ROWS_PER_SCAN = 1_000
@@ -49,6 +51,7 @@ class WaitingRetry:
     first_failed_at_ms: int
     last_failed_at_ms: int
     payload: bytes
+    failure: FailureReason | None = None  # the last one; None: nothing is known of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,7 @@ class WaitingRetries:
             first_failed_at_ms=history.first_failed_at_ms,
             last_failed_at_ms=history.last_failed_at_ms,
             payload=message.payload,
+            failure=decode_reason(history.failure) if history.failure else None,
         )
 
     async def run_now(self, group: str, entries: Sequence[str]) -> RetryOutcomes:

@@ -32,6 +32,7 @@ from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.lane import forwarded_type
 from dmq.forwarder.retries_here import Asked, RetriesHere
 from dmq.units import TopicPatterns
+from retry.failure_reason import FailureReason
 
 Receiving = asyncio.Task[Sequence[Delivery]]
 
@@ -380,6 +381,11 @@ class ClusterFront:
         """As ``PopBroker.change_invisible``."""
         owner = self._here if self._cluster.owns(receipt_handle) else self._local
         return await owner.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
+
+    def note_failure(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
+        """As ``ServedBroker.note_failure``; of the cluster's messages only where their retries are kept here."""
+        owner = self._here if self._cluster.owns(receipt_handle) else self._local
+        return owner.note_failure(group, receipt_handle, reason)
 
     async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
         """As ``ServedBroker.not_taken``; the cluster's come again at the cost of no attempt."""

@@ -28,6 +28,7 @@ from broker_adapter.message import Delivery, pack_id
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Group
 from dmq.errors import StoreError
+from retry.failure_reason import FailureReason
 from retry.flow import Failure, Forwarded, LeaseExpired, Nacked
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
@@ -210,6 +211,14 @@ class RetriesHere:
                 if each not in results or not isinstance(results[each], Refused | None):
                     self._remember(each, found)
         return [results[each] for each in handles]
+
+    def note_failure(self, group: str, handle: str, reason: FailureReason) -> bool:
+        """As ``ServedBroker.note_failure``, of the cluster's handles; False if the cluster keeps the retries."""
+        held, known = self._held.get(handle), self._local.names.groups.get(group)
+        if held is None or known is None or known.group_id != held.group_id:
+            return False
+        self._local.failure_reasons.keep(group, handle, reason)
+        return self._local.failure_reasons.is_on
 
     async def change_invisible(
         self, group: str, topic: str, handle: str, invisible_ms: int, *, suspend: bool = False

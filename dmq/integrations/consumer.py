@@ -60,6 +60,9 @@ class _StartedBefore(RuntimeError):
 class _Abandoned(Exception):
     """The consumer stops, and waits no longer for this handler."""
 
+    def __str__(self) -> str:
+        return "the consumer stopped before the handler returned"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHealth:
@@ -275,20 +278,25 @@ class Consumer:
             done.result(self._timeout_s)
         except (Permanent, Unreadable) as error:
             _log.warning("message_given_up", group=self.group, error=f"{type(error).__name__}: {error}", **about)
+            self._client.report(message, error)
             self._bury(message)
             self._count("dead")
             return True
         except (TimeoutError, _Abandoned) as error:
             if done.done() and not isinstance(error, _Abandoned):  # the function's own
-                return self._failed(error, about)
+                return self._failed(message, error, about)
             self._hang(stop_running, about)
-            return self._failed(error, about, is_logged=True)
+            hangs = TimeoutError(f"the handler has not returned within {self._timeout_s:g} s")
+            return self._failed(message, error if isinstance(error, _Abandoned) else hangs, about, is_logged=True)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is a failure, sys.exit included
-            return self._failed(error, about)
+            return self._failed(message, error, about)
         self._count("acknowledged")
         return True
 
-    def _failed(self, error: BaseException, about: Mapping[str, Any], *, is_logged: bool = False) -> bool:
+    def _failed(
+        self, message: Message, error: BaseException, about: Mapping[str, Any], *, is_logged: bool = False
+    ) -> bool:
+        self._client.report(message, error)
         self._count("failed")
         if not is_logged:
             _log.warning(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -15,6 +16,8 @@ from rocketmq.grpc_protocol import ChangeInvisibleDurationRequest, Code, Forward
 from rocketmq.v5.exception import BadRequestException
 from rocketmq.v5.util import MessagingResultChecker
 
+from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
+from broker_adapter.wire.rocketmq_v2 import NOT_IMPLEMENTED
 from dmq.contexts import Target
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
@@ -76,6 +79,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
         super().__init__(*args, **options)
         self._receiving: set[asyncio.Task[Any]] = set()
         self._is_ending = False
+        self._reports_again_s = 0.0  # by the monotonic clock: when a broker that keeps no reasons is asked again
 
     async def _receive_coroutine(self, *args: Any) -> Any:
         if self._is_ending:
@@ -111,6 +115,35 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
     def _on_start_failure(self) -> None:
         with suppress(AttributeError):  # it ends what it has not begun, and hides why it did not start
             super()._on_start_failure()
+
+    def report(self, message: Message, error: BaseException) -> None:
+        """Report why the handler of ``message`` failed, ahead of the failure and on its connection. Never waits.
+
+        It is a help: whatever goes wrong with it is not told, and a broker that keeps no reasons is left alone for a
+        while. The client has no such call, so its connection is used.
+        """
+        if time.monotonic() < self._reports_again_s:
+            return
+
+        async def send() -> None:
+            channel = self.rpc_client.retrieve_or_create_channel(message.endpoints)
+            call = channel._RpcChannel__async_channel.unary_unary(
+                REPORT.path, REPORT.request_class.SerializeToString, REPORT.response_class.FromString
+            )
+            try:
+                answer = await call(request, metadata=metadata, timeout=TIMEOUT_S)
+                is_refused = answer.status.code == NOT_IMPLEMENTED
+            except Exception as failure:  # noqa: BLE001 - the client's, and gRPC's
+                code = getattr(failure, "code", None)
+                is_refused = callable(code) and getattr(code(), "name", "") == "UNIMPLEMENTED"
+            if is_refused:
+                self._reports_again_s = time.monotonic() + REFUSED_S
+
+        with suppress(Exception):
+            namespace = self.client_configuration.namespace
+            group = f"{namespace}%{self.consumer_group}" if namespace else self.consumer_group
+            request, metadata = report_of(group, message.receipt_handle, error), self.sign()
+            asyncio.run_coroutine_threadsafe(send(), self._rpc_channel_io_loop())
 
     def forward(self, message: Message) -> None:
         """Make a dead letter of ``message``. One that is somebody else's by now is left to him."""

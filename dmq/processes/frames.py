@@ -104,6 +104,8 @@ class ChangeInvisible(Frame, tag=8, frozen=True):
     receipt_handle: str
     invisible_ms: int
     suspend: bool
+    client_id: str
+    address: str
 
 
 class Relay(Frame, tag=9, frozen=True):

@@ -21,7 +21,7 @@ from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
 from dmq.processes.link import Link
 from dmq.processes.relays import Relays
-from dmq.sidecar.exchange import Exchange, Receive
+from dmq.sidecar.exchange import Caller, Exchange, Receive
 from dmq.sidecar.http2_server import Port
 
 ACKED_PER_TURN: Final = 1024  # receipt handles, about: one call may have as many
@@ -261,7 +261,12 @@ class Host:
 
     def _change_invisible(self, frame: frames.ChangeInvisible) -> None:
         hiding = self._exchange.change_invisible(
-            frame.group, frame.topic, frame.receipt_handle, frame.invisible_ms, suspend=frame.suspend
+            frame.group,
+            frame.topic,
+            frame.receipt_handle,
+            frame.invisible_ms,
+            suspend=frame.suspend,
+            caller=Caller(frame.client_id, frame.address),
         )
         Deferred.of(hiding).then(partial(self._hidden, frame.call))
 

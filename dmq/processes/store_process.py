@@ -18,7 +18,7 @@ from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
-from dmq.sidecar.exchange import Receive, Received
+from dmq.sidecar.exchange import UNKNOWN_CALLER, Caller, Receive, Received
 
 _GONE: Final = "the process that has the store is gone"
 
@@ -109,10 +109,17 @@ class StoreProcess:
         return answer
 
     def change_invisible(
-        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool
+        self,
+        group: str,
+        topic: str,
+        receipt_handle: str,
+        invisible_ms: int,
+        *,
+        suspend: bool,
+        caller: Caller = UNKNOWN_CALLER,
     ) -> Deferred[str]:
         call, answer = self._begin()
-        self._say(frames.ChangeInvisible(call, group, topic, receipt_handle, invisible_ms, suspend))
+        self._say(frames.ChangeInvisible(call, group, topic, receipt_handle, invisible_ms, suspend, *caller))
         return answer
 
     def _begin(self) -> tuple[int, Deferred[Any]]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from broker_adapter.limits import MESSAGES_PER_SEND_MAX, REQUEST_BYTES_MAX
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.acl.gate import Entrance
@@ -20,6 +21,7 @@ from dmq.acl.rules import ADMIN_KEY, ANY, GROUP, PUB, SUB, TOPIC, AccessKey, Nee
 from dmq.http2 import Admission
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Served
+from dmq.sidecar.methods import METHODS
 
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
@@ -45,6 +47,10 @@ def _of_topic_and_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
 
 def _of_queue_and_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
     return _consume(request.message_queue.topic, request.group)
+
+
+def _of_report(request: consumer_v1.ReportFailureRequest) -> Iterable[Need]:
+    return (Need(SUB, GROUP, request.group),)
 
 
 def _of_heartbeat(request: wire.HeartbeatRequest) -> Iterable[Need]:
@@ -113,6 +119,7 @@ NEEDS: Mapping[str, Needs] = MappingProxyType(
         "UpdateOffset": _of_queue_and_group,
         "QueryOffset": _of_queue,
         "SyncLiteSubscription": _of_topic_and_group,
+        "ReportFailure": _of_report,
     }
 )
 
@@ -140,10 +147,13 @@ AT_ALL: Mapping[str, tuple[Need, ...]] = MappingProxyType(
         "UpdateOffset": _READ,
         "QueryOffset": (Need(SUB, TOPIC, ANY),),
         "SyncLiteSubscription": _READ,
+        "ReportFailure": (Need(SUB, GROUP, ANY),),
     }
 )
 # The largest requests; a send may hold 1,024 messages, a client's stack many threads.
-_REQUEST_MAX: Mapping[str, int] = MappingProxyType({"SendMessage": REQUEST_BYTES_MAX, "Telemetry": 4 * 1024 * 1024})
+_REQUEST_MAX: Mapping[str, int] = MappingProxyType(
+    {"SendMessage": REQUEST_BYTES_MAX, "Telemetry": 4 * 1024 * 1024, "ReportFailure": 16 * 1024}
+)
 _REQUEST_MAX_OTHERS: Final = 1024 * 1024
 _REQUEST_MAX_WITHOUT_KEY: Final = 16 * 1024
 
@@ -152,7 +162,7 @@ def all_entrances(others: Mapping[str, Entrance]) -> dict[str, Entrance]:
     """Return what the headers of each RPC decide, by path: of the public protocol, health, reflection, and others."""
     messaging = {
         method.path: Entrance(rpc=rpc, request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS), lacks=_lacking(rpc))
-        for rpc, method in wire.METHODS.items()
+        for rpc, method in METHODS.items()
     }
     watch = Entrance(rpc="Watch", request_max=_REQUEST_MAX_WITHOUT_KEY)
     return {

@@ -39,6 +39,11 @@ class Call:
         return ""
 
     @property
+    def address(self) -> str:
+        """Return the address that the call came from; empty if the transport does not say."""
+        return self.admission.address if self.admission is not None else ""
+
+    @property
     def packed_bytes(self) -> int:
         """The size in which a request came that was compressed; 0 if it was not, or nobody knows."""
         return self.headers.packed_bytes if isinstance(self.headers, RequestHeaders) else 0

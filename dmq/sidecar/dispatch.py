@@ -22,6 +22,7 @@ from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.codes import status_of
 from dmq.sidecar.elements import ELEMENTS_MAX, PACKED_BYTES, SEND_ELEMENTS_MAX, check_elements, shape_of
+from dmq.sidecar.methods import METHODS
 
 CLIENT_ID_CHARS_MAX = 512
 _COMMAND = shape_of(wire.TelemetryCommand)
@@ -89,7 +90,7 @@ class Dispatcher:
 
     def unary(self, rpc: str) -> UnaryHandler:
         """Return the handler of an RPC with one answer."""
-        method = wire.METHODS[rpc]
+        method = METHODS[rpc]
         request_class, response_class = method.request_class, method.response_class
         parse, shape = request_class.FromString, shape_of(request_class)
         is_send = rpc == "SendMessage"
@@ -142,7 +143,7 @@ class Dispatcher:
 
     def streaming(self, rpc: str) -> StreamHandler:
         """Return the handler of an RPC with a stream of answers."""
-        method = wire.METHODS[rpc]
+        method = METHODS[rpc]
         parse, response_class = method.request_class.FromString, method.response_class
         serve, shape = self._service.streaming.get(rpc), shape_of(method.request_class)
 
@@ -241,7 +242,7 @@ async def _parsed(bodies: AsyncIterator[bytes]) -> AsyncIterator[wire.TelemetryC
 def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
     """Return the status that answers ``error``; log it if it is nobody's fault but ours."""
     if isinstance(error, DecodeError):
-        error = Refused(Rule.REQUEST, f"the bytes are not a valid {wire.METHODS[rpc].request_class.__name__}")
+        error = Refused(Rule.REQUEST, f"the bytes are not a valid {METHODS[rpc].request_class.__name__}")
     elif isinstance(error, BrokerAway | CallGivenUp):
         log.debug("call_not_served", rpc=rpc, client_id=call.client_id, error=str(error))
     elif isinstance(error, BrokerUnavailable):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder, Quota, Quotas, pair_name
 from dmq.sidecar.slots import Polls
+from retry.failure_reason import FailureReason
 
 
 class Receive(NamedTuple):
@@ -31,6 +32,13 @@ class Receive(NamedTuple):
 class ServedBroker(PopBroker, Protocol):
     """A broker that hears what became of the answers."""
 
+    def note_failure(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
+        """Keep why a delivery fails whose failure is about to come; False if its reasons are not kept here.
+
+        It adds to what was noted of the delivery before. An unknown delivery is ignored.
+        """
+        ...
+
     async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
         """End deliveries that did not reach their client, told by topics and receipt handles.
 
@@ -38,6 +46,16 @@ class ServedBroker(PopBroker, Protocol):
         not told: what does not come again now does so when its lease ends.
         """
         ...
+
+
+class Caller(NamedTuple):
+    """The client that makes a call."""
+
+    client_id: str = ""
+    address: str = ""
+
+
+UNKNOWN_CALLER: Final = Caller()
 
 
 class Received(NamedTuple):
@@ -71,9 +89,16 @@ class Exchange(Protocol):
         ...
 
     def change_invisible(
-        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool
+        self,
+        group: str,
+        topic: str,
+        receipt_handle: str,
+        invisible_ms: int,
+        *,
+        suspend: bool,
+        caller: Caller = UNKNOWN_CALLER,
     ) -> Awaitable[str]:
-        """As ``PopBroker.change_invisible``."""
+        """As ``PopBroker.change_invisible``; ``caller`` is kept with a failure."""
         ...
 
 
@@ -132,7 +157,7 @@ class BrokerExchange:
 
     async def _suspend(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
         """End deliveries at no attempt; what fails comes again when its lease ends."""
-        ending = (self.change_invisible(group, topic, handle, 0, suspend=True) for topic, handle in leased)
+        ending = (self._broker.change_invisible(group, topic, handle, 0, suspend=True) for topic, handle in leased)
         await asyncio.gather(*ending, return_exceptions=True)
 
     def _begin(self, ending: Coroutine[Any, Any, None]) -> None:
@@ -141,6 +166,16 @@ class BrokerExchange:
         task.add_done_callback(self._giving_back.discard)
 
     async def change_invisible(
-        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool
+        self,
+        group: str,
+        topic: str,
+        receipt_handle: str,
+        invisible_ms: int,
+        *,
+        suspend: bool,
+        caller: Caller = UNKNOWN_CALLER,
     ) -> str:
+        if not suspend:
+            reason = FailureReason(client_id=caller.client_id, address=caller.address)
+            self._broker.note_failure(group, receipt_handle, reason)
         return await self._broker.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)

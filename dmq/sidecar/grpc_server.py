@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.errors import AddressInUse, DmqError
@@ -25,6 +26,7 @@ from dmq.sidecar import health
 from dmq.sidecar.access import HEALTH
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
+from dmq.sidecar.methods import METHODS
 from dmq.sidecar.service import MessagingService
 from dmq.usage import ProcessStatus, store_process
 
@@ -81,7 +83,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(_Health(self._health), self._server)
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
-        names = (wire.SERVICE, HEALTH, reflection.SERVICE_NAME, *reflected)
+        names = (wire.SERVICE, consumer_v1.SERVICE, HEALTH, reflection.SERVICE_NAME, *reflected)
         reflection.enable_server_reflection(names, self._server, pool=POOL)
 
     @property
@@ -127,7 +129,7 @@ class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._unary: dict[str, UnaryHandler] = {}
         self._streaming: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        for name, method in wire.METHODS.items():
+        for name, method in METHODS.items():
             if method.client_streaming:
                 telemetry = _telemetry(dispatcher.telemetry())
                 self._streaming[method.path] = grpc.stream_stream_rpc_method_handler(telemetry)

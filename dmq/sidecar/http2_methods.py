@@ -1,4 +1,4 @@
-"""The public protocol as methods of our own HTTP/2, for every process that serves it."""
+"""The RPCs of clients as methods of our own HTTP/2, for every process that serves them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.quotas import Bounds
 from dmq.http2 import Bidirectional, CallEnded, Limits, Method, RequestHeaders, Status, Streaming, Unary
 from dmq.http2.bounds import SHARES
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
+from dmq.sidecar.methods import METHODS
 
 # What clients call for each message or each few; they call the others when they start, and then every some seconds.
 _FREQUENT = frozenset(
@@ -23,6 +23,7 @@ _FREQUENT = frozenset(
         "AckMessage",
         "ChangeInvisibleDuration",
         "ForwardMessageToDeadLetterQueue",
+        "ReportFailure",
         "EndTransaction",
         "RecallMessage",
         "GetOffset",
@@ -45,11 +46,11 @@ def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
     )
 
 
-def messaging(dispatcher: Dispatcher, rpcs: Iterable[str] = wire.METHODS) -> dict[str, Method]:
-    """Return the methods of the public protocol, or some of them, by path."""
+def messaging(dispatcher: Dispatcher, rpcs: Iterable[str] = METHODS) -> dict[str, Method]:
+    """Return the methods that clients call, or some of them, by path."""
     found: dict[str, Method] = {}
     for name in rpcs:
-        method = wire.METHODS[name]
+        method = METHODS[name]
         if method.client_streaming:
             found[method.path] = Bidirectional(_telemetry(dispatcher.telemetry()))
         elif method.server_streaming:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.acl.gate import Entrance, Gate, holders_of
@@ -64,7 +65,7 @@ class Port:
         """
         self.service = service
         self.health = health.Health(("", wire.SERVICE))
-        names = (wire.SERVICE, HEALTH, REFLECTION, *reflected)
+        names = (wire.SERVICE, consumer_v1.SERVICE, HEALTH, REFLECTION, *reflected)
         places = _Watches(service.quotas)
         self.gate = Gate(all_entrances(entrances), guard, service.quotas)
         self.methods: Mapping[str, Method] = {

@@ -26,7 +26,7 @@ from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.dispatch import Logged
-from dmq.sidecar.exchange import Exchange, Receive
+from dmq.sidecar.exchange import Caller, Exchange, Receive
 from dmq.sidecar.settings import SidecarConfig
 from dmq.slices import Slices
 
@@ -194,7 +194,7 @@ class MessageCalls:
     async def change_invisible_duration(
         self,
         request: wire.ChangeInvisibleDurationRequest,
-        call: Call,  # noqa: ARG002
+        call: Call,
     ) -> wire.ChangeInvisibleDurationResponse:
         """Hide a delivery anew, or give it back. The handle that comes back is the one to use from here on.
 
@@ -203,6 +203,11 @@ class MessageCalls:
         """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
         handle = await self._exchange.change_invisible(
-            group, topic, request.receipt_handle, validate.change_invisible_ms(request), suspend=request.suspend
+            group,
+            topic,
+            request.receipt_handle,
+            validate.change_invisible_ms(request),
+            suspend=request.suspend,
+            caller=Caller(call.client_id, call.address),
         )
         return wire.ChangeInvisibleDurationResponse(status=OK_STATUS, receipt_handle=handle)

@@ -14,7 +14,9 @@ import structlog
 from broker_adapter.adapter import PullBroker
 from broker_adapter.clock import Clock
 from broker_adapter.errors import Refused, Rule
+from broker_adapter.topics import check_group
 from broker_adapter.transactions import TransactionalBroker
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
@@ -31,9 +33,13 @@ from dmq.sidecar.slots import Polls
 from dmq.sidecar.stream_reopening import route_endpoints
 from dmq.sidecar.telemetry import Streams
 from dmq.sidecar.transactions import TransactionCalls
+from retry.failure_reason import FailureReason
 
 log = structlog.get_logger("dmq.sidecar")
 
+_NO_REASONS = (
+    "failure reasons of this delivery are not kept: failure_reasons is off, or the cluster keeps the group's retries"
+)
 _NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
     status=wire.Status(code=wire.OK, message="nothing to do: the message is no longer this consumer's")
 )
@@ -82,6 +88,7 @@ class MessagingService:
             "QueryAssignment": self.query_assignment,
             "ForwardMessageToDeadLetterQueue": self.forward_message_to_dead_letter_queue,
             "NotifyClientTermination": self.notify_client_termination,
+            "ReportFailure": self.report_failure,
             **self.messages.unary,
             **self._pulls.unary,
         }
@@ -202,6 +209,7 @@ class MessagingService:
     ) -> wire.ForwardMessageToDeadLetterQueueResponse:
         """Give a delivery up: it goes to the dead-letter queue, or comes back if the broker knows better."""
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        self._broker.note_failure(group, request.receipt_handle, _reason(call))
         attempts = request.delivery_attempt
         if call.language == "RUST":
             attempts -= 1  # it counts the next attempt, which it then does not make
@@ -217,6 +225,15 @@ class MessagingService:
             return _NOTHING_TO_FORWARD
         return wire.ForwardMessageToDeadLetterQueueResponse(status=OK_STATUS)
 
+    async def report_failure(
+        self, request: consumer_v1.ReportFailureRequest, call: Call
+    ) -> consumer_v1.ReportFailureResponse:
+        """Keep the reason of a failure that follows; see ``dmq.embedded.failure_reasons``."""
+        reason = _reason(call)._replace(error_type=request.error_type, error_text=request.error_text, host=request.host)
+        if not self._broker.note_failure(check_group(request.group), request.receipt_handle, reason):
+            raise Refused(Rule.UNSUPPORTED, _NO_REASONS)
+        return consumer_v1.ReportFailureResponse(status=OK_STATUS)
+
     def _may_make(self, topic: str, group: str, call: Call) -> None:
         holders = holders_of(call.admission)
         self._quotas.about_to_make(Quota.TOPICS, holders, topic)
@@ -225,6 +242,10 @@ class MessagingService:
     def _endpoints_for(self, dialled: wire.Endpoints) -> wire.Endpoints:
         """Return the address the client reached us by, which works behind any port mapping; else our own."""
         return validate.endpoints_of(dialled) if dialled.addresses else self._endpoints
+
+
+def _reason(call: Call) -> FailureReason:
+    return FailureReason(client_id=call.client_id, address=call.address)
 
 
 def _is_push(session: Session | None) -> bool:

@@ -28,7 +28,7 @@ packed_ids = st.binary(min_size=1, max_size=255)
 tags = text | text.map(lambda each: each * 250)  # of more than 255 bytes, up to 60,000
 payload = st.binary(max_size=300)
 event_kinds = st.sampled_from(list(events.EventKind))
-histories = st.builds(record.History, u32, u16, u64, u64, u64, u64, st.integers(0, 127), u64)
+histories = st.builds(record.History, u32, u16, u64, u64, u64, u64, st.integers(0, 63), u64, payload)
 
 
 # -- records -----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from dmq.store.schema import index as of_index
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
+from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.group import (
     ExceptionRow,
     Outcome,
@@ -99,6 +100,7 @@ from dmq.store.schema.spool import (
 )
 from dmq.store.store import Store, StoreOptions
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
+from retry.failure_reason import FailureReason
 from retry.policy import Reason, RetryPolicy
 from retry.sink import DeadEntry, Death, Entry
 
@@ -113,6 +115,9 @@ KEYED_BODY = record.encode_body(ID, b"tag", b"group", b"wire", 0, record.OwnKey(
 KEPT_BODY = record.encode_body(ID, b"t" * 256, b"", b"wire", NOW + 7, record.OwnKey(b"k", True))
 OLD_HISTORY = record.History(TOPIC, 2, 17, NOW - 9, NOW - 8, NOW - 7, 0)
 HISTORY = OLD_HISTORY._replace(epoch=1 << 32 | 5)
+REASON = encode_reason(FailureReason("RuntimeError", "no courier \u20ac", "worker-7", "client-1", "192.0.2.7"))
+FAILED_HISTORY = HISTORY._replace(failure=REASON)
+OLD_FAILED_HISTORY = OLD_HISTORY._replace(failure=REASON)
 DEAD_HISTORY = HISTORY._replace(reason=int(Reason.EXHAUSTED))
 TERMS = record.Terms(NOW + 500, 0)
 VIGIL = record.Vigil(TERMS, 30_000, 2, 4)
@@ -385,6 +390,14 @@ def queue() -> list[Case]:
         ),
         Case("copy", key, copy(HISTORY), read, (17, plain._replace(history=HISTORY))),
         Case("copy of format 2", key, copy(OLD_HISTORY), read, (17, plain._replace(history=OLD_HISTORY))),
+        Case("copy with a reason", key, copy(FAILED_HISTORY), read, (17, plain._replace(history=FAILED_HISTORY))),
+        Case(
+            "copy with a reason and no epoch",
+            key,
+            copy(OLD_FAILED_HISTORY),
+            read,
+            (17, plain._replace(history=OLD_FAILED_HISTORY)),
+        ),
         Case("dead letter", key, copy(DEAD_HISTORY), read, (17, plain._replace(history=DEAD_HISTORY))),
     ]
 
@@ -401,6 +414,7 @@ def _progress() -> list[Case]:
     state.lease(20, lease)
     hidden = put_of(state.hide(20, lease, Moment(NOW, 7), 1_000, is_suspended=True, message_group="group"))
     counted = put_of(state.hide(20, lease, Moment(NOW, 7), 1_000))
+    reasoned = put_of(state.hide(20, lease, Moment(NOW, 7), 1_000, message_group="group", failure=REASON))
     old = struct.pack(">HQQQB", 2, NOW + 1_000, 1 << 32 | 5, NOW - 8, 0) + b"group"  # no later version makes it
     returned = put_of(state.plan_return(20, Lease(1 << 32 | 5, 2, 0), NOW)[1])
 
@@ -418,6 +432,12 @@ def _progress() -> list[Case]:
             *counted,
             read,
             ((3, 20), row._replace(is_suspended=False, message_group="")),
+        ),
+        Case(
+            "hidden exception with a reason",
+            *reasoned,
+            read,
+            ((3, 20), row._replace(is_suspended=False, failure=REASON)),
         ),
         Case(
             "hidden exception of format 2",

@@ -16,6 +16,7 @@ from broker_adapter.topics import dead_letter_topic
 from dmq.embedded.filters import filter_of
 from dmq.store.schema.record import QueuedMessage
 from dmq.units import format_time
+from retry.failure_reason import FailureReason
 from retry.policy import MAX_ATTEMPTS_DEFAULT, Reason
 
 DEFAULT_SETTINGS = GroupSettings(is_fifo=False, max_attempts=MAX_ATTEMPTS_DEFAULT, delays_ms=RETRY_STEPS_MS)
@@ -57,6 +58,7 @@ class MemoryBroker:
     seen: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     calls: list[tuple[object, ...]] = field(default_factory=list)
+    failure_reasons: dict[tuple[str, str], FailureReason] = field(default_factory=dict)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     send_gate: asyncio.Event | None = None  # when set, sends wait for it
     on_cancel: Callable[[], None] = lambda: None  # called when a waiting receive is cancelled
@@ -284,6 +286,10 @@ class MemoryBroker:
         lease.is_out = False
         lease.turn += 1
         self.poke()
+
+    def note_failure(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
+        self.failure_reasons[group, receipt_handle] = reason
+        return True
 
     async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
         self.calls.append(("not_taken", group, *(receipt_handle for _, receipt_handle in leased)))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from dmq.audit.events import LANE, NO_QUEUE, EventKind
+from dmq.audit.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
 from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
 
 HOUR_MS = 3_600_000
@@ -83,6 +83,9 @@ def expected_row(record: OutboxRecord, names: dict[int, str]) -> dict[str, Any]:
     topic_id, group_id = int.from_bytes(event[1:5], "big"), int.from_bytes(event[5:9], "big")
     queue, attempt = int.from_bytes(event[9:11], "big"), int.from_bytes(event[11:13], "big")
     time_ms, message_id = int.from_bytes(event[13:21], "big"), event[21:]
+    error = client = None
+    if kind in FAILURES and has_reason(message_id):
+        message_id, error, client = split_reason(message_id)
     offset = None if record.queue_offset == NOT_APPLICABLE else record.queue_offset
     due_ms = detail = None
     if kind in _DUE or kind is None:
@@ -113,4 +116,6 @@ def expected_row(record: OutboxRecord, names: dict[int, str]) -> dict[str, Any]:
         "detail": detail,
         "entry": None if record.entry_sequence == NOT_APPLICABLE else record.entry_sequence,
         "message_id": message_id or None,
+        "error": error or None,
+        "client": client or None,
     }

@@ -10,7 +10,9 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +23,7 @@ from google.protobuf.message import Message
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
 from dmq.contexts import ClientTls
 from dmq.sidecar.client.admin import open_channel, told_of_tls
 from retry.sink import SinkError, SinkFull, SinkUnavailable
@@ -67,6 +70,12 @@ class Calls:
             for name, method in wire.METHODS.items()
             if not method.client_streaming and not method.server_streaming
         }
+        self._report = self._channel.unary_unary(
+            REPORT.path,
+            request_serializer=REPORT.request_class.SerializeToString,
+            response_deserializer=REPORT.response_class.FromString,
+        )
+        self._reports_again_s = 0.0  # by the monotonic clock: when a daemon that keeps no reasons is asked again
         receive = wire.METHODS["ReceiveMessage"]
         self._receive = self._channel.unary_stream(
             receive.path,
@@ -101,6 +110,23 @@ class Calls:
             self._queue.put(lambda: self._answer(told, None, failure))
             return
         call.add_done_callback(lambda done: self._queue.put(lambda: self._settle(done, told)))
+
+    def report(self, group: str, receipt_handle: str, error: str) -> None:
+        """Report why a delivery fails, ahead of its failure on this connection; nothing waits for the answer."""
+        if not error or self._is_over or time.monotonic() < self._reports_again_s:
+            return
+
+        def told(done: Any) -> None:  # noqa: ANN401 - grpc.Future has no useful type
+            try:
+                is_refused = done.result().status.code == wire.NOT_IMPLEMENTED
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                is_refused = done.code() is grpc.StatusCode.UNIMPLEMENTED
+            if is_refused:
+                self._reports_again_s = time.monotonic() + REFUSED_S
+
+        with suppress(ValueError, grpc.RpcError):  # a channel that is closed
+            request = report_of(group, receipt_handle, error)
+            self._report.future(request, timeout=TIMEOUT_S, metadata=self._metadata).add_done_callback(told)
 
     def ask_now(self, rpc: str, request: Message) -> Any:  # noqa: ANN401 - one class of answers per RPC
         """Make a call and return its answer, or raise what went wrong."""

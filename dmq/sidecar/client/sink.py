@@ -295,6 +295,8 @@ class SidecarClient:
         # Before the call: the message may be handed out to another thread before its answer is told.
         facts = Facts(entry.error, entry.is_uncertain, entry.due_at_ms)
         self._holds.remember(hold.topic, hold.message_id, facts)
+        if is_counted:
+            self._calls.report(GROUP, hold.handle, entry.error)
         wait_ms = min(max(0, entry.due_at_ms - self._clock.now_ms()), INVISIBLE_MS_MAX)
         hide(
             self._calls,
@@ -322,6 +324,7 @@ class SidecarClient:
                 self._holds.forget(hold.topic, hold.message_id)
             self._ended(hold, done, failure)
 
+        self._calls.report(GROUP, hold.handle, entry.error)
         self._dead.bury(hold, entry, death, told)
 
     def _ended(self, hold: Hold, done: Future[None], failure: SinkError | None) -> None:

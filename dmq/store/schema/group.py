@@ -5,13 +5,14 @@
     kind 1 floor     number 0        floor 8
     kind 2 chunk     chunk number    bitmap 128
     kind 3 exception offset          attempt 2 | visible_at_ms 8 | epoch 8 | first_failed_at_ms 8 | flags 1
-                                     | set_at_ms 8, if flagged | message group
+                                     | set_at_ms 8, if flagged | length 2 and failure reason, if flagged | message group
     kind 4 outcome   offset          JSON; of group 0, under queue 1 of the dead-letter queue's topic
     kind 5 committed the group's id  offset 8; of group 0, which no group has, so that all groups of a queue lie side by
                                      side and apart from the progress of those that receive
 
-Flags: 1 suspended, 2 set_at_ms is there (format 3). Of group 0 there are floors and chunks too: of a dead-letter queue,
-for the letters that have an outcome. Where a group's id stands, rows of a spool have 0xff (``dmq.store.schema.spool``).
+Flags: 1 suspended, 2 set_at_ms is there (format 3), 4 a failure reason is there (format 6). Of group 0 there are
+floors and chunks too: of a dead-letter queue, for the letters that have an outcome. Where a group's id stands, rows of
+a spool have 0xff (``dmq.store.schema.spool``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _GROUP_QUEUE = struct.Struct(">IIH")
 _GROUP = struct.Struct(">IIHBQ")
 _EXCEPTION = struct.Struct(">HQQQB")
 _SET_AT = struct.Struct(">Q")
-SUSPENDED, _TIMED = 1, 2
+_LENGTH = struct.Struct(">H")
+SUSPENDED, _TIMED, _FAILED = 1, 2, 4
 _OUTCOMES_QUEUE = 1
 
 
@@ -56,6 +58,7 @@ class ExceptionRow(NamedTuple):
     is_suspended: bool
     set_at_ms: int  # 0: not known, it was written before format 3
     message_group: str
+    failure: bytes = b""  # why the delivery failed that it follows on (``failure_reason``); empty: not known
 
     def left_ms(self, now_ms: int) -> int:
         """Return how long it stays hidden: never longer than it was to be when it was set, whatever the clock says."""
@@ -109,11 +112,19 @@ def committed_range(topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
 
 
 def encode_hidden(  # noqa: PLR0917 - the layout, in its order; called once per lease that is a row
-    attempt: int, visible_at_ms: int, epoch: int, first_failed_at_ms: int, flags: int, set_at_ms: int, group: str
+    attempt: int,
+    visible_at_ms: int,
+    epoch: int,
+    first_failed_at_ms: int,
+    flags: int,
+    set_at_ms: int,
+    group: str,
+    failure: bytes = b"",
 ) -> bytes:
     """Encode an exception that is a lease; of its flags only ``SUSPENDED`` is the caller's."""
-    head = _EXCEPTION.pack(attempt, visible_at_ms, epoch, first_failed_at_ms, flags | _TIMED)
-    return head + _SET_AT.pack(set_at_ms) + group.encode()
+    flags |= _TIMED | (_FAILED if failure else 0)
+    head = _EXCEPTION.pack(attempt, visible_at_ms, epoch, first_failed_at_ms, flags) + _SET_AT.pack(set_at_ms)
+    return head + (_LENGTH.pack(len(failure)) + failure if failure else b"") + group.encode()
 
 
 def encode_returned(attempt: int, epoch: int, first_failed_at_ms: int) -> bytes:
@@ -128,8 +139,13 @@ def decode_exception(value: bytes) -> ExceptionRow:
     if flags & _TIMED:
         (set_at_ms,) = _SET_AT.unpack_from(value, at)
         at += _SET_AT.size
-    is_suspended = bool(flags & SUSPENDED)
-    return ExceptionRow(attempt, visible_at_ms, epoch, first_failed_at_ms, is_suspended, set_at_ms, value[at:].decode())
+    failure = b""
+    if flags & _FAILED:
+        (length,) = _LENGTH.unpack_from(value, at)
+        at += _LENGTH.size
+        failure, at = value[at : at + length], at + length
+    facts = attempt, visible_at_ms, epoch, first_failed_at_ms, bool(flags & SUSPENDED), set_at_ms
+    return ExceptionRow(*facts, value[at:].decode(), failure)
 
 
 def is_hidden(value: bytes) -> bool:

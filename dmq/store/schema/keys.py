@@ -23,7 +23,8 @@ from dmq.errors import StoreCorrupt
 # Also in 2: no row of the clocks, ids aged by wall time.
 # 3: no schedules of recurring messages, nothing held, and no message says after which time it is not to be delivered.
 # 4: no own keys.
-FORMAT_VERSION = 5
+# 5: no reasons of failures.
+FORMAT_VERSION = 6
 
 _TIMELINE = struct.Struct(">QQ")
 _QUEUE = struct.Struct(">IHQ")

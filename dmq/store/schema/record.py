@@ -8,13 +8,14 @@
     8  scope 4                                            12 deliver_at_ms 8 (0: was not delayed)
     12 deliver_at_ms 8 (the true one)                     20 body
     20 accepted_at_ms 8
-    28 history 39 or 47, of kind RETRY
+    28 history 39 or more, of kind RETRY
     28 terms 16, of kind WHOLE_HALF
     28 vigil 30, of kind TRANSACTION
        body; of kinds TRANSACTION and RECURRING without its wire message
 
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
                | epoch 8, if the highest bit of the reason is set: copies of format 2 and older have none
+               | length 2 | failure reason, if the next bit is set: since format 6
                of a copy that a group failed: where the message first lay, since when it was visible there, how it went,
                and which hand-out it was that failed last
     terms      deliver_at_ms 8 | delay_ms 8           of a half message: when it is due once it is committed; 0: no such
@@ -58,6 +59,7 @@ _HAS_KEY, _KEEPS_FIRST, _TIME = 1 << 63, 1 << 62, (1 << 62) - 1  # of what is in
 _KEYED = (b"\0\0\x80", b"\0\0\xc0")  # how the body of a message with an own key begins
 _HISTORY = struct.Struct(">IHQQQQB")
 _EPOCH = struct.Struct(">Q")
+_LENGTH = struct.Struct(">H")
 _TERMS = struct.Struct(">QQ")
 _VIGIL = struct.Struct(">QQQHI")
 _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
@@ -69,7 +71,7 @@ QUEUED_HEADER_BYTES = _QUEUED.size
 TERMS_BYTES = _TERMS.size
 _NARROW_TAG_BYTES_MAX = 255
 _HAS_HISTORY = 1
-_HAS_EPOCH, _REASON = 0x80, 0x7F  # in the byte of the reason
+_HAS_EPOCH, _HAS_FAILURE, _REASON = 0x80, 0x40, 0x3F  # in the byte of the reason
 
 
 class EntryKind(IntEnum):
@@ -104,6 +106,7 @@ class History(NamedTuple):
     last_failed_at_ms: int
     reason: int  # ``retry.policy.Reason`` of a dead letter, 0 otherwise
     epoch: int = 0  # of the hand-out that failed last; 0: the copy was made before format 3
+    failure: bytes = b""  # why it failed last (``failure_reason``); empty: not known, or made before format 6
 
 
 class Terms(NamedTuple):
@@ -284,17 +287,24 @@ def waiting_topic_id(value: bytes) -> int:
 
 def encode_history(history: History) -> bytes:
     """Encode a history; it stands in front of the body."""
-    if not history.epoch:
-        return _HISTORY.pack(*history[:-1])
-    return _HISTORY.pack(*history[:-2], history.reason | _HAS_EPOCH) + _EPOCH.pack(history.epoch)
+    *facts, reason, epoch, failure = history
+    flags = (_HAS_EPOCH if epoch else 0) | (_HAS_FAILURE if failure else 0)
+    packed = _HISTORY.pack(*facts, reason | flags)
+    if epoch:
+        packed += _EPOCH.pack(epoch)
+    return packed + _LENGTH.pack(len(failure)) + failure if failure else packed
 
 
 def history_bytes(value: bytes, at: int) -> int:
     """Return how long the history is that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
     last = at + _HISTORY.size
     size = _HISTORY.size
-    if len(value) >= last and value[last - 1] & _HAS_EPOCH:
+    flags = value[last - 1] if len(value) >= last else 0
+    if flags & _HAS_EPOCH:
         size += _EPOCH.size
+    if flags & _HAS_FAILURE:
+        length_at = at + size
+        size += _LENGTH.size + int.from_bytes(value[length_at : length_at + _LENGTH.size], "big")
     if len(value) < at + size:
         raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the history it should have")
     return size
@@ -303,11 +313,14 @@ def history_bytes(value: bytes, at: int) -> int:
 def decode_history(value: bytes, at: int) -> History:
     """Read the history that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
     size = history_bytes(value, at)
-    history = _new_tuple(History, (*_HISTORY.unpack_from(value, at), 0))
-    if size > _HISTORY.size:
-        (epoch,) = _EPOCH.unpack_from(value, at + _HISTORY.size)
-        history = history._replace(reason=history.reason & _REASON, epoch=epoch)
-    return history
+    *facts, reason = _HISTORY.unpack_from(value, at)
+    epoch, failure, rest = 0, b"", at + _HISTORY.size
+    if reason & _HAS_EPOCH:
+        (epoch,) = _EPOCH.unpack_from(value, rest)
+        rest += _EPOCH.size
+    if reason & _HAS_FAILURE:
+        failure = value[rest + _LENGTH.size : at + size]
+    return _new_tuple(History, (*facts, reason & _REASON, epoch, failure))
 
 
 def encode_terms(terms: Terms) -> bytes:

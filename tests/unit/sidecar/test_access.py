@@ -25,12 +25,14 @@ from support.protocol import (
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Refused
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
-from dmq.sidecar.access import NEEDS, Guarded
+from dmq.sidecar.access import AT_ALL, NEEDS, Guarded
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded
+from dmq.sidecar.methods import METHODS
 
 OTHER = wire.Resource(name="prices")
 QUEUE, OTHER_QUEUE = wire.MessageQueue(topic=TOPIC), wire.MessageQueue(topic=OTHER)
@@ -78,7 +80,8 @@ def needed(rpc: str, request: Message) -> set[str]:
 
 def test_every_rpc_is_in_the_table() -> None:
     """One that is added to the protocol must say what it takes."""
-    assert set(NEEDS) == set(wire.METHODS)
+    assert set(NEEDS) == set(METHODS) == set(AT_ALL)
+    assert len(METHODS) == len(wire.METHODS) + len(consumer_v1.METHODS)
 
 
 CONSUME = {"SUB on topic 'prices'", "SUB on group 'billing'"}

@@ -1,0 +1,13 @@
+"""The RPCs that clients call on the port of a daemon: those of the public protocol, and our own for consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from broker_adapter.wire import consumer_v1, rocketmq_v2
+from broker_adapter.wire.pool import Method
+
+# By name: no name is in both services, and a test fails if one ever is.
+METHODS: Final[Mapping[str, Method]] = MappingProxyType({**rocketmq_v2.METHODS, **consumer_v1.METHODS})
