@@ -9,6 +9,9 @@ The defaults, first match wins:
     TimeoutError, or a class named ...Timeout   Retry, uncertain
     ConnectionError, OSError                    Retry
     anything else                               Unknown, uncertain
+
+An error is certain only where it proves that no attempt got through. It does not if an earlier attempt is in its
+context and was in doubt, nor if it comes from a client that makes several attempts and raises the last one's error.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ Classifier = Callable[[BaseException], "Verdict | type[Verdict] | None"]
 
 THROTTLED_AFTER_S = 1.0  # when the destination names no time
 ERROR_CHARS_MAX = 300
+_EARLIER_MAX = 32
+# A function of the official RocketMQ client, as it stands in the traceback of an attempt's error: each attempt of its
+# ``send_async`` ends in a callback of its own, and only the last one is told.
+_ASYNC_ATTEMPT = "__handle_send_response_async"
 
 # Status names of gRPC. What is wrong with the caller's rights or with the destination is no property of one message:
 # an expired certificate must not bury a whole spool, so those are repeated.
@@ -35,6 +42,51 @@ _GRPC_THROTTLED = "RESOURCE_EXHAUSTED"
 
 def classify(error: BaseException) -> Verdict:
     """Return what ``error`` means by the defaults above. Never raises."""
+    if isinstance(error, Verdict):
+        return error
+    verdict = _verdict(error)
+    if not verdict.is_uncertain and hides_attempts(error, _is_in_doubt):
+        verdict.is_uncertain = True
+    return verdict
+
+
+def hides_attempts(error: BaseException, is_in_doubt: Callable[[BaseException], bool]) -> bool:
+    """Return True if an attempt before the one that raised ``error`` may have got through, or is not known."""
+    chain = [error, *_earlier(error)]
+    return any(passed(each, _ASYNC_ATTEMPT) for each in chain) or any(map(is_in_doubt, chain[1:]))
+
+
+def passed(error: BaseException, function: str) -> bool:
+    """Return True if ``error`` went through a function of that name."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == function:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _earlier(error: BaseException) -> list[BaseException]:
+    """Return the errors that were being handled, or are the cause, when ``error`` was raised; not without end."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting and len(found) < _EARLIER_MAX:
+        last = waiting.pop()
+        for each in (last.__cause__, last.__context__):
+            if each is not None and not any(each is one for one in (error, *found)):
+                found.append(each)
+                waiting.append(each)
+    return found
+
+
+def _is_in_doubt(earlier: BaseException) -> bool:
+    verdict = _verdict(earlier)
+    # What nobody knows may be no attempt at all: an application looks things up before it sends.
+    return verdict.is_uncertain and isinstance(verdict, Retry)
+
+
+def _verdict(error: BaseException) -> Verdict:
+    """Return what ``error`` means, but for earlier attempts."""
     if isinstance(error, Verdict):
         return error
     text = describe(error)

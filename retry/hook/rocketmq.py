@@ -13,6 +13,7 @@ from typing import Any
 
 from broker_adapter.own_keys import own_key_of
 from retry.hook.classify import classify as classify_by_default
+from retry.hook.classify import hides_attempts, passed
 from retry.hook.codecs import Arguments, Encoded, join, split
 from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
 
@@ -45,8 +46,7 @@ _RETRY = frozenset(
         "UnsupportedException",
     }
 )
-# Functions of its producer, as they stand in the traceback of an attempt's error.
-_SEND_RESULT, _ASYNC_ATTEMPT = "__handle_send_result", "__handle_send_response_async"
+_SEND_RESULT = "__handle_send_result"  # a function of its producer, as it stands in the traceback of an error
 _RETRY_UNCERTAIN = frozenset({"InternalErrorException", "ProxyTimeoutException"})
 
 
@@ -96,7 +96,7 @@ def classify(error: BaseException) -> Verdict | None:
     the whole send uncertain.
     """
     verdict = _verdict(error)
-    if verdict is not None and not verdict.is_uncertain and _has_doubt(error):
+    if verdict is not None and not verdict.is_uncertain and hides_attempts(error, _is_in_doubt):
         verdict.is_uncertain = True
     return verdict
 
@@ -107,7 +107,7 @@ def _verdict(error: BaseException) -> Verdict | None:
         if not _is_of_client(parent):
             continue
         text, name = f"{parent.__name__}: {error}", parent.__name__
-        if name == "IllegalArgumentException" and _passed(error, "select_next_queue"):
+        if name == "IllegalArgumentException" and passed(error, "select_next_queue"):
             return Retry(text)  # no queue to send to is called an argument too, and passes when a broker is back
         if name in _PERMANENT:
             return Permanent(text)
@@ -118,21 +118,13 @@ def _verdict(error: BaseException) -> Verdict | None:
         if name in _RETRY_UNCERTAIN:
             return Retry(text, is_uncertain=True)
     if type(error) is Exception and _raised_by_client(error):  # no route, client not running: it has no class for these
-        return Retry(f"Exception: {error}", is_uncertain=not _passed(error, "retrieve_topic_route_data"))
-    return classify_by_default(error) if _passed(error, _SEND_RESULT) else None
+        return Retry(f"Exception: {error}", is_uncertain=not passed(error, "retrieve_topic_route_data"))
+    return classify_by_default(error) if passed(error, _SEND_RESULT) else None
 
 
-def _has_doubt(error: BaseException) -> bool:
-    """Say whether an attempt before the last one may have got through, or cannot be known."""
-    if _passed(error, _ASYNC_ATTEMPT):
-        return True  # each attempt of send_async ends in a callback of its own, and only the last one is told
-    earlier = error.__context__
-    while earlier is not None:
-        verdict = _verdict(earlier)
-        if verdict is not None and verdict.is_uncertain:
-            return True
-        earlier = earlier.__context__
-    return False
+def _is_in_doubt(earlier: BaseException) -> bool:
+    verdict = _verdict(earlier)
+    return verdict is not None and verdict.is_uncertain
 
 
 class RocketMqCodec:
@@ -189,13 +181,3 @@ def _raised_by_client(error: BaseException) -> bool:
         last = str(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return last.partition(".")[0] == "rocketmq"
-
-
-def _passed(error: BaseException, function: str) -> bool:
-    """Say whether ``error`` went through a function of that name."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == function:
-            return True
-        trace = trace.tb_next
-    return False

@@ -225,7 +225,8 @@ class Sender:
             handler.destination.on_void(permit)
             if held is not None:
                 yield self._finish(held)
-            return self._reject(handler, message, "permanent", f"refused for good: {describe(error)}", error)
+            reason = f"refused for good: {describe(error)}"
+            return self._reject(handler, message, "permanent", reason, error, is_uncertain=verdict.is_uncertain)
         now_ms = self._sink.clock.now_ms()
         if isinstance(verdict, Throttled):
             handler.destination.on_throttled(permit, verdict.after_s)

@@ -253,7 +253,7 @@ class Proxy:
                     sink.sendall(data)
 
 
-@pytest.mark.parametrize("lane", ["durable-on_failure", "handler-write_ahead", "futures"])
+@pytest.mark.parametrize("lane", ["durable-on_failure", "handler-write_ahead", "futures", "plain-futures"])
 def test_a_send_whose_answer_was_lost_is_uncertain_and_repeated_with_its_uid(
     tmp_path: Path, rig: Rig, lane: str
 ) -> None:

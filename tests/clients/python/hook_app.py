@@ -131,7 +131,8 @@ class App:
         self.lanes: dict[str, Sender] = {}
         for mode, hook in zip(MODES, self.hooks, strict=True):
             self._add_durable(f"durable-{mode}", hook)
-            self._add_handler(f"handler-{mode}", hook)
+            self._add_handler(f"handler-{mode}", hook, self.producer.send, classify=classify)
+        self._add_handler("plain-futures", self.hooks[0], self.producer.send_async)
         self._add_futures("futures", self.hooks[0])
         self._add_asyncio("asyncio", self.hooks[0])
         self._threads = {lane: ThreadPoolExecutor(1, thread_name_prefix=lane) for lane in self.lanes}
@@ -141,14 +142,14 @@ class App:
         producer = durable(self.producer, hook, type_name=lane)
         self.lanes[lane] = lambda fields: _sent(make_message(fields), producer.send)
 
-    def _add_handler(self, lane: str, hook: Redelivery) -> None:
+    def _add_handler(self, lane: str, hook: Redelivery, send_message: Callable[[Any], Any], **options: Any) -> None:
         """A handler of the application, which keeps what it needs to make the message."""
 
-        @hook.handler(lane, classify=classify)
+        @hook.handler(lane, **options)
         def send_order(payload: bytes, attempt: Attempt) -> Any:
             message = make_message(json.loads(payload))
             message.add_property(UID_PROPERTY, attempt.uid.hex())
-            return self.producer.send(message)
+            return send_message(message)
 
         def send(fields: dict[str, Any]) -> dict[str, Any]:
             outcome = hook.send(lane, json.dumps(fields).encode(), key=fields.get("message_group", ""))

@@ -77,6 +77,44 @@ def test_defaults(error: BaseException, kind: type[Verdict], is_uncertain: bool)
     assert verdict.is_uncertain is is_uncertain
 
 
+def _after(earlier: BaseException, *, is_cause: bool) -> BaseException:
+    """Return an error that proves nothing was sent, raised by the attempt that followed on ``earlier``."""
+    try:
+        try:
+            raise earlier
+        except Exception as error:  # noqa: BLE001 - as an application does
+            raise ConnectionRefusedError("closed") from (error if is_cause else None)
+    except ConnectionRefusedError as last:
+        return last
+
+
+@pytest.mark.parametrize("is_cause", [True, False])
+@pytest.mark.parametrize(
+    ("earlier", "is_uncertain"),
+    [
+        (TimeoutError(), True),
+        (ConnectionResetError(), True),
+        (RpcError(Status.DEADLINE_EXCEEDED), True),
+        (Retry(is_uncertain=True), True),
+        (ConnectionRefusedError(), False),
+        (KeyError("looked up before the send"), False),
+    ],
+)
+def test_an_earlier_attempt_in_doubt_leaves_the_send_in_doubt(
+    earlier: BaseException, is_uncertain: bool, *, is_cause: bool
+) -> None:
+    """A handler that tries again itself raises its last error; a refused connection then proves nothing."""
+    verdict = classify(_after(earlier, is_cause=is_cause))
+    assert (type(verdict), verdict.is_uncertain) == (Retry, is_uncertain)
+
+
+def test_errors_that_name_each_other_come_to_an_end() -> None:
+    """A chain of contexts may be a ring."""
+    one, two = ConnectionRefusedError("1"), ConnectionRefusedError("2")
+    one.__context__, two.__context__ = two, one
+    assert not classify(one).is_uncertain
+
+
 def test_a_classifier_may_return_a_class_an_instance_or_nothing() -> None:
     """Nothing leaves the error to the defaults; a verdict that was raised is not put to it."""
     assert type(judge(lambda error: Permanent, ValueError("x"))[0]) is Permanent
