@@ -35,6 +35,8 @@ EVENTS: Final[Fields] = (
     ("entry", "bigint"),
     ("message_id", "binary"),
 )
+# Of failures, for the report: files of earlier builds do not have the last column.
+REASONS: Final[Fields] = (("kind", "string"), ("at_ms", "bigint"), ("group", "string"), ("error", "string"))
 # An event with its cell, whose path names it.
 ROWS: Final[Fields] = (("cell", "string"), *EVENTS)
 

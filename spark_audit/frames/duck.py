@@ -147,7 +147,9 @@ class DuckEngine(Engine):
         sql = f"SELECT {casts} FROM (VALUES {', '.join(made)}) AS given({columns})"
         return DuckTable(self, sql, names).keep()
 
-    def read_parquet(self, urls: Sequence[str], fields: Fields, cells: Sequence[str]) -> DuckTable:
+    def read_parquet(
+        self, urls: Sequence[str], fields: Fields, cells: Sequence[str], *, is_sparse: bool = False
+    ) -> DuckTable:
         names = tuple(name for name, _ in fields)
         if not urls:
             return self.local_table([], (*fields, *OF_A_FILE))
@@ -161,11 +163,15 @@ class DuckEngine(Engine):
             made = {"cell": _value(cell), "path": "filename", "file_name": "parse_filename(filename)"}
             return ", ".join(f"{made[name]} AS {name}" for name in added)
 
-        parts = [
-            f"SELECT {columns}, {of_a_file(cell)} "
-            f"FROM read_parquet([{', '.join(map(_value, some))}], filename = true, hive_partitioning = false)"
-            for cell, some in by_cell.items()
-        ]
+        def source(some: Sequence[str]) -> str:
+            said = f"[{', '.join(map(_value, some))}], filename = true, hive_partitioning = false"
+            if not is_sparse:
+                return f"read_parquet({said})"
+            empty = ", ".join(f'NULL::{_type(kind)} AS "{name}"' for name, kind in fields)
+            rows = f"SELECT * FROM read_parquet({said}, union_by_name = true)"
+            return f"(SELECT {empty} WHERE false UNION ALL BY NAME {rows})"
+
+        parts = [f"SELECT {columns}, {of_a_file(cell)} FROM {source(some)}" for cell, some in by_cell.items()]
         sql = " UNION ALL ".join(parts)
         if len(urls) > 1:
             name = f"view_{self.new_name().removeprefix('kept_')}"

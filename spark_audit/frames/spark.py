@@ -139,7 +139,14 @@ class SparkEngine(Engine):
         made = self.spark.range(1, numPartitions=1).select(F.inline(F.from_json(F.lit(json.dumps(values)), ddl)))
         return SparkTable(self, made, names)
 
-    def read_parquet(self, urls: Sequence[str], fields: Fields, cells: Sequence[str]) -> SparkTable:  # noqa: ARG002
+    def read_parquet(  # a column that a file does not have is null in any case
+        self,
+        urls: Sequence[str],
+        fields: Fields,
+        cells: Sequence[str],  # noqa: ARG002
+        *,
+        is_sparse: bool = False,  # noqa: ARG002
+    ) -> SparkTable:
         names = [name for name, _ in fields]
         if not urls:
             return self.local_table([], (*fields, *OF_A_FILE))

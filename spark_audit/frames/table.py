@@ -148,8 +148,13 @@ class Engine(ABC):
         """Return a small table of values: texts, numbers, lists of numbers or of ``dict``; never bytes."""
 
     @abstractmethod
-    def read_parquet(self, urls: Sequence[str], fields: Fields, cells: Sequence[str]) -> Table:
-        """Read these columns of files, and what they lack of ``OF_A_FILE``: whose file, its URL and its name."""
+    def read_parquet(
+        self, urls: Sequence[str], fields: Fields, cells: Sequence[str], *, is_sparse: bool = False
+    ) -> Table:
+        """Read these columns of files, and what they lack of ``OF_A_FILE``: whose file, its URL and its name.
+
+        With ``is_sparse`` a column that a file does not have is null there.
+        """
 
     @abstractmethod
     def check_schema(self, urls: Sequence[str], fields: Fields) -> None:

@@ -11,6 +11,7 @@ from spark_audit.frames import functions as F  # noqa: N812 - the name that Spar
 from spark_audit.frames.table import Engine, Row, Table, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import Border, look_at_border
+from spark_audit.jobs.errors import errors_of
 from spark_audit.jobs.health import CellState, Files, Finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, make_outcome
@@ -338,6 +339,8 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
         *ledgers.check_ledgers(scheduled, fired, spooled),
     ]
     tables = {"scheduled": scheduled, "fired": fired, "spooled": spooled, **ledgers.other_tables(totals)}
+    readable = [file for file in run.listing.files if file.path in files.facts]
+    tables["errors"] = errors_of(run.engine, run.listing, readable, options)
     listed, by_kind = _messages_found(judged.findings if judged is not None else None, rows, options)
     if border is not None:
         tables["cluster"] = border.table

@@ -19,7 +19,7 @@ from spark_audit.report.health import health
 from spark_audit.report.heatmap import heat_map
 from spark_audit.report.lateness import lateness
 from spark_audit.report.ledgers import ledgers
-from spark_audit.report.retries import dead_letters, ladder
+from spark_audit.report.retries import dead_letters, errors, ladder
 from spark_audit.report.throughput import throughput
 from spark_audit.report.verdict import band
 from spark_audit.report.windows import Axis, Grid, Row, whole
@@ -47,6 +47,7 @@ def page(report: Row, findings: Sequence[Row]) -> str:
             lateness=lateness(report, grid),
             retries=ladder(report),
             dead=dead_letters(report),
+            errors=errors(report),
             ledgers=ledgers(report, grid),
             health=health(report),
             findings=listed(report, findings),

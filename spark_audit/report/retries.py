@@ -127,6 +127,15 @@ def dead_letters(report: Row) -> dict[str, Any]:
     }
 
 
+def errors(report: Row) -> Table:
+    """Return failures by group and the error that clients reported."""
+    cells = [
+        [row.get("group"), text.visible(str(row.get("error"))), *(whole(row, key) for key in ("failures", "dead"))]
+        for row in report.get("errors") or []
+    ]
+    return Table("Failures by error", ["group", "error", "failures", "dead letters"], cells, words=2)
+
+
 def _dead_bars(reasons: Sequence[tuple[str, dict[str, int]]], total: int) -> chart.Chart:
     bars: chart.Marks = []
     signs: chart.Marks = []

@@ -168,7 +168,8 @@ def _received(client: WireClient, topic: str) -> wire.Message:
     request = a_receive(topic, topic, wait_s=20)
     request.auto_renew = True
     frames = client.frames("ReceiveMessage", request, deadline_s=30)
-    return next(frame.message for frame in frames if frame.HasField("message"))
+    found: wire.Message = next(frame.message for frame in frames if frame.HasField("message"))
+    return found
 
 
 def _nack(client: WireClient, topic: str, message: wire.Message) -> None:
@@ -252,3 +253,30 @@ def test_the_log_tells_of_retries_and_dead_letters(tmp_path: Path) -> None:
         (line,) = [each for each in lines if each["event"] == event]
         assert (line["group"], line["topic"], line["error"]) == (topic, topic, "RuntimeError: it says so")
         assert line["message_id"] in ids
+
+
+def test_the_trail_tells_why(tmp_path: Path) -> None:
+    """``audit explain`` has the error and the client of each failure, the report counts failures by error, escaped."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    with Daemon(data, processes=1) as daemon:
+        topic = _topic(daemon, "explained", "--fixed", "1s", "--max-attempts", "2")
+        message_id = _dmq(daemon, "msg", "send", topic, "body")
+        client = WireClient(daemon.address, client_id="explainer")
+        with client.channel:
+            for _ in range(2):
+                message = _received(client, topic)
+                _report(client, topic, message.system_properties.receipt_handle, "<b>no courier</b>", "RuntimeError")
+                _nack(client, topic, message)
+        _letter(daemon, topic, message_id)
+    trail = str(data / "trail")
+    assert run_command("audit", "snapshot", "--data", str(data), "--trail", trail).returncode == 0
+    explained = run_command("audit", "explain", message_id, "--trail", trail)
+    assert explained.stdout.count("error: RuntimeError: <b>no courier</b> (explainer, address loopback)") == 2
+    audited = run_command("audit", "run", "--trail", trail, "--out", str(out), "--no-snapshot")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    (error,) = json.loads((out / "report.json").read_text())["errors"]
+    assert error.pop("last_ms") > 0
+    assert error == {"group": topic, "error": "RuntimeError: <b>no courier</b>", "failures": 2, "dead": 1}
+    page = (out / "report.html").read_text()
+    assert "RuntimeError: &lt;b&gt;no courier&lt;/b&gt;" in page
+    assert "<b>no courier" not in page

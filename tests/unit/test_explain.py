@@ -197,6 +197,15 @@ OF_NO_MESSAGE = {
 }  # fmt: skip
 
 
+def test_a_failure_has_its_reason_in_words() -> None:
+    """The error and the client; a client that reported none is named; a trail of an earlier build tells nothing."""
+    failed = event(1, "NACKED")
+    plain = event_in_words(failed)
+    assert event_in_words({**failed, "error": "E: x", "client": "c"}) == f"{plain}; error: E: x (c)"
+    silent = event_in_words({**failed, "error": None, "client": "c"})
+    assert silent == f"{plain}; reason not reported by the client (c)"
+
+
 @pytest.mark.parametrize("kind", sorted(set(EventKind) - OF_NO_MESSAGE))
 def test_each_kind_of_event_has_words(kind: EventKind) -> None:
     """Danger: a person who follows a message is told of an unknown event."""

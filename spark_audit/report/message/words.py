@@ -14,7 +14,16 @@ _Words = Callable[[Event], str]
 def event_in_words(event: Event) -> str:
     """Return what an event says; of a kind that is not known, its name."""
     said = _WORDS.get(str(event["kind"]))
-    return said(event) if said else f"an event of the unknown kind {event['kind']}"
+    return said(event) + _reason(event) if said else f"an event of the unknown kind {event['kind']}"
+
+
+def _reason(event: Event) -> str:
+    """Return why a delivery failed, and by which client; trails of earlier builds do not tell."""
+    error, client = event.get("error"), event.get("client")
+    if not error and not client:
+        return ""
+    said = f"error: {error}" if error else "reason not reported by the client"
+    return f"; {said} ({client})" if client else f"; {said}"
 
 
 def place_in_words(event: Event) -> str:

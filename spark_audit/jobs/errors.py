@@ -1,0 +1,34 @@
+"""Failures by the error that clients reported: for people, and no part of any verdict."""
+
+from __future__ import annotations
+
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.table import Engine, Row
+from spark_audit.jobs.options import Options
+from spark_audit.schema import DEAD, REASONS
+from spark_audit.tables import EventFile, Listing
+from spark_audit.transforms.rows import kind_in
+
+ERRORS_MAX = 200
+
+
+def errors_of(engine: Engine, listing: Listing, files: list[EventFile], options: Options) -> list[Row]:
+    """Return the most frequent errors by group, in the range of the report, from files that can be read.
+
+    Files of earlier builds do not have the column, and tell of no error.
+    """
+    urls = [listing.url(file.path) for file in files]
+    rows = engine.read_parquet(urls, REASONS, [file.cell for file in files], is_sparse=True)
+    failed = rows.where(F.col("error").is_not_null())
+    if options.from_ms is not None:
+        failed = failed.where(F.col("at_ms") >= options.from_ms)
+    if options.to_ms is not None:
+        failed = failed.where(F.col("at_ms") < options.to_ms)
+    counted = failed.group_by("group", "error").agg(
+        F.count_rows().alias("failures"), F.count_if(kind_in(*DEAD)).alias("dead"), F.max_of("at_ms").alias("last_ms")
+    )
+    try:
+        found = counted.collect()
+    except engine.errors:  # a file whose other columns can be read is judged; this table is a help
+        return []
+    return sorted(map(dict, found), key=lambda row: (-row["failures"], str(row["group"]), row["error"]))[:ERRORS_MAX]
