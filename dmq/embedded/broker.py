@@ -32,7 +32,6 @@ from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.deliveries import Deliveries
 from dmq.embedded.divided import Divided
 from dmq.embedded.entry_handle import EntryHandles
-from dmq.embedded.failure_reasons import FailureReasons
 from dmq.embedded.failures import Failures
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
@@ -53,7 +52,6 @@ from dmq.store.ops import Appended
 from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
 from dmq.store.store import Store
 from dmq.units import ALL_TOPICS, TopicPatterns
-from retry.failure_reason import FailureReason
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
 CHECKS_DEFAULT = CheckOptions()
@@ -108,17 +106,10 @@ class EmbeddedBroker:
             catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, sends=self.sends
         )
         levels = delay_levels_ms
-        self.failure_reasons = reasons = FailureReasons(names, receipts, store.clock, is_on=failure_reasons)
         self.failures = failures = Failures(
-            catalog,
-            commits,
-            reader,
-            subscriptions=subscriptions,
-            ends=ends,
-            receipts=receipts,
-            reasons=reasons,
-            levels_ms=levels,
+            *(catalog, commits, reader, subscriptions, ends, receipts), levels_ms=levels, keeps_reasons=failure_reasons
         )
+        self.note_failure = failures.reasons.note
         self.retries = WaitingRetries(catalog, commits, failures)
         self.leases = Leases(store, ends, failures)
         self.deliveries = Deliveries(
@@ -129,7 +120,6 @@ class EmbeddedBroker:
             ends=ends,
             receipts=receipts,
             failures=failures,
-            reasons=reasons,
             leases=self.leases,
         )
         self.flows = self.deliveries.flows
@@ -300,9 +290,6 @@ class EmbeddedBroker:
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         await self.deliveries.dead_letter(group, topic, receipt_handle, attempts=attempts)
-
-    def note_failure(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
-        return self.failure_reasons.note(group, receipt_handle, reason)
 
     async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
         """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""

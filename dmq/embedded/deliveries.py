@@ -16,7 +16,6 @@ from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind, with_reason
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
-from dmq.embedded.failure_reasons import FailureReasons
 from dmq.embedded.failures import Failures
 from dmq.embedded.filters import Filters
 from dmq.embedded.group_flows import GroupFlows
@@ -63,7 +62,6 @@ class Deliveries:
         ends: LeaseEnds,
         receipts: ReceiptHandles,
         failures: Failures,
-        reasons: FailureReasons,
         leases: Leases,
     ) -> None:
         self._catalog = catalog
@@ -74,7 +72,7 @@ class Deliveries:
         self._ends = ends
         self._receipts = receipts
         self._failures = failures
-        self._reasons = reasons
+        self._reasons = failures.reasons
         self._leases = leases
         self._hand_out = HandOut(
             catalog, commits, reader, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts

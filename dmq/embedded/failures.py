@@ -100,12 +100,12 @@ class Failures:
         catalog: Catalog,
         commits: Commits,
         reader: Reader,
-        *,
         subscriptions: Subscriptions,
         ends: LeaseEnds,
         receipts: ReceiptHandles,
-        reasons: FailureReasons,
+        *,
         levels_ms: Sequence[int],
+        keeps_reasons: bool,
     ) -> None:
         self._catalog = catalog
         self._commits = commits
@@ -113,10 +113,10 @@ class Failures:
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
-        self._reasons = reasons
         self._levels_ms = tuple(levels_ms)
         self._store = commits.store
         self._clock = self._store.clock
+        self.reasons = FailureReasons(catalog.names, receipts, self._clock, is_on=keeps_reasons)
         self._rng = Random()  # jitter only
         self._log = FailureLog(self._clock)
         self._waiting: list[Failed] = []
@@ -256,11 +256,11 @@ class Failures:
 
     def _reason_of(self, failed: Failed, stored: Mapping[bytes, bytes]) -> FailureReason | None:
         """Return why a delivery failed: what was reported of it, or of the failure that its lease followed on."""
-        reason = self._reasons.take(failed.handle)
+        reason = self.reasons.take(failed.handle)
         if reason is None and failed.lease.has_reason:
             failure = stored.get(failed.queue.exception_key(failed.offset))
             reason = decode_reason(failure) if failure else None
-        if reason is None and failed.lease.renew_for and self._reasons.is_on:
+        if reason is None and failed.lease.renew_for and self.reasons.is_on:
             reason = bounded(FailureReason(client_id=failed.lease.renew_for))
         return reason
 
@@ -420,7 +420,7 @@ class Failures:
             levels_ms=self._levels_ms,
         )
         why = outcome.reason if isinstance(outcome, DeadLetter) else 0
-        reason = self._reasons.take(delivery.receipt_handle)
+        reason = self.reasons.take(delivery.receipt_handle)
         message.system_properties.message_id = delivery.message_id
         message_id, tag = pack_id(delivery.message_id), message.system_properties.tag
         payload = message.SerializeToString()

@@ -217,8 +217,8 @@ class RetriesHere:
         held, known = self._held.get(handle), self._local.names.groups.get(group)
         if held is None or known is None or known.group_id != held.group_id:
             return False
-        self._local.failure_reasons.keep(group, handle, reason)
-        return self._local.failure_reasons.is_on
+        self._local.failures.reasons.keep(group, handle, reason)
+        return self._local.failures.reasons.is_on
 
     async def change_invisible(
         self, group: str, topic: str, handle: str, invisible_ms: int, *, suspend: bool = False

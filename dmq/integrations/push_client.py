@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -16,6 +15,7 @@ from rocketmq.grpc_protocol import ChangeInvisibleDurationRequest, Code, Forward
 from rocketmq.v5.exception import BadRequestException
 from rocketmq.v5.util import MessagingResultChecker
 
+from broker_adapter.clock import SystemClock
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.rocketmq_v2 import NOT_IMPLEMENTED
 from dmq.contexts import Target
@@ -28,6 +28,7 @@ FETCHED_MIN: Final = 128
 GIVES_UP: Final = MAX_ATTEMPTS_LIMIT + 1  # attempts that no group has: the daemon makes a dead letter at once
 
 Message = Any
+_clock = SystemClock()
 
 
 class LeftAsItIs(BaseException):
@@ -122,7 +123,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
         It is a help: whatever goes wrong with it is not told, and a broker that keeps no reasons is left alone for a
         while. The client has no such call, so its connection is used.
         """
-        if time.monotonic() < self._reports_again_s:
+        if _clock.monotonic_s() < self._reports_again_s:
             return
 
         async def send() -> None:
@@ -137,7 +138,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
                 code = getattr(failure, "code", None)
                 is_refused = callable(code) and getattr(code(), "name", "") == "UNIMPLEMENTED"
             if is_refused:
-                self._reports_again_s = time.monotonic() + REFUSED_S
+                self._reports_again_s = _clock.monotonic_s() + REFUSED_S
 
         with suppress(Exception):
             namespace = self.client_configuration.namespace

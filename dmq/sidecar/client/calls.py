@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
@@ -20,6 +19,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
+from broker_adapter.clock import SystemClock
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -36,6 +36,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _CLOSE_S = 2.0
+_clock = SystemClock()
 
 Told = Callable[[Any, SinkError | None], None]  # the answer, or what went wrong
 
@@ -113,7 +114,7 @@ class Calls:
 
     def report(self, group: str, receipt_handle: str, error: str) -> None:
         """Report why a delivery fails, ahead of its failure on this connection; nothing waits for the answer."""
-        if not error or self._is_over or time.monotonic() < self._reports_again_s:
+        if not error or self._is_over or _clock.monotonic_s() < self._reports_again_s:
             return
 
         def told(done: Any) -> None:  # noqa: ANN401 - grpc.Future has no useful type
@@ -122,7 +123,7 @@ class Calls:
             except (grpc.RpcError, grpc.FutureCancelledError):
                 is_refused = done.code() is grpc.StatusCode.UNIMPLEMENTED
             if is_refused:
-                self._reports_again_s = time.monotonic() + REFUSED_S
+                self._reports_again_s = _clock.monotonic_s() + REFUSED_S
 
         with suppress(ValueError, grpc.RpcError):  # a channel that is closed
             request = report_of(group, receipt_handle, error)
