@@ -22,6 +22,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.forwarder import retries_here
 from dmq.forwarder.retries_here import LONGER_MS, Asked, RetriesHere
 from dmq.units import TopicPatterns
+from retry.dead_letter import DeadFilter
+from retry.failure_reason import FailureReason
 from retry.policy import MAX_ATTEMPTS_LIMIT, Fixed, RetryPolicy
 
 ID = "01" + "0" * 32
@@ -131,6 +133,21 @@ async def test_a_failure_is_here_before_the_cluster_is_told(
             await late
     (refused,) = await here.ack(GROUP, TOPIC, ["a"])
     assert isinstance(refused, Refused)
+
+
+@on_stage
+async def test_a_reported_reason_is_kept_with_what_is_taken_over(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """Of a delivery of the cluster's; one that the cluster keeps has no reasons here, and says so."""
+    reason = FailureReason("RuntimeError", "no courier", "worker-7", "client-1", "192.0.2.7")
+    await handed_out(here, PUSH, a_delivery("a"))
+    assert here.note_failure(GROUP, "a", reason)
+    assert not here.note_failure(GROUP, "unknown", reason)
+    assert not here.note_failure("another", "a", reason)
+    await here.dead_letter(GROUP, TOPIC, "a", attempts=MAX_ATTEMPTS_LIMIT + 1)
+    page = await rig.broker.dead_letters.page(GROUP, DeadFilter(), offset=0, limit=10, with_outcome=False)
+    assert [letter.dead.failure for letter in page.letters] == [reason]
 
 
 @on_stage

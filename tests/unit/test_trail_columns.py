@@ -12,13 +12,14 @@ from support.effort import EFFORT
 from support.trail_read import HOUR_MS, expected_row, read_trail
 
 from dmq.audit.columns import to_columns
-from dmq.audit.events import EventKind, encode_event
+from dmq.audit.events import EventKind, decode_event, encode_event, with_reason
 from dmq.audit.files import write_events
 from dmq.audit.manifest import Layout, append
 from dmq.audit.outbox_rows import Row, chunks_of, files_of
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import pack_u64
 from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head
+from retry.failure_reason import FailureReason
 
 NAMES = {1: "orders", 2: "payments", 70_000: "workers", 2**32 - 1: "%RETRY%workers"}
 COUNTED = (int(EventKind.GAP), int(EventKind.TAIL_LOST))
@@ -91,3 +92,26 @@ def test_a_row_that_does_not_add_up_is_refused(damage: object) -> None:
     assert callable(damage)
     with pytest.raises(StoreCorrupt):
         to_columns([row._replace(value=damage(row.value))], NAMES.__getitem__)
+
+
+@pytest.mark.parametrize("message_id", [b"\1" * 17, b"\0abc", b"\0" + b"x" * 255])
+@pytest.mark.parametrize(
+    ("error", "client"), [("E: no courier \u20ac", "c-1"), ("", "client"), ("E", ""), ("Err", "clie")]
+)
+def test_a_failure_has_its_reason_in_columns_of_its_own(message_id: bytes, error: str, client: str) -> None:
+    """Whatever the lengths: among them one in which the id with its reason is as long as the usual id alone."""
+    reason = FailureReason(error_text=error, client_id=client)
+    plain = encode_event(EventKind.NACKED, 1, 2, 3, 1, 4_711, message_id)
+    events = [plain, with_reason(plain, reason), plain]
+    (row,) = rows_of([(1, 0, [(1, 2, event) for event in events])], 1)
+    found = to_columns([row], NAMES.__getitem__).to_pylist()
+    assert [each["message_id"] for each in found] == [message_id] * 3
+    told = [(each["error"], each["client"]) for each in found]
+    assert told == [(None, None), (error or None, client or None), (None, None)]
+    assert decode_event(events[1]) == decode_event(plain)
+
+
+def test_a_failure_of_which_nothing_is_known_is_written_as_before() -> None:
+    """Its event has no reason, and the bytes of earlier builds."""
+    plain = encode_event(EventKind.NACKED, 1, 2, 3, 1, 4_711, b"\1" * 17)
+    assert with_reason(plain, None) == with_reason(plain, FailureReason()) == plain
