@@ -190,13 +190,15 @@ def ls(
     if session.as_json:
         out.show_json([out.to_plain(letter) for letter in found])
         return
-    headings = ("DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS", "ERROR")
-    out.show_table(
-        (*headings, "OUTCOME") if all_outcomes else headings,
-        [(*_cells(letter, now_ms), *((letter.outcome,) if all_outcomes else ())) for letter in found],
-        numbers=("ATTEMPTS",),
-        details=("LAST FAILED", "TAG", "ATTEMPTS"),
-    )
+    headings = ["DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS"]
+    rows = [_cells(letter, now_ms) for letter in found]
+    if all_outcomes:
+        headings.append("OUTCOME")
+        rows = [(*row, letter.outcome) for row, letter in zip(rows, found, strict=True)]
+    if any(reason_of(letter.failure).error for letter in found):
+        headings.append("ERROR")
+        rows = [(*row, _error(letter)) for row, letter in zip(rows, found, strict=True)]
+    out.show_table(headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS"))
     if len(found) == limit:
         out.note(f"the first {limit:,}; --limit shows more")
 
@@ -289,7 +291,7 @@ def _cells(letter: wire.DeadLetter, now_ms: int) -> tuple[str, ...]:
     return (
         *(out.distance(each, now_ms) for each in (letter.dead_at_ms, letter.last_failed_at_ms)),
         *(letter.origin_topic, letter.message_id),
-        *(_reason(letter), f"{letter.attempts}", letter.tag, " ".join(letter.keys), _error(letter)),
+        *(_reason(letter), f"{letter.attempts}", letter.tag, " ".join(letter.keys)),
     )
 
 

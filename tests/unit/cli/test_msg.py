@@ -76,9 +76,10 @@ def test_get_says_what_each_group_did(daemon: LiveCell) -> None:
     assert [line.strip() for line in lines[1:5]] == [
         "groups      done: acknowledged",
         "failing: retrying, attempt 2 at 2023-11-14T22:14:20.000Z",
+        "failing: failed at 2023-11-14T22:13:20.000Z by client: reason not reported by the client",
         "slow: leased, attempt 1, until 2023-11-14T22:13:50.000Z",
-        "undone: dead since 2023-11-14T22:13:20.000Z",
     ]
+    assert lines[5].strip() == "undone: dead since 2023-11-14T22:13:20.000Z"
     assert {each["group"]: (each["state"], each["attempt"]) for each in found(daemon, "Q")["groups"]} == {
         "done": ("ACKNOWLEDGED", 0),
         "failing": ("RETRYING", 2),
