@@ -21,6 +21,7 @@ from support.raw_client import RawClient
 from broker_adapter.adapter import GroupSettings
 from broker_adapter.clock import SystemClock
 from broker_adapter.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.errors import AddressInUse, DmqError
 from dmq.sidecar.grpc_server import GrpcServer
@@ -388,7 +389,8 @@ def test_reflection_shows_the_protocol() -> None:
         ]
         answers = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
         names = {service.name for service in answers[0].list_services_response.service}
-        assert names == {wire.SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        others = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        assert names == {wire.SERVICE, consumer_v1.SERVICE, *others}
         for answer in answers[1:]:
             assert answer.file_descriptor_response.file_descriptor_proto
 
