@@ -56,8 +56,8 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
-from retry.dead_letter import REFUSED
 from dmq.units import format_time
+from retry.dead_letter import REFUSED
 from retry.failure_reason import FailureReason, bounded
 from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
