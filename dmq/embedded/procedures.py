@@ -259,25 +259,28 @@ class Procedures:
     async def _waiting_of(self, scope: int) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:
         """Yield (timeline key, id, value) of what waits of a scope, until nothing does. Each yield must take it away.
 
-        What moves on meanwhile, because its time has come, is looked for again.
+        A pass reads each row once: a scan from the start would step over all rows that were deleted before. Entries
+        that move during a pass are found by the next one.
         """
         start, stop = keys.waiting_range(scope)
         step = _FIRST_STEP
         while True:
-            await self._commit([])  # behind it, what the scheduler handed over before is gone from the index
-            rows = (await self._reader.rows(Family.INDEX, start, stop, limit=step)).rows
-            if not rows:
+            await self._commits.flush()  # the index no longer has entries that the scheduler handed over before
+            at = start
+            while rows := (await self._reader.rows(Family.INDEX, at, stop, limit=step)).rows:
+                at = rows[-1][0] + b"\0"
+                known = [(row[0][8:], decode_index(row[1])) for row in rows]
+                wanted = [receipt.key for _, receipt in known]
+                values = await self._reader.values(Family.TIMELINE, wanted)
+                found = [
+                    (key, message_id, value)
+                    for key, (message_id, _), value in zip(wanted, known, values, strict=True)
+                    if value is not None
+                ]
+                step = _next_step(step, sum(len(value) for _, _, value in found))
+                yield found
+            if at == start:
                 return
-            known = [(row[0][8:], decode_index(row[1])) for row in rows]
-            wanted = [receipt.key for _, receipt in known]
-            values = await self._reader.values(Family.TIMELINE, wanted)
-            found = [
-                (key, message_id, value)
-                for key, (message_id, _), value in zip(wanted, known, values, strict=True)
-                if value is not None
-            ]
-            step = _next_step(step, sum(len(value) for _, _, value in found))
-            yield found
 
     async def _leave_lanes(self, lanes: Sequence[tuple[int, int]]) -> None:
         """Have groups leave what they failed: what waits is moved to its lane, and the lane is left."""
@@ -289,24 +292,31 @@ class Procedures:
             await self._leave_queue(found, found.lane, found.lane.end)
 
     async def _move_retries(self, group_id: int, topic_id: int, lane_id: int) -> None:
+        """Move the pending retries of a topic to their lane, in passes as of ``_waiting_of``."""
         start, stop = keys.waiting_range(group_id)
         step = _FIRST_STEP
         while True:
-            found = await self._reader.rows(Family.INDEX, start, stop, limit=ROWS_PER_UNIT_MAX)
-            own = [row for row in found.rows if failed_topic_id(row[0]) == topic_id]
-            if not own and found.is_complete:
-                break
-            start = found.rows[-1][0] + b"\0" if not own else start
-            own = own[:step]
-            known = [decode_index(value) for _, value in own]
-            wanted = [each.key for each in known]
-            values = await self._reader.values(Family.TIMELINE, wanted)
-            ops: list[Op] = []
-            for key, (row, _), value in zip(wanted, own, values, strict=True):
-                if value is not None:
-                    ops.append(self._moved(key, row[8:], value, lane_id))
-            step = _next_step(step, sum(len(value or b"") for value in values))
-            await self._commit(ops)
+            at, is_complete, is_clean = start, False, True
+            while not is_complete:
+                found = await self._reader.rows(Family.INDEX, at, stop, limit=ROWS_PER_UNIT_MAX)
+                own = [row for row in found.rows if failed_topic_id(row[0]) == topic_id][:step]
+                is_complete = found.is_complete and len(own) < step
+                if found.rows:
+                    at = (own if len(own) == step else found.rows)[-1][0] + b"\0"
+                if not own:
+                    continue
+                is_clean = False
+                known = [decode_index(value) for _, value in own]
+                wanted = [each.key for each in known]
+                values = await self._reader.values(Family.TIMELINE, wanted)
+                ops: list[Op] = []
+                for key, (row, _), value in zip(wanted, own, values, strict=True):
+                    if value is not None:
+                        ops.append(self._moved(key, row[8:], value, lane_id))
+                step = _next_step(step, sum(len(value or b"") for value in values))
+                await self._commit(ops)
+            if is_clean:
+                return
 
     def _moved(self, key: bytes, entry_id: bytes, value: bytes, lane_id: int) -> Withdraw:
         entry, body = decode_waiting(value), value[WAITING_HEADER_BYTES:]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from unittest.mock import patch
 
-from support.failing import change, pushed_one
+from support.failing import change, pushed, pushed_one
 from support.letters import die_many, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
 
@@ -24,7 +25,9 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.removable import edges
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.topic_settings import KEEP_STAYS, FlowChange
+from dmq.store.engine import Rows
 from dmq.store.ops import Op
+from dmq.store.schema.keys import Family, waiting_range
 from dmq.store.store import Store
 
 
@@ -159,3 +162,60 @@ async def test_overdue_messages_are_counted_without_a_look_at_each_topic(rig: Em
         assert overdue(store, rig.clock.now_ms()) == 0
         assert not looked.called
     assert overdue(store, at_ms + 2 * minute_ms) == 20
+
+
+class IndexScans:
+    """Counts the scans of the index that begin where its entries of a scope begin, and the commits of nothing."""
+
+    def __init__(self) -> None:
+        self.from_start = self.empty_commits = 0
+
+    async def of(self, removal: Callable[[], Awaitable[None]], scope: int) -> None:
+        """Run a removal and count."""
+        commit, rows = Commits.commit, Reader.rows
+
+        async def committed(commits: Commits, ops: Sequence[Op]) -> object:
+            self.empty_commits += not ops
+            return await commit(commits, ops)
+
+        async def scanned(
+            reader: Reader, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62
+        ) -> Rows:
+            self.from_start += (family, start) == (Family.INDEX, waiting_range(scope)[0])
+            return await rows(reader, family, start, stop, limit=limit, bytes_max=bytes_max)
+
+        with patch.object(Commits, "commit", committed), patch.object(Reader, "rows", scanned):
+            await removal()
+
+
+@every_durable_broker(queues=1)
+async def test_a_topic_is_removed_without_a_scan_of_deleted_rows_for_each_unit(rig: EmbeddedRig) -> None:
+    """Danger: each unit scanned all rows deleted before and synced twice, 26 s for 100,000 pending messages."""
+    at_ms, found = rig.clock.now_ms() + 600_000, list[IndexScans]()
+    for count in (40, 400):
+        topic = f"with-{count}"
+        await rig.broker.send([an_envelope(f"m-{n}", topic=topic, deliver_at_ms=at_ms + n) for n in range(count)])
+        topic_id = rig.broker.names.topics[topic].topic_id
+        found.append(IndexScans())
+        await found[-1].of(partial(rig.broker.operator.remove_topic, topic, is_forced=True), topic_id)
+        assert not rig.store.pending().get(topic_id)
+    assert [(each.from_start, each.empty_commits) for each in found] == [(2, found[0].empty_commits)] * 2
+
+
+@every_durable_broker(queues=1)
+async def test_retries_are_moved_without_a_scan_of_deleted_rows_for_each_unit(rig: EmbeddedRig) -> None:
+    """Danger: each unit of a group's removal scanned all pending retries that were moved before."""
+    found = list[IndexScans]()
+    for count in (40, 400):
+        group = f"failing-{count}"
+        await rig.set_group(group, max_attempts=5, delays_ms=(600_000,))
+        await rig.broker.send([an_envelope(f"m-{n}", topic=group) for n in range(count)])
+        while deliveries := await pushed(rig, group=group, topic=group):
+            for delivery in deliveries:
+                await change(rig, delivery, group=group)
+        group_id = rig.broker.names.groups[group].group_id
+        assert rig.store.pending()[group_id] == count
+        found.append(IndexScans())
+        await found[-1].of(partial(rig.broker.operator.remove_group, group, is_forced=True), group_id)
+        assert not rig.store.pending().get(group_id)
+    assert [each.from_start for each in found] == [2, 2]
