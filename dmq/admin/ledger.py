@@ -36,12 +36,9 @@ class LedgerCalls:
         if store.ledger_head is None:
             raise no_ledger()
         topic = check_topic(request.topic) if request.topic else ""
-        leased = self._cell.broker.lags.leased()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(
-                None, partial(self._answer, topic, leased, with_groups=request.with_groups)
-            )
+            return await loop.run_in_executor(None, partial(self._answer, topic, with_groups=request.with_groups))
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
 
@@ -53,7 +50,8 @@ class LedgerCalls:
             raise Refused(Rule.REQUEST, "not a number of a verification", value=request.number)
         return _verification(self._verifier.state(request.number) if request.number else await self._verifier.verify())
 
-    def _answer(self, topic: str, leased: Counter[tuple[int, int]], *, with_groups: bool) -> wire.GetLedgerResponse:
+    def _answer(self, topic: str, *, with_groups: bool) -> wire.GetLedgerResponse:
+        leased = self._cell.broker.lags.leased() if with_groups else Counter()
         head, ledger = self._cell.store.ledger_head, read_books(self._cell.store)
         books, differences = ledger.topics(), ledger.differences()
         if topic:

@@ -24,11 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import EventKind
-from dmq.store.recount import KnownIds, Pair, Recount, Scanned, read_ledger
+from dmq.store.recount import KnownIds, Pair, Recount, Scanned, read_ledger, read_names
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.ledger import Term, encode_ledger
 
@@ -117,6 +118,7 @@ class Ledger:
         self._pending = pending
         self._known = known
         self._groups: dict[int, list[int]] = {}
+        self._books: dict[Pair, GroupBook] = {}  # those computed so far
         self._lanes = {(lane.topic_id, lane.group_id): lane_id for lane_id, lane in known.lanes.items()}
         self._topics = [each for each in known.queues if each not in known.lanes]
         self._all_groups: dict[int, list[int]] = {}  # of which anything is counted, those that were removed included
@@ -152,7 +154,13 @@ class Ledger:
         )
 
     def group(self, topic_id: int, group_id: int) -> GroupBook:
-        """Return the terms of a group on a topic."""
+        """Return the terms of a group on a topic; they are computed once."""
+        book = self._books.get((topic_id, group_id))
+        if book is None:
+            book = self._books[topic_id, group_id] = self._group(topic_id, group_id)
+        return book
+
+    def _group(self, topic_id: int, group_id: int) -> GroupBook:
         row, lane = self._row(topic_id, group_id), self._lanes.get((topic_id, group_id))
         from_queues = self._row(topic_id)(Term.STORED) - row(Term.BEFORE) if row(Term.QUEUES) else 0
         in_retry = row(Term.COPIES_BEFORE, _K.NACKED) - row(_K.RETRIED, _K.RETRY_MOVED, Term.DEAD_WAITING)
@@ -172,10 +180,17 @@ class Ledger:
             unread=fired - acked - forwarded - dead - filtered - expired - in_retry,
         )
 
-    def pairs(self) -> Iterator[tuple[int, GroupBook]]:
-        """Go through the topics, each with the terms of every group that reads it, or failed something of it."""
+    def pairs(self, *, only_topic: int = 0, only_group: int = 0) -> Iterator[tuple[int, GroupBook]]:
+        """Yield each topic with the terms of each group that reads it or failed some of its messages.
+
+        Terms are computed only for the topic and the group given; 0: for all.
+        """
         for topic_id in self._topics:
+            if only_topic not in {0, topic_id}:
+                continue
             for group_id in self._groups.get(topic_id, ()):
+                if only_group not in {0, group_id}:
+                    continue
                 book = self.group(topic_id, group_id)
                 if book.fired or self._row(topic_id, group_id)(Term.QUEUES):
                     yield topic_id, book
@@ -294,12 +309,15 @@ def read_books(source: Scanned, rows_max: int = 2**31) -> Ledger:
 
     ``Overloaded`` if it has more than ``rows_max`` rows.
     """
-    known = KnownIds.of(source)
+    rows = read_names(source)
     while True:
         counts = read_ledger(source, rows_max)
-        before, known = known, KnownIds.of(source)
-        if before == known:
-            return Ledger(*counts, known)
+        before, rows = rows, read_names(source)
+        if before == rows:
+            return Ledger(*counts, KnownIds.of_rows(rows))
+
+
+_ZEROS = repeat(0)
 
 
 class _Row(NamedTuple):
@@ -307,4 +325,4 @@ class _Row(NamedTuple):
 
     def __call__(self, *terms: int) -> int:
         """Return the sum of some terms."""
-        return sum(self.counts.get(term, 0) for term in terms)
+        return sum(map(self.counts.get, terms, _ZEROS))

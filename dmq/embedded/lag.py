@@ -117,11 +117,7 @@ class Lags:
         with self._lock:
             leased = self.leased()  # known a moment before the rest
             ledger = read_books(self._store, rows_max)
-            pairs = [
-                (found_id, book)
-                for found_id, book in ledger.pairs()
-                if topic_id in {0, found_id} and group_id in {0, book.group_id}
-            ]
+            pairs = list(ledger.pairs(only_topic=topic_id, only_group=group_id))
             now = moment(self._store.clock)
             self._read_heads(ledger, pairs, now)
             if not (topic_id or group_id):  # what is gone, or has nothing unread, is forgotten

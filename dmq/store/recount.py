@@ -7,7 +7,7 @@ Memory grows with names and queues, not with messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -65,8 +65,13 @@ class KnownIds:
     @classmethod
     def of(cls, source: Scanned) -> KnownIds:
         """Read the names of a store; ``StoreCorrupt`` for a record that cannot be read."""
+        return cls.of_rows(read_names(source))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[bytes, bytes]]) -> KnownIds:
+        """Decode the rows of all names; ``StoreCorrupt`` for a record that cannot be read."""
         known = cls()
-        for key, value in source.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
+        for key, value in rows:
             name_id = keys.meta_id(key)
             record = decode_name(name_id, value)
             if record.kind is not NameKind.LANE:
@@ -80,6 +85,11 @@ class KnownIds:
             if record.kind is NameKind.LANE:
                 known.lanes[name_id] = Lane(record.group_id, record.topic_id)
         return known
+
+
+def read_names(source: Scanned) -> list[tuple[bytes, bytes]]:
+    """Return the rows of all names."""
+    return source.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows
 
 
 @dataclass(slots=True)
