@@ -165,6 +165,11 @@ KNOWN = frozenset(
         "EXPIRED",
     }
 )
+# Events that no spool has.
+OF_DAEMON = KNOWN - {
+    *("SCHEDULED", *OF_SPOOL),
+    *("OPENED", "CLOSED", "HEARTBEAT", "GAP", "TAIL_LOST", CLOCK_CHANGED, "CLOCK_ACCEPTED"),
+}
 # Events of one message, which decide its fate.
 OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, RESCHEDULED, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 

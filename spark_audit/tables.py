@@ -10,18 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from spark_audit.frames.table import Engine, Table
 from spark_audit.schema import ENTRIES, EVENTS, PROGRESS, QUEUES, ROWS, TRAIL_VERSION, Fields, TrailError
 
-_EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2})/([0-9]{20})-([0-9]{20})\.parquet)$")
-_MANIFEST_PATH = re.compile(r"manifest/cell=([^/]+)/[0-9-]{10}\.jsonl$")
+_EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2})/([0-9]{20})-([0-9]{20})\.parquet)")
+_MANIFEST_PATH = re.compile(r"manifest/cell=([^/]+)/[0-9-]{10}\.jsonl")
 _SNAPSHOT_PATH = re.compile(r"snapshots/cell=([^/]+)/([0-9]{20})/manifest\.json")
+_CELL_PATH = re.compile(r"cells/([^/]+)\.json")
+_NUMBERS_END = 2**63
 
+ROLES = ("daemon", "spool")
+MISSING = "it is not there"
 CONTENTS: Final[Mapping[str, Fields]] = {"entries": ENTRIES, "progress": PROGRESS, "queues": QUEUES}  # of a snapshot
 
 
@@ -50,7 +53,7 @@ class ManifestLine(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What ``cells/<cell>.json`` says; a cell without that file is taken for a daemon's.
+    """Contents of ``cells/<cell>.json``; without a readable file ``role`` is empty and ``retired`` is 0.
 
     ``retired`` is held to what is there: see ``_held_to``. ``doubt`` is why less was retired than the file says.
     """
@@ -76,6 +79,14 @@ class Snapshot(NamedTuple):
     doubts: tuple[str, ...] = ()
 
 
+class Damage(NamedTuple):
+    """A file, or a line of a manifest, that breaks the format of docs/TRAIL.md. The audit does not use it."""
+
+    cell: str
+    path: str
+    why: str
+
+
 class Listing(NamedTuple):
     """Everything that is in a trail."""
 
@@ -84,36 +95,52 @@ class Listing(NamedTuple):
     lines: tuple[ManifestLine, ...]
     cells: dict[str, Cell]
     snapshots: tuple[Snapshot, ...]
+    damages: tuple[Damage, ...] = ()
 
     def url(self, path: str) -> str:
         """Return where a path of the trail lies."""
         return f"{self.root}/{path}"
 
 
+class _Damaged(Exception):
+    """A part of the trail cannot be used; the message gives the reason."""
+
+
 def list_trail(engine: Engine, trail: str) -> Listing:
-    """List a trail. ``TrailError`` when there is none, or a part of it is of another version or unreadable."""
+    """List a trail. ``TrailError`` if there is none; damaged files and lines are listed apart."""
     root, paths = engine.walk(trail)
-    files = []
+    files: list[EventFile] = []
+    damages: list[Damage] = []
     for path, size in paths:
-        if match := _EVENTS_PATH.search(path):
-            relative, cell, _, _, first, last = match.groups()
-            files.append(EventFile(relative, unquote(cell), int(first), int(last), size))
-        elif path.startswith("events/") and path.endswith(".parquet"):
-            raise TrailError(f"{trail}: {path} is not named as a file of events is")
-    if not files and not any(path.startswith("cells/") for path, _ in paths):
+        try:
+            if path.startswith("events/") and path.endswith(".parquet"):
+                files.append(_event_file(path, size))
+        except _Damaged as why:
+            damages.append(Damage(_cell_in(path), path, str(why)))
+    if not files and not any(path.startswith(("cells/", "events/")) for path, _ in paths):
         raise TrailError(f"{trail}: no trail is there (neither events nor cells)")
-    wanted = [
-        path
-        for path, _ in paths
-        if _MANIFEST_PATH.search(path) or _SNAPSHOT_PATH.fullmatch(path) or re.fullmatch(r"cells/[^/]+\.json", path)
-    ]
+    patterns = (_MANIFEST_PATH, _SNAPSHOT_PATH, _CELL_PATH)
+    wanted = [path for path, _ in paths if any(each.fullmatch(path) for each in patterns)]
     texts = engine.texts(root, wanted)
-    lines = [line for path in wanted if path.startswith("manifest/") for line in _manifest(path, texts[path])]
-    cells = {cell.cell: cell for path in wanted if path.startswith("cells/") for cell in [_cell(path, texts[path])]}
+    lines: list[ManifestLine] = []
+    cells: dict[str, Cell] = {}
+    snapshots: list[Snapshot] = []
     sizes = dict(paths)
-    snapshots = [_snapshot(path, texts[path], sizes) for path in wanted if path.startswith("snapshots/")]
+    for path, text in texts.items():
+        try:
+            if path.startswith("manifest/"):
+                _read_manifest(path, text, lines, damages)
+            elif path.startswith("snapshots/"):
+                snapshots.append(_snapshot(path, text, sizes))
+            else:
+                name = unquote(path.removeprefix("cells/").removesuffix(".json"))
+                cells[name] = Cell(name, "", 0)
+                cells[name] = _cell(name, text)
+        except _Damaged as why:
+            damages.append(Damage(_cell_in(path), path, str(why)))
     for name in {each.cell for found in (files, lines, snapshots) for each in found} - cells.keys():
-        cells[name] = Cell(name, "daemon", 0)
+        cells[name] = Cell(name, "", 0)
+        damages.append(Damage(name, f"cells/{name}.json", MISSING))
     for name, cell in cells.items():
         if cell.retired:
             own = [file for file in files if file.cell == name]
@@ -124,47 +151,80 @@ def list_trail(engine: Engine, trail: str) -> Listing:
         tuple(sorted(set(lines), key=lambda line: (line.cell, line.first, line.last, line.path))),
         cells,
         tuple(sorted(snapshots)),
+        tuple(sorted(damages)),
     )
 
 
-def _parse(path: str, text: str) -> dict[str, Any]:
+def _cell_in(path: str) -> str:
+    """Return the cell that a path names; empty if it names none."""
+    found = re.search(r"/cell=([^/]+)/", path) or _CELL_PATH.fullmatch(path)
+    return unquote(found[1]) if found is not None else ""
+
+
+def _event_file(path: str, size: int) -> EventFile:
+    match = _EVENTS_PATH.fullmatch(path)
+    if match is None or not 0 < int(match[5]) <= int(match[6]) < _NUMBERS_END:
+        raise _Damaged("its name is not that of a file of events")
+    return EventFile(path, unquote(match[2]), int(match[5]), int(match[6]), size)
+
+
+def _parse(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise TrailError(f"{path}: not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _Damaged(f"not JSON: {ascii(str(error))[:200]}") from error
     if not isinstance(value, dict) or value.get("version") != TRAIL_VERSION:
-        raise TrailError(f"{path}: not of version {TRAIL_VERSION}: {text[:80]!r}")
+        raise _Damaged(f"not of version {TRAIL_VERSION}: {ascii(text)[:80]}")
     return value
 
 
-@contextmanager
-def _fields(path: str) -> Iterator[None]:
-    """Turn what goes wrong with single fields into an error that names the file."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TrailError(f"{path}: a field is missing or of another type: {error!r}") from error
+def _number(value: Mapping[str, Any], name: str) -> int:
+    found = value.get(name)
+    if type(found) is not int or not 0 <= found < _NUMBERS_END:
+        raise _Damaged(f"{name} is {ascii(found)[:80]}, not a whole number of 63 bits")
+    return found
 
 
-def _manifest(path: str, text: str) -> Iterator[ManifestLine]:
+def _text(value: Mapping[str, Any], name: str) -> str:
+    found = value.get(name)
+    if not isinstance(found, str):
+        raise _Damaged(f"{name} is {ascii(found)[:80]}, not text")
+    return found
+
+
+def _read_manifest(path: str, text: str, lines: list[ManifestLine], damages: list[Damage]) -> None:
+    """Add the lines of a manifest to ``lines``, and those that are damaged to ``damages``."""
+    cell = _cell_in(path)
     whole, _, _ = text.rpartition("\n")  # a last line without its end is not there yet
-    for line in filter(None, whole.split("\n")):
-        value = _parse(path, line)
-        with _fields(path):
-            first, last, rows = (int(value[name]) for name in ("first_sequence", "last_sequence", "rows"))
-            size, digest = int(value["bytes"]), hashlib.sha256(line.encode()).hexdigest()
-            about = (value["path"], value["cell"], first, last, rows, size, value["sha256"])
-            yield ManifestLine(*about, value.get("previous"), digest)
+    for number, line in enumerate(whole.split("\n"), start=1):
+        try:
+            if line:
+                lines.append(_manifest_line(cell, line))
+        except _Damaged as why:
+            damages.append(Damage(cell, f"{path}, line {number}", str(why)))
 
 
-def _cell(path: str, text: str) -> Cell:
-    value = _parse(path, text)
-    with _fields(path):
-        if value["role"] not in {"daemon", "spool"}:
-            raise TrailError(f"{path}: role {value['role']!r} is not known")
-        if value["cell"] != unquote(path.rsplit("/", 1)[1].removesuffix(".json")):
-            raise TrailError(f"{path}: it is of another cell, {value['cell']!r}")
-        return Cell(value["cell"], value["role"], int(value.get("retired_sequence", 0)))
+def _manifest_line(cell: str, line: str) -> ManifestLine:
+    value = _parse(line)
+    first, last, rows = (_number(value, name) for name in ("first_sequence", "last_sequence", "rows"))
+    size, path = _number(value, "bytes"), _text(value, "path")
+    if (_text(value, "cell"), _cell_in(path)) != (cell, cell):
+        raise _Damaged(f"it is of another cell: {ascii(path)[:200]}")
+    file = _event_file(path, size)
+    if (first, last) != (file.first, file.last):
+        raise _Damaged(f"it is of sequences {first} to {last}, and its file of others: {path}")
+    previous = _text(value, "previous") if value.get("previous") is not None else None
+    digest = hashlib.sha256(line.encode()).hexdigest()
+    return ManifestLine(path, cell, first, last, rows, size, _text(value, "sha256"), previous, digest)
+
+
+def _cell(name: str, text: str) -> Cell:
+    value = _parse(text)
+    if value.get("cell") != name:
+        raise _Damaged(f"it is of another cell, {ascii(value.get('cell'))[:80]}")
+    if value.get("role") not in ROLES:
+        raise _Damaged(f"role is {ascii(value.get('role'))[:80]}, not one of {', '.join(ROLES)}")
+    return Cell(name, value["role"], _number({"retired_sequence": 0} | value, "retired_sequence"))
 
 
 def _held_to(cell: Cell, files: Sequence[EventFile], lines: Sequence[ManifestLine]) -> Cell:
@@ -190,24 +250,32 @@ def _held_to(cell: Cell, files: Sequence[EventFile], lines: Sequence[ManifestLin
 
 
 def _date_of(path: str) -> str:
-    found = _EVENTS_PATH.search(path)
+    found = _EVENTS_PATH.fullmatch(path)
     return found[3] if found is not None else ""
 
 
 def _snapshot(path: str, text: str, sizes: Mapping[str, int]) -> Snapshot:
-    value = _parse(path, text)
     match = _SNAPSHOT_PATH.fullmatch(path)
     assert match is not None
     cell, sequence, where = unquote(match[1]), int(match[2]), path.removesuffix("/manifest.json")
-    with _fields(path):
-        files = {name: (str(each["sha256"]), int(each["bytes"])) for name, each in value["files"].items()}
-        rows = {name: int(value[name]) for name in CONTENTS}
-        said = {"cell": value["cell"], "sequence": int(value["sequence"])}
-        taken_ms = int(value["taken_ms"])
+    if sequence >= _NUMBERS_END:
+        raise _Damaged("its name is not a sequence")
+    try:
+        value = _parse(text)
+        about = value.get("files")
+        if not isinstance(about, dict) or not all(isinstance(each, dict) for each in about.values()):
+            raise _Damaged("files is missing, or of another type")
+        files = {name: (_text(each, "sha256"), _number(each, "bytes")) for name, each in about.items()}
+        rows = {name: _number(value, name) for name in CONTENTS}
+        said = {"cell": _text(value, "cell"), "sequence": _number(value, "sequence")}
+        taken_ms = _number(value, "taken_ms")
+    except _Damaged as why:
+        return Snapshot(cell, sequence, 0, where, {}, {}, (f"its head cannot be read: {why}",))
     is_its = {"cell": cell, "sequence": sequence}
-    doubts = [f"its head is of {name} {said[name]}" for name in is_its if said[name] != is_its[name]]
+    doubts = [f"its head is of {name} {said[name]!a}" for name in is_its if said[name] != is_its[name]]
     names = sorted({f"{name}.parquet" for name in CONTENTS} | files.keys())
-    doubts += [name for name in names if name not in files or sizes.get(f"{where}/{name}") != files[name][1]]
+    others = [name for name in names if name not in files or sizes.get(f"{where}/{name}") != files[name][1]]
+    doubts += [ascii(name)[1:-1] for name in others]
     sha256 = {name: sha256 for name, (sha256, _) in files.items()}
     return Snapshot(cell, sequence, taken_ms, where, rows, sha256, tuple(doubts))
 
@@ -226,14 +294,14 @@ def read_contents(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot
     """Return one table of some snapshots (one of ``CONTENTS``), with ``cell``."""
     fields = CONTENTS[name]
     urls = [listing.url(f"{each.path}/{name}.parquet") for each in snapshots]
-    engine.check_schema(urls, fields)
     return engine.read_parquet(urls, fields, [each.cell for each in snapshots]).drop("path", "file_name")
 
 
 def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Table:
     """Return one table of what was read back from a cluster; ``where`` is its directory."""
     url = f"{where.rstrip('/')}/{name}.parquet"
-    engine.check_schema([url], fields)
+    for fault in engine.schema_faults([url], fields).values():
+        raise TrailError(f"{url}: {fault}")
     return engine.read_parquet([url], fields, [""]).select(*(each for each, _ in fields))
 
 

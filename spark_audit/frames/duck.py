@@ -15,9 +15,9 @@ from typing import Any, ClassVar, cast
 import duckdb
 
 from spark_audit.frames.columns import Column, Dialect, Order, order_of
-from spark_audit.frames.local import check_types, read_texts, walk_folder
+from spark_audit.frames.local import read_texts, type_fault, version_fault, walk_folder
 from spark_audit.frames.table import OF_A_FILE, Engine, How, Row, Table, name_of
-from spark_audit.schema import TRAIL_VERSION, Fields, TrailError
+from spark_audit.schema import Fields, TrailError
 
 _DIALECT = Dialect.DUCKDB
 _JOINS: dict[How, str] = {
@@ -179,18 +179,27 @@ class DuckEngine(Engine):
             sql = f'SELECT * FROM "{name}"'
         return DuckTable(self, sql, (*names, *added))
 
-    def check_schema(self, urls: Sequence[str], fields: Fields) -> None:
-        for url in urls:
-            try:
-                said = f"SELECT name, type, converted_type, num_children FROM parquet_schema({_value(url)})"
-                about = self.run(said).fetchall()
-                known = self.run(f"SELECT key, value FROM parquet_kv_metadata({_value(url)})").fetchall()
-            except self.errors:
-                continue  # whoever reads the rows finds out which files cannot be read
-            version = {bytes(key): bytes(value).decode() for key, value in known}.get(_VERSION_KEY)
-            if version not in {None, str(TRAIL_VERSION)}:
-                raise TrailError(f"{url}: of version {version!r}, not {TRAIL_VERSION}")
-            check_types(url, _types_of(about), fields)
+    def schema_faults(self, urls: Sequence[str], fields: Fields) -> dict[str, str]:
+        about: dict[str, list[tuple[Any, ...]]] = {url: [] for url in urls}
+        versions: dict[str, str] = {}
+        some = f"[{', '.join(map(_value, urls))}]"
+        try:
+            if urls:
+                said = "SELECT file_name, name, type, converted_type, num_children FROM parquet_schema"
+                for url, *column in self.run(f"{said}({some})").fetchall():
+                    about[url].append(tuple(column))
+                for url, key, value in self.run(f"SELECT * FROM parquet_kv_metadata({some})").fetchall():
+                    if bytes(key) == _VERSION_KEY:
+                        versions[url] = bytes(value).decode(errors="replace")
+        except self.errors:
+            if len(urls) == 1:
+                return {}
+            return {url: fault for each in urls for url, fault in self.schema_faults([each], fields).items()}
+        faults = {
+            url: version_fault(versions.get(url)) or type_fault(_types_of(columns), fields)
+            for url, columns in about.items()
+        }
+        return {url: fault for url, fault in faults.items() if fault}
 
     def sums(self, urls: Sequence[str]) -> list[str]:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

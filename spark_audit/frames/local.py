@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from spark_audit.schema import Fields, TrailError
+from spark_audit.schema import TRAIL_VERSION, Fields
 
 _HIDDEN = re.compile(r"/[._][^/]*(?:/|$)|\.tmp(?:/|$)")
 _PARQUET = {"bigint": "int64", "int": "int32", "string": "binary (STRING)", "binary": "binary", "boolean": "boolean"}
@@ -34,11 +34,17 @@ def plain(url: str) -> str:
     return re.sub(r"^([a-z0-9]+):/*", r"\1:/", unquote(url))
 
 
-def check_types(url: str, types: Mapping[str, str], fields: Fields) -> None:
-    """Raise ``TrailError`` for the first column of a file that is missing or of another type."""
+def version_fault(version: str | None) -> str:
+    """Return why a file of this version cannot be read; empty if it can."""
+    return "" if version in {None, str(TRAIL_VERSION)} else f"of version {version!a}, not {TRAIL_VERSION}"
+
+
+def type_fault(types: Mapping[str, str], fields: Fields) -> str:
+    """Return how the first column that is missing or of another type differs; empty if all are as ``fields``."""
     for name, kind in fields:
         wanted = _PARQUET.get(kind, "group (LIST)")
         if name not in types:
-            raise TrailError(f"{url}: column {name} is missing")
+            return f"column {name} is missing"
         if types[name] != wanted:
-            raise TrailError(f"{url}: column {name} is {types[name]}, not {wanted}")
+            return f"column {name} is {types[name]}, not {wanted}"
+    return ""

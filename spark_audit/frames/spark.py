@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -14,13 +15,14 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_audit.frames.columns import Column, Dialect, Order, order_of
-from spark_audit.frames.local import check_types, is_hidden, plain, read_texts, walk_folder
+from spark_audit.frames.local import is_hidden, plain, read_texts, type_fault, version_fault, walk_folder
 from spark_audit.frames.table import OF_A_FILE, Engine, How, Row, Table, name_of
-from spark_audit.schema import TRAIL_VERSION, Fields, TrailError
+from spark_audit.schema import Fields, TrailError
 from spark_audit.session import READ_ERRORS, is_small, set_for
 
 _DIALECT = Dialect.SPARK
 _VERSION_KEY = "rockdmq.trail_version"
+_FOOTER_READERS = 16  # they mostly wait, for an object store or for the JVM
 _COLUMN = re.compile(r"^  (?:optional|required) (\w+) (\w+)( \((?:STRING|LIST)\))?", re.MULTILINE)
 
 
@@ -165,24 +167,28 @@ class SparkEngine(Engine):
         made = reader.parquet(*urls).selectExpr(*quoted, *(of_a_file[name] for name in added))
         return SparkTable(self, made, (*names, *added)).gathered()
 
-    def check_schema(self, urls: Sequence[str], fields: Fields) -> None:
+    def schema_faults(self, urls: Sequence[str], fields: Fields) -> dict[str, str]:
         jvm, conf = self._jvm, self._hadoop
         options = jvm.org.apache.parquet.HadoopReadOptions.builder(conf).build()  # by default read from XML every time
-        for url in urls:
+
+        def fault_of(url: str) -> str:
             try:
-                path = jvm.org.apache.hadoop.fs.Path(url)
-                source = jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
+                source = jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(
+                    jvm.org.apache.hadoop.fs.Path(url), conf
+                )
                 reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(source, options)
                 try:
-                    about = reader.getFooter().getFileMetaData()
+                    about = reader.getFileMetaData()
                     text, version = str(about.getSchema().toString()), about.getKeyValueMetaData().get(_VERSION_KEY)
                 finally:
                     reader.close()
             except READ_ERRORS:
-                continue  # whoever reads the rows finds out which files cannot be read
-            if version not in {None, str(TRAIL_VERSION)}:
-                raise TrailError(f"{url}: of version {version!r}, not {TRAIL_VERSION}")
-            check_types(url, {name: kind + (note or "") for kind, name, note in _COLUMN.findall(text)}, fields)
+                return ""  # the read of its rows reports it
+            types = {name: kind + (note or "") for kind, name, note in _COLUMN.findall(text)}
+            return version_fault(version) or type_fault(types, fields)
+
+        with ThreadPoolExecutor(max_workers=_FOOTER_READERS) as pool:
+            return {url: fault for url, fault in zip(urls, pool.map(fault_of, urls), strict=True) if fault}
 
     def sums(self, urls: Sequence[str]) -> list[str]:
         """Compute them where the files are read."""

@@ -157,8 +157,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def check_schema(self, urls: Sequence[str], fields: Fields) -> None:
-        """Look at the columns of files; ``TrailError`` names the first that is missing, or of another type."""
+    def schema_faults(self, urls: Sequence[str], fields: Fields) -> dict[str, str]:
+        """Return, by URL, how the schemas of files differ from ``fields``. Files that cannot be read are left out."""
 
     @abstractmethod
     def sums(self, urls: Sequence[str]) -> list[str]:

@@ -106,6 +106,7 @@ def _audit(
 
     told = _read_through(raw, options, kept)
     scan, counts, rare, of_cells = told.scan, told.counts, told.rare, told.of_cells
+    run.listing = listing = health.with_roles(listing, counts)
     snapshots, of_snapshots = health.sound_snapshots(engine, listing, told.undone, options)
     cells = health.cell_states(listing, files, of_cells, snapshots, options)
     of_snapshots += health.vanished(listing, cells, snapshots)
@@ -331,6 +332,7 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
     spooled = ledgers.spooled_table(totals, exact, cells)
     own: list[Finding] = [
         *files.findings,
+        *health.damage_findings(run.listing),
         *health.missing_files(run.listing),
         *health.unproven(run.listing),
         *of_snapshots,

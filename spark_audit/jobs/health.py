@@ -11,9 +11,11 @@ from spark_audit.frames import functions as F  # noqa: N812 - the name that Spar
 from spark_audit.frames.local import plain
 from spark_audit.frames.table import Engine, Row, Table
 from spark_audit.jobs.options import Options
-from spark_audit.schema import EVENTS, SEVERITY
+from spark_audit.schema import EVENTS, OF_DAEMON, OF_SPOOL, SEVERITY
 from spark_audit.tables import (
     CONTENTS,
+    MISSING,
+    Cell,
     EventFile,
     Listing,
     ManifestLine,
@@ -82,8 +84,9 @@ def look_at_files(
     """Check files and return what was found, with their rows: each record once, from files that can be read."""
     found = Files()
     altered = _altered(engine, listing, files, options)
-    sound = [file for file in files if file.path not in altered]
-    engine.check_schema(_some(listing, sound), EVENTS)
+    urls = {listing.url(file.path): file.path for file in files}
+    faults = {urls[url]: fault for url, fault in engine.schema_faults(list(urls), EVENTS).items()}
+    sound = [file for file in files if file.path not in altered and file.path not in faults]
     if not _take_facts(engine, listing, sound, found):
         for file in sound:  # one of them cannot be read: which one?
             if not _take_facts(engine, listing, [file], found):
@@ -93,12 +96,15 @@ def look_at_files(
         if facts is not None and (facts.first < file.first or facts.last > file.last):
             altered[file.path] = "holds other records than its name says"
     for file in files:
-        if file.path in altered:
-            is_readable = _can_be_read(engine, listing, file) and _take_facts(engine, listing, [file], found)
-            why = altered[file.path] if is_readable else f"{altered[file.path]}, and cannot be read"
-            found.findings.append(finding("FILE_ALTERED", why, file.cell, file.path))
-            if not is_readable:
-                found.gaps.append(Gap(file.cell, file.first, file.last, "file cannot be read"))
+        reasons = [each[file.path] for each in (altered, faults) if file.path in each]
+        if not reasons:
+            continue
+        # the engines differ in the columns of other types that they accept, so such a file is read by none
+        is_readable = file.path not in faults and _can_be_read(engine, listing, file)
+        if not (is_readable and _take_facts(engine, listing, [file], found)):
+            found.gaps.append(Gap(file.cell, file.first, file.last, "file cannot be read"))
+            reasons += [] if file.path in faults else ["cannot be read"]
+        found.findings.append(finding("FILE_ALTERED", ", and ".join(dict.fromkeys(reasons)), file.cell, file.path))
     return found, rows_of(engine, listing, files, found)
 
 
@@ -113,14 +119,6 @@ def _altered(engine: Engine, listing: Listing, files: Sequence[EventFile], optio
             if sums[file.path] != lines[file.path].sha256:
                 altered[file.path] = "sha256 is another one"
     return altered
-
-
-def _some(listing: Listing, files: Sequence[EventFile]) -> list[str]:
-    """Return the first and the last file of each cell."""
-    ends: dict[str, list[str]] = {}
-    for file in files:
-        ends.setdefault(file.cell, []).append(listing.url(file.path))
-    return sorted({url for urls in ends.values() for url in (urls[0], urls[-1])})
 
 
 def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> bool:
@@ -198,6 +196,33 @@ def missing_files(listing: Listing) -> list[Finding]:
     ]
 
 
+def damage_findings(listing: Listing) -> list[Finding]:
+    """Return a finding for each file, and each line of a manifest, that the audit does not use."""
+    return [
+        finding("FILE_MISSING", "the file of the cell is not there", each.cell, each.path)
+        if each.why == MISSING
+        else finding("UNPROVEN", "it cannot be used", each.cell, f"{each.path}: {each.why}")
+        for each in listing.damages
+    ]
+
+
+def with_roles(listing: Listing, counts: Table) -> Listing:
+    """Return the listing with a role for each cell whose file does not give it: that of its events."""
+    unknown = [name for name, cell in listing.cells.items() if not cell.role]
+    if not unknown:
+        return listing
+    kinds: dict[str, set[str]] = {name: set() for name in unknown}
+    for row in counts.where(F.col("cell").isin(*unknown)).select("cell", "kind").distinct().collect():
+        kinds[row["cell"]].add(row["kind"])
+    roles = {name: Cell(name, _role_of(own), 0) for name, own in kinds.items()}
+    return listing._replace(cells=listing.cells | roles)
+
+
+def _role_of(kinds: set[str]) -> str:
+    is_spool = kinds & {*OF_SPOOL} or ("SCHEDULED" in kinds and not kinds & OF_DAEMON)
+    return "spool" if is_spool else "daemon"
+
+
 def unproven(listing: Listing) -> list[Finding]:
     """Return what manifests do not vouch for: files that none names, and lines that do not continue the one before.
 
@@ -258,6 +283,7 @@ def sound_snapshots(
         doubts = {each.cell: each.doubts for each in newest}
         if options.verify:
             doubts |= {each.cell: _altered_in(engine, listing, each) for each in newest if not each.doubts}
+        doubts |= _misshapen(engine, listing, [each for each in newest if not doubts[each.cell]])
         doubts |= _miscounted(engine, listing, [each for each in newest if not doubts[each.cell]])
         for snapshot in newest:
             if doubts[snapshot.cell]:
@@ -267,6 +293,16 @@ def sound_snapshots(
                 sound.append(snapshot)
                 left[snapshot.cell] = []
     return sound, found
+
+
+def _misshapen(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
+    """Return which tables of snapshots, one of a cell, have other columns than docs/TRAIL.md lists, by cell."""
+    found: dict[str, tuple[str, ...]] = {each.cell: () for each in snapshots}
+    for name, fields in CONTENTS.items():
+        urls = {listing.url(f"{each.path}/{name}.parquet"): each.cell for each in snapshots}
+        for url, fault in engine.schema_faults(list(urls), fields).items():
+            found[urls[url]] += (f"{name}.parquet: {fault}",)
+    return found
 
 
 def _miscounted(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
 from support.read_back import Lies, Range, write_read_back
-from support.trail_damage import DAMAGERS
+from support.trail_damage import DAMAGERS, change_column
 from support.trail_disagreements import DISAGREEMENTS
+from support.trail_files import files_of, read_manifest, write_manifest
 from support.trail_forge import forge
 from support.trail_hand import TOPIC, Hand
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS
@@ -70,6 +74,41 @@ def test_of_a_trail_that_lies_and_is_damaged(engines: Mapping[str, Engine], tmp_
         write(hand)
         hand.end(620_000)
     assert audited(engines, trail, tmp_path / "out") == 40
+
+
+def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+    """A cell without its file, a line and a head that cannot be read, columns of other types, a beginning removed."""
+    trail = tmp_path / "trail"
+    forge(trail, messages=400, seed=6, rows_per_file=100)
+    (trail / "cells" / "spool-0.json").unlink()
+    (trail / "cells" / "daemon-0.json").write_text('{"version": 1, "cell": "daemon-1"}', encoding="utf-8")
+    for pattern in ("manifest/cell=daemon-0/*.jsonl", "snapshots/cell=spool-0/*/manifest.json"):
+        path = next(trail.glob(pattern))
+        path.write_text(path.read_text(encoding="utf-8").replace('"', "", 1), encoding="utf-8")
+    files_of(trail, "daemon-0")[0].unlink()
+    kinds: tuple[tuple[str, pa.DataType | None], ...] = (
+        ("sequence", pa.string()),
+        ("entry", None),
+        ("boot", pa.int64()),
+    )
+    lines = read_manifest(trail, "daemon-1")
+    for number, (column, kind) in enumerate(kinds, start=1):
+        path = files_of(trail, "daemon-1")[2 * number]
+        change_column(path, column, kind)
+        content = path.read_bytes()
+        lines[2 * number] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_manifest(trail, "daemon-1", lines)
+    assert audited(engines, trail, tmp_path / "out") == 40
+    listed = (tmp_path / "out" / "duckdb" / "findings.jsonl").read_text(encoding="utf-8").splitlines()
+    findings = [json.loads(line) for line in listed]
+    assert {each["kind"] for each in findings if each["severity"] == "inconsistent"} == {"FILE_ALTERED"}
+    altered = sorted(each["rule"] for each in findings if each["kind"] == "FILE_ALTERED")
+    assert altered == [
+        "column boot is int64, not int32",
+        "column entry is missing",
+        "column sequence is binary (STRING), not int64",
+    ]
+    assert not [each for each in findings if each["severity"] == "lost"]
 
 
 def test_of_what_was_read_back(engines: Mapping[str, Engine], tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from support.trail_files import cells_of, files_of
+from support.trail_damage import change_column
+from support.trail_files import cells_of, files_of, read_manifest, write_manifest
 from support.trail_forge import forge
+from support.trail_hand import Hand
 
 from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
@@ -54,28 +58,108 @@ def test_a_line_without_its_end_is_not_there_yet(engine: Engine, trail: Path) ->
     assert after.files == before.files
 
 
+Break = Callable[[Path], object]
+
+
+def replace_in(trail: Path, path: str, old: str, new: str) -> None:
+    """Replace text in the only file that a pattern matches."""
+    (file,) = trail.glob(path)
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
-    ("break_it", "words"),
+    ("break_it", "cell", "words"),
     [
-        (lambda trail: (trail / "cells" / "daemon-0.json").write_text('{"version": 2}'), "not of version 1"),
-        (lambda trail: (trail / "cells" / "daemon-0.json").write_text("{"), "not JSON"),
-        (lambda trail: (trail / "cells" / "daemon-0.json").write_text('{"version": 1}'), "a field is missing"),
         (
-            lambda trail: shutil.copy(trail / "cells" / "daemon-1.json", trail / "cells" / "daemon-0.json"),
-            "of another cell",
+            lambda trail: (trail / "cells" / "daemon-0.json").write_text('{"version": 2}'),
+            "daemon-0",
+            "not of version 1",
+        ),
+        (lambda trail: (trail / "cells" / "daemon-0.json").write_text("{"), "daemon-0", "not JSON"),
+        (lambda trail: (trail / "cells" / "daemon-0.json").write_text("[" * 5_000), "daemon-0", "not JSON"),
+        (lambda trail: (trail / "cells" / "spool-0.json").write_text('{"version": 1}'), "spool-0", "it is of another"),
+        (
+            lambda trail: shutil.copy(trail / "cells" / "daemon-1.json", trail / "cells" / "spool-0.json"),
+            "spool-0",
+            "cells/spool-0.json: it is of another cell, 'daemon-1'",
+        ),
+        (lambda trail: replace_in(trail, "cells/spool-0.json", '"spool"', '"spoon"'), "spool-0", "role is 'spoon'"),
+        (lambda trail: replace_in(trail, "cells/daemon-0.json", ": 0", ': "0"'), "daemon-0", "retired_sequence is '0'"),
+        (
+            lambda trail: replace_in(trail, "manifest/cell=daemon-0/*", '{"version"', '"version"'),
+            "daemon-0",
+            ".jsonl, line 1: not JSON",
+        ),
+        (
+            lambda trail: replace_in(trail, "manifest/cell=daemon-0/*", '"rows": ', f'"rows": {2**63}'),
+            "daemon-0",
+            "not a whole number of 63 bits",
+        ),
+        (
+            lambda trail: replace_in(trail, "manifest/cell=daemon-0/*", '"cell": "daemon-0"', '"cell": "daemon-1"'),
+            "daemon-0",
+            "it is of another cell",
+        ),
+        (
+            lambda trail: replace_in(trail, "manifest/cell=daemon-0/*", '"first_sequence": 1,', '"first_sequence": 2,'),
+            "daemon-0",
+            "its file of others",
+        ),
+        (
+            lambda trail: replace_in(trail, "snapshots/cell=daemon-0/*/manifest.json", '"entries"', '"entrees"'),
+            "daemon-0",
+            "its head cannot be read: entries is None",
+        ),
+        (
+            lambda trail: replace_in(trail, "snapshots/cell=daemon-0/*/manifest.json", '"bytes"', '"bites"'),
+            "daemon-0",
+            "its head cannot be read: bytes is None",
         ),
         (
             lambda trail: files_of(trail, "daemon-0")[0].rename(files_of(trail, "daemon-0")[0].parent / "x.parquet"),
-            "not named",
+            "daemon-0",
+            "its name is not that of a file of events",
         ),
     ],
 )
-def test_what_cannot_be_a_trail_is_refused(engine: Engine, trail: Path, break_it: object, words: str) -> None:
-    """The error names the file and says what is wrong with it."""
-    assert callable(break_it)
+def test_a_damaged_file_is_a_finding_and_the_rest_is_audited(
+    engine: Engine, trail: Path, break_it: Break, cell: str, words: str
+) -> None:
+    """The finding names the file and the reason; no cell is judged wrongly, and the others are judged as before."""
     break_it(trail)
-    with pytest.raises(TrailError, match=words):
-        list_trail(engine, str(trail))
+    outcome = run_audit(engine, str(trail), Options())
+    named = [each for each in outcome.findings if each["kind"] == "UNPROVEN" and words in each["detail"]]
+    assert [each["cell"] for each in named] == [cell]
+    assert {each["cell"] for each in outcome.findings} == {cell}
+    assert {about["cell"]: about["role"] for about in outcome.report["cells"]} == ROLES
+    assert outcome.exit_code == 30
+
+
+ROLES = {"daemon-0": "daemon", "daemon-1": "daemon", "spool-0": "spool"}
+
+
+@pytest.mark.parametrize("cell", sorted(ROLES))
+def test_a_cell_without_its_file_has_the_role_of_its_events(engine: Engine, trail: Path, cell: str) -> None:
+    """The file is missing, which proves nothing about messages: a spool is not judged as a daemon."""
+    (trail / "cells" / f"{cell}.json").unlink()
+    outcome = run_audit(engine, str(trail), Options())
+    found = [(each["kind"], each["cell"], each["detail"]) for each in outcome.findings]
+    assert found == [("FILE_MISSING", cell, f"cells/{cell}.json")]
+    assert {about["cell"]: about["role"] for about in outcome.report["cells"]} == ROLES
+    assert outcome.exit_code == 30
+
+
+def test_a_spool_that_only_waits_is_one_without_its_file(engine: Engine, tmp_path: Path) -> None:
+    """Nothing was sent yet: what it holds parked, without a number, is not lost."""
+    hand = Hand(tmp_path, "one", "spool")
+    hand.scheduled(1, 1_000)
+    hand.snapshot([hand.held(1, 1_000, "PARKED") | {"entry": None}])
+    hand.end(500_000)
+    (tmp_path / "cells" / "one.json").unlink()
+    outcome = run_audit(engine, str(tmp_path), Options())
+    assert [each["kind"] for each in outcome.findings] == ["FILE_MISSING"]
 
 
 def test_there_must_be_a_trail(engine: Engine, tmp_path: Path) -> None:
@@ -86,20 +170,43 @@ def test_there_must_be_a_trail(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("column", "kind"), [("sequence", pa.string()), ("attempt", pa.int64()), ("entry", None)])
-def test_columns_of_another_kind_are_refused(
+def test_a_file_with_other_columns_is_a_finding(
     engine: Engine, trail: Path, column: str, kind: pa.DataType | None
 ) -> None:
-    """A column that is missing or of another type is named, before anything is counted."""
-    for path in files_of(trail, "daemon-0"):
-        table = pq.read_table(path, partitioning=None)
-        at = table.column_names.index(column)
-        changed = table.remove_column(at)
-        if kind is not None:
-            changed = changed.add_column(at, column, table[column].cast(kind))
-        pq.write_table(changed, path)
-    shutil.rmtree(trail / "manifest")  # it would say that the files are not those that were written
-    with pytest.raises(TrailError, match=f"column {column} is"):
-        run_audit(engine, str(trail), Options(verify=False))
+    """A file in the middle of a cell, which its manifest vouches for: it is not read, by either engine."""
+    path = files_of(trail, "daemon-0")[1]
+    change_column(path, column, kind)
+    lines = read_manifest(trail, "daemon-0")
+    content = path.read_bytes()
+    lines[1] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_manifest(trail, "daemon-0", lines)
+    outcome = run_audit(engine, str(trail), Options())
+    altered = [(each["rule"], each["detail"]) for each in outcome.findings if each["kind"] == "FILE_ALTERED"]
+    ((rule, detail),) = altered
+    assert rule.startswith(f"column {column} is ")
+    assert detail == path.relative_to(trail).as_posix()
+    assert {each["kind"] for each in outcome.findings} <= {"FILE_ALTERED", "INCONCLUSIVE"}
+    (about,) = (each for each in outcome.report["cells"] if each["cell"] == "daemon-0")
+    span = {"first": lines[1]["first_sequence"], "last": lines[1]["last_sequence"], "why": "file cannot be read"}
+    assert about["gaps"] == [span]
+    assert outcome.exit_code == 40
+
+
+@pytest.mark.parametrize("name", ["entries", "progress", "queues"])
+def test_a_snapshot_with_other_columns_is_a_finding(engine: Engine, trail: Path, name: str) -> None:
+    """A table of the newest snapshot lacks a column that its head vouches for: the snapshot is not used."""
+    (head,) = trail.glob("snapshots/cell=daemon-0/*/manifest.json")
+    path = head.with_name(f"{name}.parquet")
+    change_column(path, "topic", None)
+    about = json.loads(head.read_text(encoding="utf-8"))
+    content = path.read_bytes()
+    about["files"][path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    head.write_text(json.dumps(about), encoding="utf-8")
+    outcome = run_audit(engine, str(trail), Options())
+    named = [each["detail"] for each in outcome.findings if each["kind"] == "UNPROVEN"]
+    assert len(named) == 1
+    assert named[0].endswith(f"{name}.parquet: column topic is missing")
+    assert outcome.exit_code == 30
 
 
 def test_local_tables_hold_what_they_are_given(engine: Engine) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from support.trail_bend import Bent
 from support.trail_files import (
@@ -156,6 +157,16 @@ def cut_tail(trail: Path, cell: str, count: int, seed: int) -> Damage:
                 write_table(path.with_name(name), table_of(rest))
     _mend(trail, cell, set(files_of(trail, cell)))
     return Damage(cell=cell, gaps=((kept[-1].sequence + 1, last),), touched=_ids(cut))
+
+
+def change_column(path: Path, column: str, kind: pa.DataType | None) -> None:
+    """Give a column of a file another type, or remove it."""
+    table = pq.read_table(path, partitioning=None)
+    at = table.column_names.index(column)
+    changed = table.remove_column(at)
+    if kind is not None:
+        changed = changed.add_column(at, column, table[column].cast(kind))
+    pq.write_table(changed, path)
 
 
 def _mend(trail: Path, cell: str, changed: set[Path]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.trail_damage import change_column
 
 from dmq.audit.events import EventKind
 from spark_audit import explain
@@ -187,6 +188,34 @@ def test_what_own_keys_end_in_plain_words(tmp_path: Path, rows: Sequence[Row], s
     lines = said(tmp_path).splitlines()
     assert any(line.endswith(said_of_it) for line in lines), lines
     assert lines[-1] == f"orders: {outcome}"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"retired_sequence": "7"}', "\udcff"])
+def test_control_files_that_cannot_be_read_hide_no_event(tmp_path: Path, content: str) -> None:
+    """A cell's file, a line of its manifest, and the head of its snapshot: named, and the rest is told."""
+    write(tmp_path, SCHEDULED, DELIVERED)
+    snapshot(tmp_path, 2)
+    broken = content.encode("utf-8", "surrogateescape")
+    (tmp_path / "cells").mkdir()
+    for path in ("cells/shop.json", f"snapshots/cell=shop/{2:020}/manifest.json"):
+        (tmp_path / path).write_bytes(broken)
+    with (tmp_path / "manifest/cell=shop/2026-11-21.jsonl").open("ab") as lines:
+        lines.write(broken + b"\n")
+    told = said(tmp_path)
+    assert "handed over 3 ms late" in told
+    assert "NOT READ: manifest/cell=shop/2026-11-21.jsonl: line 2 cannot be read" in told
+    is_object = content.startswith("{") and content.endswith("}")
+    assert ("NOT READ: cells/shop.json: cannot be read" in told) is not is_object
+
+
+@pytest.mark.parametrize(("column", "kind"), [("entry", None), ("sequence", pa.string())])
+def test_a_file_with_other_columns_is_not_read(tmp_path: Path, column: str, kind: pa.DataType | None) -> None:
+    """It is named; the events of the other files are told."""
+    write(tmp_path, SCHEDULED)
+    change_column(write(tmp_path, DELIVERED), column, kind)
+    told = said(tmp_path)
+    assert "accepted, to be delivered" in told
+    assert "its columns are not those of events" in told
 
 
 OF_NO_MESSAGE = {

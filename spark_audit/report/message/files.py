@@ -21,10 +21,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_audit.report import text
+from spark_audit.schema import EVENTS
 from spark_audit.undone import Undone
 
 _RANGE = re.compile(r"(\d+)-(\d+)\.parquet")
 _HEX_ID = re.compile(r"[0-9A-Fa-f]{34}")
+_OF_LINE = ("first_sequence", "last_sequence", "first_at_ms", "last_at_ms")
 _READERS = 4
 _TOLD_EVERY_S = 1.0
 Row = dict[str, Any]
@@ -87,6 +89,9 @@ class TrailFiles:
         def one(file: EventsFile) -> list[Row]:
             found = self.matching(file.path, column, values)
             read.append(file.path)
+            if found and not _is_event(found[0]):
+                self._note(file.path, "its columns are not those of events")
+                return []
             return [{"cell": file.cell, "path": str(file.path.relative_to(self.root)), **row} for row in found]
 
         def told() -> str:
@@ -107,8 +112,11 @@ class TrailFiles:
                     if len(hits):
                         rows += file.read_row_group(group, use_threads=False).take(hits).to_pylist()
         except (pa.ArrowException, OSError, KeyError) as error:
-            self.unreadable.append(f"{path.relative_to(self.root)}: {type(error).__name__}")
+            self._note(path, type(error).__name__)
         return rows
+
+    def _note(self, path: Path, why: str) -> None:
+        self.unreadable.append(f"{path.relative_to(self.root)}: {why}")
 
     def last_at_ms(self, cell: str) -> int | None:
         """Return the time of the newest event of a cell."""
@@ -123,9 +131,10 @@ class TrailFiles:
     def gaps(self, cell: str) -> list[Gap]:
         """Return the numbers of a cell that no file here holds, behind what retention removed."""
         lines = list(self._manifest(cell))
-        before = int(_json(self.root / "cells" / f"{cell}.json").get("retired_sequence") or 0)
+        retired = self._json(self.root / "cells" / f"{cell}.json").get("retired_sequence")
+        before = retired if isinstance(retired, int) else 0
         held = [(file.first, file.last) for file in self.files if file.cell == cell]
-        end = max([before, *(last for _, last in held), *(int(line["last_sequence"]) for line in lines)])
+        end = max([before, *(last for _, last in held), *(line["last_sequence"] for line in lines)])
         gaps = []
         for first, last in [*held, (end + 1, end)]:
             if first > before + 1:
@@ -146,12 +155,12 @@ class TrailFiles:
         newest = max(standing, key=_number, default=None)
         if newest is None:
             return None
-        told = _json(newest / "manifest.json")
+        taken_ms = self._json(newest / "manifest.json").get("taken_ms")
         of_topics = pa.array(topics, pa.string())
         return Snapshot(
             cell=cell,
-            sequence=int(told.get("sequence", newest.name)),
-            taken_ms=told.get("taken_ms"),
+            sequence=_number(newest),
+            taken_ms=taken_ms if isinstance(taken_ms, int) else None,
             entries=self.matching(newest / "entries.parquet", "message_id", ids),
             progress=self.matching(newest / "progress.parquet", "topic", of_topics),
             queues=self.matching(newest / "queues.parquet", "topic", of_topics),
@@ -159,9 +168,24 @@ class TrailFiles:
 
     def _manifest(self, cell: str) -> Iterator[Row]:
         for path in _within(self.root / "manifest" / f"cell={cell}", "*.jsonl"):
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n"):  # else it is being written
-                    yield json.loads(line)
+            whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition(
+                "\n"
+            )  # the rest is being written
+            for number, line in enumerate(whole.split("\n"), start=1):
+                told = _object(line)
+                if isinstance(told.get("path"), str) and all(isinstance(told.get(name), int) for name in _OF_LINE):
+                    yield told
+                elif line:
+                    self._note(path, f"line {number} cannot be read")
+
+    def _json(self, path: Path) -> Row:
+        """Return the object in a file; an empty one if there is no such file, or it cannot be read, which is noted."""
+        if not path.is_file():
+            return {}
+        told = _object(path.read_text(encoding="utf-8", errors="replace"))
+        if not told:
+            self._note(path, "cannot be read")
+        return told
 
 
 def packed_forms(message_id: str) -> list[bytes]:
@@ -211,12 +235,18 @@ def _within(root: Path, pattern: str) -> list[Path]:
     )
 
 
-def _json(path: Path) -> Row:
+def _object(text: str) -> Row:
+    """Return a JSON object; an empty one if the text is none."""
     try:
-        told: Row = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        told = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
-    return told
+    return told if isinstance(told, dict) else {}
+
+
+def _is_event(row: Row) -> bool:
+    has_numbers = all(isinstance(row.get(name), int) for name in ("sequence", "boot", "at_ms"))
+    return has_numbers and all(name in row for name, _ in EVENTS)
 
 
 @contextmanager
