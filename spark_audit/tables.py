@@ -109,33 +109,26 @@ class _Damaged(Exception):
 def list_trail(engine: Engine, trail: str) -> Listing:
     """List a trail. ``TrailError`` if there is none; damaged files and lines are listed apart."""
     root, paths = engine.walk(trail)
-    files: list[EventFile] = []
-    damages: list[Damage] = []
-    for path, size in paths:
-        try:
-            if path.startswith("events/") and path.endswith(".parquet"):
-                files.append(_event_file(path, size))
-        except _Damaged as why:
-            damages.append(Damage(_cell_in(path), path, str(why)))
+    files, damages = _event_files(paths)
     if not files and not any(path.startswith(("cells/", "events/")) for path, _ in paths):
         raise TrailError(f"{trail}: no trail is there (neither events nor cells)")
     patterns = (_MANIFEST_PATH, _SNAPSHOT_PATH, _CELL_PATH)
     wanted = [path for path, _ in paths if any(each.fullmatch(path) for each in patterns)]
     texts = engine.texts(root, wanted)
     lines: list[ManifestLine] = []
-    cells: dict[str, Cell] = {}
+    cells = {name: Cell(name, "", 0) for path in wanted if path.startswith("cells/") for name in [_cell_in(path)]}
     snapshots: list[Snapshot] = []
     sizes = dict(paths)
-    for path, text in texts.items():
+    for path in wanted:
         try:
-            if path.startswith("manifest/"):
-                _read_manifest(path, text, lines, damages)
-            elif path.startswith("snapshots/"):
-                snapshots.append(_snapshot(path, text, sizes))
+            if path not in texts:
+                raise _Damaged("it cannot be read")
+            if path.startswith("cells/"):
+                cells[_cell_in(path)] = _cell(_cell_in(path), texts[path])
+            elif path.startswith("manifest/"):
+                damages += _read_manifest(path, texts[path], lines)
             else:
-                name = unquote(path.removeprefix("cells/").removesuffix(".json"))
-                cells[name] = Cell(name, "", 0)
-                cells[name] = _cell(name, text)
+                snapshots.append(_snapshot(path, texts[path], sizes))
         except _Damaged as why:
             damages.append(Damage(_cell_in(path), path, str(why)))
     for name in {each.cell for found in (files, lines, snapshots) for each in found} - cells.keys():
@@ -159,6 +152,18 @@ def _cell_in(path: str) -> str:
     """Return the cell that a path names; empty if it names none."""
     found = re.search(r"/cell=([^/]+)/", path) or _CELL_PATH.fullmatch(path)
     return unquote(found[1]) if found is not None else ""
+
+
+def _event_files(paths: Iterable[tuple[str, int]]) -> tuple[list[EventFile], list[Damage]]:
+    files: list[EventFile] = []
+    damages: list[Damage] = []
+    for path, size in paths:
+        try:
+            if path.startswith("events/") and path.endswith(".parquet"):
+                files.append(_event_file(path, size))
+        except _Damaged as why:
+            damages.append(Damage(_cell_in(path), path, str(why)))
+    return files, damages
 
 
 def _event_file(path: str, size: int) -> EventFile:
@@ -192,8 +197,9 @@ def _text(value: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def _read_manifest(path: str, text: str, lines: list[ManifestLine], damages: list[Damage]) -> None:
-    """Add the lines of a manifest to ``lines``, and those that are damaged to ``damages``."""
+def _read_manifest(path: str, text: str, lines: list[ManifestLine]) -> list[Damage]:
+    """Add the lines of a manifest to ``lines``, and return those that are damaged."""
+    damages: list[Damage] = []
     cell = _cell_in(path)
     whole, _, _ = text.rpartition("\n")  # a last line without its end is not there yet
     for number, line in enumerate(whole.split("\n"), start=1):
@@ -202,6 +208,7 @@ def _read_manifest(path: str, text: str, lines: list[ManifestLine], damages: lis
                 lines.append(_manifest_line(cell, line))
         except _Damaged as why:
             damages.append(Damage(cell, f"{path}, line {number}", str(why)))
+    return damages
 
 
 def _manifest_line(cell: str, line: str) -> ManifestLine:
@@ -306,5 +313,10 @@ def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Ta
 
 
 def read_sums(engine: Engine, listing: Listing, paths: Sequence[str]) -> dict[str, str]:
-    """Return the sha256 of files, by their path in the trail; computed where the files are read."""
-    return dict(zip(paths, engine.sums([listing.url(path) for path in paths]), strict=True))
+    """Return the sha256 of files by path, computed where the files are read; empty for one that cannot be read."""
+    try:
+        return dict(zip(paths, engine.sums([listing.url(path) for path in paths]), strict=True))
+    except engine.errors:
+        if len(paths) == 1:
+            return {paths[0]: ""}
+        return {path: one for each in paths for path, one in read_sums(engine, listing, [each]).items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,8 +26,12 @@ def walk_folder(folder: Path) -> list[tuple[str, int]]:
 
 
 def read_texts(folder: Path, paths: Sequence[str]) -> dict[str, str]:
-    """Return what is in files, by their path."""
-    return {path: (folder / path).read_text(encoding="utf-8", errors="replace") for path in paths}
+    """Return the content of files by path, without those that cannot be read."""
+    found: dict[str, str] = {}
+    for path in paths:
+        with suppress(OSError):
+            found[path] = (folder / path).read_text(encoding="utf-8", errors="replace")
+    return found
 
 
 def plain(url: str) -> str:

@@ -170,7 +170,7 @@ class Engine(ABC):
 
     @abstractmethod
     def texts(self, root: str, paths: Sequence[str]) -> dict[str, str]:
-        """Read small files whole."""
+        """Read small files whole; those of this machine that cannot be read are left out."""
 
     @abstractmethod
     def collect_all(self, tables: Mapping[str, Table]) -> dict[str, list[Row]]:

@@ -98,6 +98,8 @@ def _audit(
 ) -> Outcome:
     mode = "batch" if where is None else "incremental"
     run = _Run(engine, listing, options, kept, Stopwatch(engine), {"mode": mode, "stages": []})
+    if kept is not None:
+        _check_contents(engine, listing, kept, options)
     new = _new_files(listing, kept)
     found, raw = health.look_at_files(engine, listing, new, options)
     files = _merge_files(found, kept)
@@ -107,6 +109,11 @@ def _audit(
     told = _read_through(raw, options, kept)
     scan, counts, rare, of_cells = told.scan, told.counts, told.rare, told.of_cells
     run.listing = listing = health.with_roles(listing, counts)
+    roles = {name: cell.role for name, cell in listing.cells.items()}
+    if kept is not None and (
+        others := [name for name in kept.roles if roles.get(name) not in {None, kept.roles[name]}]
+    ):
+        raise _StartOver(f"cell {others[0]} has another role")
     snapshots, of_snapshots = health.sound_snapshots(engine, listing, told.undone, options)
     cells = health.cell_states(listing, files, of_cells, snapshots, options)
     of_snapshots += health.vanished(listing, cells, snapshots)
@@ -148,6 +155,7 @@ def _audit(
     if where is not None:
         facts = Facts(
             files=files,
+            roles=roles,
             counts=counts,
             sums=sums,
             rare=rare,
@@ -217,13 +225,22 @@ def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: He
     return found, pipeline.keyed(forgotten, run.options)
 
 
+def _check_contents(engine: Engine, listing: Listing, kept: State, options: Options) -> None:
+    """Start over if a file that was read has another content now, or its manifest line names another one."""
+    retired = {name: cell.retired for name, cell in listing.cells.items()}
+    read = [file for file in listing.files if file.path in kept.files.contents and file.last > retired[file.cell]]
+    for path, content in health.contents_of(engine, listing, read, options).items():
+        if content != kept.files.contents[path]:
+            raise _StartOver(f"{path} was changed after it was read")
+
+
 def _new_files(listing: Listing, kept: State | None) -> list[EventFile]:
     """Return the files to read: complete by their name, behind what retention removed, and not seen before."""
     retired = {name: cell.retired for name, cell in listing.cells.items()}
     there = [file for file in listing.files if file.last > retired[file.cell]]
     if kept is None:
         return there
-    taken = kept.files.facts.keys() | kept.unreadable
+    taken = kept.files.contents.keys()
     gone = taken - {file.path for file in listing.files}
     for path in sorted(gone):
         cell, last = health.cell_of(path), health.span_of(path)[1]
@@ -243,7 +260,8 @@ def _merge_files(found: Files, kept: State | None) -> Files:
     if kept is None:
         return found
     before = kept.files
-    return Files(before.facts | found.facts, [*before.gaps, *found.gaps], [*before.findings, *found.findings])
+    contents = before.contents | found.contents
+    return Files(contents, before.facts | found.facts, [*before.gaps, *found.gaps], [*before.findings, *found.findings])
 
 
 def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:

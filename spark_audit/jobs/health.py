@@ -47,10 +47,19 @@ def finding(kind: str, rule: str, cell: str, detail: str, **others: Any) -> Find
     return empty | base | others
 
 
+class Content(NamedTuple):
+    """Identity of the content of a file of events, and how it differs from its line of the manifest, if it does."""
+
+    bytes: int
+    sha256: str  # empty without ``verify``, or if the file cannot be read
+    doubt: str
+
+
 @dataclass(slots=True)
 class Files:
     """What was found in files that were looked at, in this run or an earlier one."""
 
+    contents: dict[str, Content] = field(default_factory=dict)  # by path in the trail; also of unreadable files
     facts: dict[str, FileFacts] = field(default_factory=dict)  # by path in the trail
     gaps: list[Gap] = field(default_factory=list)  # inside of files
     findings: list[Finding] = field(default_factory=list)
@@ -82,8 +91,8 @@ def look_at_files(
     engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options
 ) -> tuple[Files, Table]:
     """Check files and return what was found, with their rows: each record once, from files that can be read."""
-    found = Files()
-    altered = _altered(engine, listing, files, options)
+    found = Files(contents_of(engine, listing, files, options))
+    altered = {path: content.doubt for path, content in found.contents.items() if content.doubt}
     urls = {listing.url(file.path): file.path for file in files}
     faults = {urls[url]: fault for url, fault in engine.schema_faults(list(urls), EVENTS).items()}
     sound = [file for file in files if file.path not in altered and file.path not in faults]
@@ -108,17 +117,19 @@ def look_at_files(
     return found, rows_of(engine, listing, files, found)
 
 
-def _altered(engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, str]:
-    """Return files that are not those of the manifest, with how that is known."""
+def contents_of(engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, Content]:
+    """Return the content of files by path, compared with their lines of the manifest."""
     lines = {line.path: line for line in listing.lines}
-    known = [file for file in files if file.path in lines]
-    altered = {file.path: "not as long as written" for file in known if file.bytes != lines[file.path].bytes}
-    if options.verify:
-        sums = read_sums(engine, listing, [file.path for file in known])
-        for file in known:
-            if sums[file.path] != lines[file.path].sha256:
-                altered[file.path] = "sha256 is another one"
-    return altered
+    sums = read_sums(engine, listing, [file.path for file in files]) if options.verify else {}
+    found: dict[str, Content] = {}
+    for file in files:
+        line, sha256, doubt = lines.get(file.path), sums.get(file.path, ""), ""
+        if line is not None and file.bytes != line.bytes:
+            doubt = "not as long as written"
+        if line is not None and sha256 and sha256 != line.sha256:
+            doubt = "sha256 is another one"
+        found[file.path] = Content(file.bytes, sha256, doubt)
+    return found
 
 
 def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> bool:

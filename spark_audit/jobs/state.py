@@ -16,7 +16,7 @@ from typing import Any
 
 from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.frames.table import Engine, Table
-from spark_audit.jobs.health import Files
+from spark_audit.jobs.health import Content, Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
 from spark_audit.schema import READS
@@ -34,7 +34,7 @@ class State:
 
     number: int
     files: Files
-    unreadable: set[str]
+    roles: dict[str, str]  # of cells
     counts: Table
     sums: Table
     rare: Table
@@ -49,6 +49,7 @@ class Facts:
     """What a run found, and the next one goes on from."""
 
     files: Files
+    roles: dict[str, str]
     counts: Table
     sums: Table
     rare: Table
@@ -72,12 +73,15 @@ def load_state(engine: Engine, where: str, options: Options) -> State | None:
         return None
     tables = {name: engine.read(f"{base}/{name}", meta["columns"][name]) for name in _TABLES}
     files = Files(
-        {each[0]: FileFacts(*each) for each in meta["files"]}, [Gap(*each) for each in meta["gaps"]], meta["findings"]
+        {path: Content(*each) for path, *each in meta["contents"]},
+        {each[0]: FileFacts(*each) for each in meta["files"]},
+        [Gap(*each) for each in meta["gaps"]],
+        meta["findings"],
     )
     return State(
         number=number,
         files=files,
-        unreadable=set(meta["unreadable"]),
+        roles=meta["roles"],
         counts=tables["counts"],
         sums=tables["sums"],
         rare=tables["rare"],
@@ -112,8 +116,6 @@ def save_state(
     for name, table in written.items():
         engine.write(table, f"{base}/{name}")
     rare = facts.rare.where(kind_in(*READS)).select("cell", "sequence").collect()
-    readable = files.facts.keys()
-    altered = [each["detail"] for each in files.findings if each["kind"] == "FILE_ALTERED"]
     meta = {
         "format": STATE_FORMAT,
         "engine": engine.version,
@@ -122,7 +124,8 @@ def save_state(
         "files": sorted(files.facts.values()),
         "gaps": sorted(files.gaps),
         "findings": files.findings,
-        "unreadable": sorted(set(altered) - readable),
+        "contents": sorted((path, *content) for path, content in files.contents.items()),
+        "roles": facts.roles,
         "subscribed": sorted((row["cell"], row["sequence"]) for row in rare),
         "tops": sorted((*key, *top) for key, top in facts.queues.tops.items()),
         "holes": facts.queues.holes,
@@ -137,7 +140,8 @@ def save_state(
 
 def _lasting(options: Options) -> dict[str, Any]:
     """Return the options that what is kept depends on."""
-    return {"window_ms": options.window_ms, "late_after_ms": options.late_after_ms, "key_bits": options.key_bits}
+    names = ("window_ms", "late_after_ms", "key_bits", "verify")
+    return {name: getattr(options, name) for name in names}
 
 
 def _closed(facts: Facts, kept: State | None, options: Options) -> Table:

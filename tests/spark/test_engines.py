@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -13,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
 from support.read_back import Lies, Range, write_read_back
-from support.trail_damage import DAMAGERS, change_column
+from support.trail_damage import DAMAGERS, change_column, vouch_for
 from support.trail_disagreements import DISAGREEMENTS
-from support.trail_files import files_of, read_manifest, write_manifest
+from support.trail_files import files_of
 from support.trail_forge import forge
 from support.trail_hand import TOPIC, Hand
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS
@@ -91,13 +90,10 @@ def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: 
         ("entry", None),
         ("boot", pa.int64()),
     )
-    lines = read_manifest(trail, "daemon-1")
-    for number, (column, kind) in enumerate(kinds, start=1):
-        path = files_of(trail, "daemon-1")[2 * number]
+    paths = files_of(trail, "daemon-1")[2::2]
+    for path, (column, kind) in zip(paths, kinds, strict=False):
         change_column(path, column, kind)
-        content = path.read_bytes()
-        lines[2 * number] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    write_manifest(trail, "daemon-1", lines)
+    vouch_for(trail, "daemon-1", set(paths))
     assert audited(engines, trail, tmp_path / "out") == 40
     listed = (tmp_path / "out" / "duckdb" / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     findings = [json.loads(line) for line in listed]

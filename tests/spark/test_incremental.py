@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, at_length
-from support.trail_files import cells_of, files_of
+from support.trail_damage import DAMAGERS, vouch_for
+from support.trail_files import (
+    Event,
+    cells_of,
+    files_of,
+    read_file,
+    read_manifest,
+    table_of,
+    write_manifest,
+    write_table,
+)
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
@@ -120,3 +131,64 @@ def test_what_was_kept_is_given_up_when_it_does_not_fit(engine: Engine, whole: P
     outcome = run_audit(engine, str(trail), other, state=kept)
     assert any("starting over" in line and missing in line for line in said)
     assert json.dumps(outcome.report).count("file missing") == 1
+
+
+def flip_a_bit(trail: Path) -> None:
+    DAMAGERS["alter_files"](trail, "daemon-0", 1, 3)
+
+
+def forge_events(trail: Path) -> None:
+    """Write heartbeats in the place of acknowledgements, and manifests that vouch for that."""
+    changed = set()
+    for path in files_of(trail, "daemon-0"):
+        events = read_file(path)
+        forged = [
+            Event(each.sequence, each.boot, "HEARTBEAT", each.at_ms) if each.kind == "ACKED" else each
+            for each in events
+        ]
+        if forged != events:
+            write_table(path, table_of(forged))
+            changed.add(path)
+    vouch_for(trail, "daemon-0", changed)
+
+
+def forge_a_line(trail: Path) -> None:
+    lines = read_manifest(trail, "daemon-0")
+    lines[1]["sha256"] = "0" * 64
+    write_manifest(trail, "daemon-0", lines)
+
+
+def keep_out_of_reach(trail: Path) -> None:
+    """Put a file in the place of another whose bytes cannot be read."""
+    path = files_of(trail, "daemon-0")[1]
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def name_another_role(trail: Path) -> None:
+    path = trail / "cells" / "spool-0.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"spool"', '"daemon"'), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [(flip_a_bit, 40), (forge_events, 20), (forge_a_line, 40), (keep_out_of_reach, 40), (name_another_role, 40)],
+)
+def test_a_change_of_what_was_read_gives_the_verdict_of_a_full_run(
+    engine: Engine, tmp_path: Path, change: Callable[[Path], None], code: int
+) -> None:
+    """A file, its line of the manifest or the role of its cell changed after the first run: both runs say the same.
+
+    The run after that reads no event again.
+    """
+    trail, kept = tmp_path / "trail", str(tmp_path / "state")
+    forge(trail, messages=60, seed=2, rows_per_file=60)
+    assert run_audit(engine, str(trail), Options(), state=kept).exit_code == 0
+    change(trail)
+    whole = run_audit(engine, str(trail), Options())
+    assert whole.exit_code == code
+    expected = written(whole, tmp_path / "whole")
+    for number in range(2):
+        outcome = run_audit(engine, str(trail), Options(), state=kept)
+        assert written(outcome, tmp_path / f"step-{number}") == expected
+        assert (outcome.figures["stages"][0]["rows"] == 0) is (number == 1)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from support.trail_damage import change_column
-from support.trail_files import cells_of, files_of, read_manifest, write_manifest
+from support.trail_damage import change_column, vouch_for
+from support.trail_files import cells_of, files_of, read_manifest
 from support.trail_forge import forge
 from support.trail_hand import Hand
 
@@ -176,10 +176,7 @@ def test_a_file_with_other_columns_is_a_finding(
     """A file in the middle of a cell, which its manifest vouches for: it is not read, by either engine."""
     path = files_of(trail, "daemon-0")[1]
     change_column(path, column, kind)
-    lines = read_manifest(trail, "daemon-0")
-    content = path.read_bytes()
-    lines[1] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    write_manifest(trail, "daemon-0", lines)
+    vouch_for(trail, "daemon-0", {path})
     outcome = run_audit(engine, str(trail), Options())
     altered = [(each["rule"], each["detail"]) for each in outcome.findings if each["kind"] == "FILE_ALTERED"]
     ((rule, detail),) = altered
@@ -187,7 +184,8 @@ def test_a_file_with_other_columns_is_a_finding(
     assert detail == path.relative_to(trail).as_posix()
     assert {each["kind"] for each in outcome.findings} <= {"FILE_ALTERED", "INCONCLUSIVE"}
     (about,) = (each for each in outcome.report["cells"] if each["cell"] == "daemon-0")
-    span = {"first": lines[1]["first_sequence"], "last": lines[1]["last_sequence"], "why": "file cannot be read"}
+    line = read_manifest(trail, "daemon-0")[1]
+    span = {"first": line["first_sequence"], "last": line["last_sequence"], "why": "file cannot be read"}
     assert about["gaps"] == [span]
     assert outcome.exit_code == 40
 

@@ -6,6 +6,7 @@ missing, and must not call anything lost because of it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +168,16 @@ def change_column(path: Path, column: str, kind: pa.DataType | None) -> None:
     if kind is not None:
         changed = changed.add_column(at, column, table[column].cast(kind))
     pq.write_table(changed, path)
+
+
+def vouch_for(trail: Path, cell: str, changed: set[Path]) -> None:
+    """Forge the lines of changed files in the manifest: their sizes and checksums."""
+    lines = read_manifest(trail, cell)
+    for line in lines:
+        if (path := trail / line["path"]) in changed:
+            content = path.read_bytes()
+            line |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_manifest(trail, cell, lines)
 
 
 def _mend(trail: Path, cell: str, changed: set[Path]) -> None:
