@@ -45,6 +45,12 @@ TrailOption = Annotated[str | None, typer.Option("--trail", metavar="DIR", help=
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="The daemon's TOML file.")
 ]
+SnapshotOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--snapshot/--no-snapshot", help="Have the daemon export its events and take a snapshot first.  [default: try]"
+    ),
+]
 
 
 @app.command(epilog=_CODES)
@@ -71,10 +77,7 @@ def run(
     exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even where sums agree.")] = False,
     incremental: Annotated[bool, typer.Option("--incremental", help="Read only what is new; needs --state.")] = False,
     state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder that keeps state between runs.")] = None,
-    snapshot: Annotated[
-        bool | None,
-        typer.Option("--snapshot/--no-snapshot", help="Have the daemon take a snapshot first.  [default: try]"),
-    ] = None,
+    snapshot: SnapshotOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT;...", help="Name servers: read back what the trail says was forwarded there."),
@@ -130,9 +133,11 @@ def explain(
     trail: TrailOption = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
     config: ConfigOption = None,
+    snapshot: SnapshotOption = None,
 ) -> None:
     """Tell the story of one message, event by event, and what became of it. Needs no Spark and no Java."""
     where = _trail_of(session, trail, data, config)
+    taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
     _check_is_trail(where)
     package = package_folder("spark_audit")
     require("dmq audit explain", "server", "pyarrow")
@@ -147,7 +152,8 @@ def explain(
     )
     typer.echo(ended.stdout, nl=False)
     if ended.returncode == ExitCode.NOT_FOUND:
-        raise CommandFailed(f"the trail at {where} has nothing of message {message_id}", ExitCode.NOT_FOUND)
+        text = f"the trail at {where} has no event of message {message_id}{_not_exported(taken, Path(where))}"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
     raise typer.Exit(ended.returncode if ended.returncode >= 0 else ExitCode.FAILURE)
 
 
@@ -406,17 +412,30 @@ def _read_back(
 
 
 def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
-    """Have the daemon take a snapshot; if it cannot, that is a line, or the end where one is wanted."""
+    """Have the daemon export and take a snapshot; if it cannot, print a line, or raise if the snapshot is wanted."""
     try:
         with session.connect() as client:
             taken = out.to_plain(client.take_snapshot())
     except CommandFailed as error:
         if is_wanted:
             raise
-        out.note(f"no new snapshot, the audit takes those that are there: {error.text}")
+        out.note(f"no new snapshot, the trail is read as it is: {error.text}")
         return None
     out.note(f"snapshot {taken['sequence']} with {taken['entries']} entries")
     return taken
+
+
+def _not_exported(taken: dict[str, object] | None, trail: Path) -> str:
+    """Return which events the trail may lack; ``taken`` is the snapshot that followed the daemon's export."""
+    cells = {path.stem for path in (trail / "cells").glob("*.json")}
+    if taken is not None and (path := Path(str(taken["path"]))).parents[2].resolve() == trail.resolve():
+        cells.discard(path.parent.name.removeprefix("cell="))
+        if not cells:
+            return ""
+    return (
+        f"; events of the last trail_every (1m by default) of {', '.join(sorted(cells))} may not be exported yet: ask "
+        "again after that time, or export the events of a stopped daemon with 'dmq audit export --data DIR'"
+    )
 
 
 def _trail_of(session: Session, trail: str | None, data: Path | None, config: Path | None) -> str:

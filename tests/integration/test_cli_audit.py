@@ -124,6 +124,31 @@ def test_a_snapshot_of_a_running_daemon(daemon: Daemon) -> None:
     assert dmq("-a", "127.0.0.1:1", "audit", "snapshot").returncode == 6
 
 
+def test_explain_knows_the_newest_events(daemon: Daemon) -> None:
+    """The daemon exports first: a message accepted a moment ago is found, and so is its acknowledgement."""
+    message_id = "01" + "C" * 32
+    with WireClient(daemon.address) as client:
+        client.send(a_message("orders", message_id))
+        told = dmq("audit", "explain", message_id, "-a", daemon.address)
+        assert (told.returncode, "accepted, at once in queue" in told.stdout) == (0, True), told.stderr
+        assert len(client.drain("orders", "billing", 1)) == 1
+    told = dmq("audit", "explain", message_id, "-a", daemon.address)
+    assert (told.returncode, "group billing: finished it" in told.stdout) == (0, True), told.stdout
+    never = dmq("audit", "explain", "nosuch", "-a", daemon.address)
+    assert (never.returncode, "exported" in never.stderr) == (3, False), never.stderr
+
+
+def test_explain_says_what_a_trail_may_lack(stopped: Path) -> None:
+    """Nothing answers, and the message is in no file yet: that is no proof that it never was there."""
+    answer_of(dmq("audit", "export", "--data", str(stopped), "-o", "json"))
+    told = dmq("audit", "explain", "nosuch", "--data", str(stopped), "-a", "127.0.0.1:1")
+    (cell,) = (path.stem for path in (stopped / "trail" / "cells").iterdir())
+    assert told.returncode == 3
+    assert "no new snapshot" in told.stderr
+    assert f"(1m by default) of {cell} may not be exported yet" in " ".join(told.stderr.split())
+    assert dmq("audit", "explain", "nosuch", "--data", str(stopped), "-a", "127.0.0.1:1", "--snapshot").returncode == 6
+
+
 def test_a_stopped_daemon_is_exported_and_kept_as_a_snapshot(stopped: Path) -> None:
     """All that the killed daemon had not exported, then the snapshot of the same; the list shows both."""
     exported = answer_of(dmq("audit", "export", "--data", str(stopped), "-o", "json"))
