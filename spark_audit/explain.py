@@ -17,11 +17,12 @@ from spark_audit.report import text
 from spark_audit.report.message import words
 from spark_audit.report.message.files import EventsFile, Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
 from spark_audit.report.message.verdict import Judge
+from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
 
 FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is what ends with a traceback
 GRACE_MS = 120_000
-_CONTEXT = ("GAP", "SUBSCRIBED", "RESET", TAIL_LOST)
+_CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "OPENED", "CLOSED", TAIL_LOST)
 _LETTER, _CHILD = "REDRIVEN", "QUEUED_FOR_GROUP"  # of one redrive; both name the group and the offset of the letter
 
 
@@ -70,7 +71,8 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
     gaps = [*(gap for cell in home for gap in files.gaps(cell)), *_told_gaps(context)]
     as_of_ms = {cell: files.last_at_ms(cell) for cell in home}
     standing = _standing(context, undone)
-    judge = Judge(shots=shots, gaps=gaps, context=standing, as_of_ms=as_of_ms, grace_ms=grace_ms)
+    stops = _stops(files, looked_at, context)
+    judge = Judge(shots=shots, gaps=gaps, context=standing, as_of_ms=as_of_ms, grace_ms=grace_ms, stops=stops)
     left = _standing(found, undone)
     gone = [row for row in found if row["cell"] not in {each["cell"] for each in left}]
     return {
@@ -81,7 +83,7 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
             {
                 **row,
                 "message_id": unpacked(row["message_id"]),
-                "words": words.event_in_words(row),
+                "words": words.event_in_words(row) + words.cause_in_words(row, stops),
                 "is_undone": _is_undone(row, undone),
             }
             for row in _by_time(found)
@@ -114,6 +116,17 @@ def _redrives(files: TrailFiles, looked_at: Sequence[EventsFile], found: Sequenc
 
 def _redrive_of(row: Row) -> tuple[str, str, int]:
     return row["cell"], row["group"], row["detail"]
+
+
+def _stops(files: TrailFiles, looked_at: Sequence[EventsFile], context: Sequence[Row]) -> list[Stop]:
+    """Return the stops of the cells of ``looked_at``."""
+    places = last_of_runs(context)
+    holding = [
+        each for each in looked_at if any(cell == each.cell and each.first <= n <= each.last for cell, n in places)
+    ]
+    sequences = pa.array(sorted({n for _, n in places}), pa.int64())
+    rows = files.rows(holding, "sequence", sequences, "looking for stops")
+    return stops_of(context, {(row["cell"], row["sequence"]): row["at_ms"] for row in rows})
 
 
 def _is_undone(row: Row, undone: Sequence[Undone]) -> bool:

@@ -174,6 +174,13 @@ def exists(operand: Operand, condition: Callable[[Column], Column]) -> Column:
     return made("exists({0}, element -> {1})", _of(operand), inner, duckdb=duckdb)
 
 
+def first_of(operand: Operand, condition: Callable[[Column], Column]) -> Column:
+    """Return the first element of which a condition holds; null if there is none."""
+    inner = condition(Column(lambda _: "element"))
+    duckdb = "(list_filter({0}, lambda element: {1})[1])"
+    return made("get(filter({0}, element -> {1}), 0)", _of(operand), inner, duckdb=duckdb)
+
+
 def array_contains(operand: Operand, element: Column | Value) -> Column:
     """Say whether a list has an element; null if either is."""
     sought = element if isinstance(element, Column) else lit(element)

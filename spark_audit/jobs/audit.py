@@ -138,7 +138,8 @@ def _audit(
     spools = [cell.cell for cell in cells if cell.role == "spool"]
     rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, failed, held, spools)
     judged: Judged | None = None
-    table = pipeline.cells_table(engine, cells, entry_min, of_cells, options)
+    stops = health.find_stops(engine, listing, files, of_cells) if rows is not None else []
+    table = pipeline.cells_table(engine, cells, entry_min, of_cells, stops, options)
     if rows is not None:
         known = Known(subscriptions, removals, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)

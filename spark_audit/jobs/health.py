@@ -12,6 +12,7 @@ from spark_audit.frames.local import plain
 from spark_audit.frames.table import Engine, Row, Table
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EVENTS, OF_DAEMON, OF_SPOOL, SEVERITY
+from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.tables import (
     CONTENTS,
     MISSING,
@@ -389,6 +390,22 @@ def watermark_of(cells: Sequence[CellState]) -> int:
     """Return the time up to which every cell that runs has told its story."""
     alive = [cell.last_at_ms for cell in cells if not cell.is_closed and not cell.is_silent]
     return min(alive) if alive else max((cell.last_at_ms for cell in cells), default=0)
+
+
+def find_stops(engine: Engine, listing: Listing, files: Files, events: Sequence[Row]) -> list[Stop]:
+    """Return the stops of all cells; ``events`` are the rare ones about cells. Reads the files of the last events."""
+    places = last_of_runs(events)
+    holding = [
+        file
+        for file in listing.files
+        if file.path in files.facts
+        and any(file.cell == cell and file.first <= last <= file.last for cell, last in places)
+    ]
+    if not holding:
+        return []
+    rows = read_events(engine, listing, holding).where(F.col("sequence").isin(*sorted({last for _, last in places})))
+    ends = rows.group_by("cell", "sequence").agg(F.min_of("at_ms").alias("at_ms")).collect()
+    return stops_of(events, {(row["cell"], row["sequence"]): row["at_ms"] for row in ends})
 
 
 def gap_findings(cells: Sequence[CellState]) -> list[Finding]:

@@ -16,7 +16,9 @@ from spark_audit.frames.table import Engine, Row, Table, keep
 from spark_audit.jobs.health import CellState, Finding, finding, hole_findings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
+from spark_audit.report.message.words import stop_in_words
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
+from spark_audit.stops import Stop
 from spark_audit.tables import Listing, read_contents
 from spark_audit.transforms.candidates import find_candidates
 from spark_audit.transforms.copies import copy_findings
@@ -256,7 +258,12 @@ def read_findings(  # noqa: PLR0917 - what a run knows of groups
 
 
 def cells_table(
-    engine: Engine, cells: Sequence[CellState], entry_min: dict[str, int], rare: Sequence[Row], options: Options
+    engine: Engine,
+    cells: Sequence[CellState],
+    entry_min: dict[str, int],
+    rare: Sequence[Row],
+    stops: Sequence[Stop],
+    options: Options,
 ) -> Table:
     """Return what verdicts need to know of cells, a row each."""
     stepped: dict[str, list[int]] = {}
@@ -279,6 +286,11 @@ def cells_table(
                 stepped.get(cell.cell, []),
                 [each._asdict() for each in pauses.get(cell.cell, [])],
                 [dict(zip(("topic", "from_ms", "to_ms"), each, strict=True)) for each in kept_back.get(cell.cell, [])],
+                [
+                    {"from_ms": each.from_ms, "to_ms": each.to_ms, "words": stop_in_words(each)}
+                    for each in stops
+                    if each.cell == cell.cell
+                ],
             )
             for cell in cells
         ],

@@ -24,6 +24,7 @@ CELLS: Fields = (
     ("steps_back", "array<bigint>"),
     ("pauses", "array<struct<topic: string, from_ms: bigint, to_ms: bigint, why: string>>"),
     ("kept_back", "array<struct<topic: string, from_ms: bigint, to_ms: bigint>>"),
+    ("stops", "array<struct<from_ms: bigint, to_ms: bigint, words: string>>"),
 )
 # Up to which event of its cell a topic was there, if it was removed: a row per removal.
 REMOVALS: Fields = (
@@ -200,7 +201,7 @@ def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
             F.lit("ended without a beginning"),
             F.col("last_kind"),
         ),
-        _finding(late_ms > late_after_ms, "LATE", _why_late(), _ms(late_ms)),
+        _finding(late_ms > late_after_ms, "LATE", _why_late(), F.concat(_ms(late_ms), _stop("; "))),
         _finding(late_ms < 0, "EARLY", F.lit("fired early"), _ms(-late_ms)),
     )
     return _spread(judged, found)
@@ -284,8 +285,17 @@ def _why_late() -> Column:
     return (
         F.when(was("paused"), F.lit("fired late: its topic was paused"))
         .when(was("slowed"), F.lit("fired late: its topic has a delivery rate"))
+        .when(_stop("") != "", F.lit("fired late: its daemon was down"))
         .otherwise(F.lit("fired late"))
     )
+
+
+def _stop(before: str) -> Column:
+    """Return the first stop of its daemon between due time and delivery, in words after ``before``; else nothing."""
+    first = F.first_of(
+        "stops", lambda stop: (stop["from_ms"] <= F.col("fired_at_ms")) & (stop["to_ms"] >= F.col("due_ms"))
+    )
+    return F.coalesce(F.concat(F.lit(before), first["words"]), F.lit(""))
 
 
 def has_gap(low: Column, high: Column) -> Column:

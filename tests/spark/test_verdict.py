@@ -132,6 +132,45 @@ def test_a_gap_takes_the_proof_away(engine: Engine, tmp_path: Path) -> None:
     assert outcome.report["cells"][0]["gaps"] == [{"first": 3, "last": 5, "why": "records missing"}]
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_late_delivery_names_the_stop(engine: Engine, tmp_path: Path, steps: int) -> None:
+    """The daemon was down at the due time, killed or in order; what was late without a stop has none.
+
+    Read in one go, and in two runs of which the second has the events after the stop.
+    """
+    trail, state = tmp_path / "trail", str(tmp_path / "state")
+    for cell, last in (("in-order", "CLOSED"), ("killed", "HEARTBEAT")):
+        hand = Hand(trail, cell, of=f" of {cell}")
+        for entry, due_ms in ((1, 1_000), (2, 100_000), (3, 600_000)):
+            hand.scheduled(entry, due_ms)
+        deliver(hand, 1, 1_000, 70_000)
+        hand.add(last, 90_500)
+        hand.writer.close()
+        if steps > 1:
+            run_audit(engine, str(trail), Options(), state=state)
+        hand.add("OPENED", 200_900, boot=2)
+        deliver(hand, 2, 100_000, 201_000)
+        deliver(hand, 3, 600_000, 700_000)
+        hand.end(700_000)
+    outcome = run_audit(engine, str(trail), Options(), state=state if steps > 1 else None)
+    late = [(each["message_id"].split(" ")[0], each["rule"], each["detail"]) for each in outcome.findings]
+    down = "101000 ms; down 2026-11-21 08:01:30 to 08:03:20 UTC"
+    rule = "fired late: its daemon was down"
+    for number, kill in enumerate(("", ", counted from its last event before a kill")):
+        assert late[3 * number : 3 * number + 3] == [
+            ("message-1", "fired late", "69000 ms"),
+            ("message-2", rule, down + kill),
+            ("message-3", "fired late", "100000 ms"),
+        ]
+    assert {each["kind"] for each in outcome.findings} == {"LATE"}
+
+
+def deliver(hand: Hand, entry: int, due_ms: int, at_ms: int) -> None:
+    """Deliver a message that waited."""
+    ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(entry)}
+    hand.add("DELIVERED", at_ms, **ids, due_ms=START_MS + due_ms, queue_id=0, queue_offset=entry)
+
+
 @at_length
 def test_a_gap_excuses_an_exit_too_much(engine: Engine, tmp_path: Path) -> None:
     """A second nack in the lane may be of a visit that lies in the gap; a second ack of one place is one too much."""

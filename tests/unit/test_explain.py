@@ -218,6 +218,28 @@ def test_a_file_with_other_columns_is_not_read(tmp_path: Path, column: str, kind
     assert "its columns are not those of events" in told
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_late_delivery_names_the_stop(tmp_path: Path, is_killed: bool) -> None:
+    """The daemon was down at the due time; a stop before or after the message's is not named."""
+    none: Row = {"message_id": None, "topic": None}
+    begin = event(1, "OPENED", at_ms=T - 9_000, **none)
+    scheduled = event(2, "SCHEDULED", at_ms=T, due_ms=T + 60_000, entry=7)
+    end = event(3, "HEARTBEAT" if is_killed else "CLOSED", at_ms=T + 50_500, **none)
+    opened = event(4, "OPENED", at_ms=T + 131_900, boot=2, **none)
+    delivered = event(5, "DELIVERED", at_ms=T + 132_000, boot=2, due_ms=T + 60_000, entry=7, queue_id=2, queue_offset=1)
+    closed = event(6, "CLOSED", at_ms=T + 133_000, boot=2, **none)
+    again = event(7, "OPENED", at_ms=T + 140_000, boot=3, **none)
+    write(tmp_path, begin, scheduled, end)
+    write(tmp_path, opened, delivered, closed, again)
+    kill = ", counted from its last event before a kill" if is_killed else ""
+    why = f"(the daemon was down 2026-11-21 00:00:50 to 00:02:11 UTC{kill})"
+    lines = said(tmp_path).splitlines()
+    assert [line for line in lines if "down" in line] == [
+        f"2026-11-21 00:02:12      handed over 1 min 12 s late to queue 2 at offset 1 {why}",
+        f"orders: was handed over 1 min 12 s late {why} [rule: DELIVERED ends the waiting]",
+    ]
+
+
 OF_NO_MESSAGE = {
     EventKind.OPENED, EventKind.CLOSED, EventKind.HEARTBEAT, EventKind.GAP, EventKind.TAIL_LOST,
     EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED, EventKind.SCHEDULE_CHANGED,

@@ -11,6 +11,7 @@ from spark_audit.report import text
 from spark_audit.report.message import words
 from spark_audit.report.message.files import Gap, Row, Snapshot
 from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, GIVEN_UP, HALF
+from spark_audit.stops import Stop
 
 LANE = -1  # the queue of a group's retry lane
 _ENDS = {
@@ -50,12 +51,14 @@ class Judge:
         context: list[Row],
         as_of_ms: dict[str, int | None],
         grace_ms: int,
+        stops: Sequence[Stop] = (),
     ) -> None:
         self._shots = shots
         self._gaps = gaps
         self._subscribed = [row for row in context if row["kind"] in {"SUBSCRIBED", "RESET"}]
         self._as_of_ms = as_of_ms
         self._grace_ms = grace_ms
+        self._stops = stops
 
     def gaps_that_matter(self, found: Sequence[Row]) -> list[Gap]:
         """Return the gaps behind the message's first event in their cell: something of it could be in them."""
@@ -111,7 +114,8 @@ class Judge:
         if last["kind"] == "QUEUED":
             return _outcome(last, None, "done", "was in its queue at once", "QUEUED needs no waiting")
         if (end := _ENDS.get(last["kind"])) is not None:
-            late = words.late_in_words(last) if last["kind"] in {"DELIVERED", "SENT"} else ""
+            is_timed = last["kind"] in {"DELIVERED", "SENT"}
+            late = words.late_in_words(last) + words.cause_in_words(last, self._stops) if is_timed else ""
             return _outcome(last, None, "done", end + late, f"{last['kind']} ends the waiting")
         if last["kind"] in GIVEN_UP:
             said = f"is a dead letter in %DLQ%{last['group']}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_audit.report import text
+from spark_audit.stops import Stop
 
 Event = Mapping[str, Any]
 _Words = Callable[[Event], str]
+_TIMED = ("DELIVERED", "RETRIED", "SENT")  # after their ``due_ms``
 
 
 def event_in_words(event: Event) -> str:
@@ -35,6 +37,12 @@ def place_in_words(event: Event) -> str:
     return name if offset is None else f"{name} at offset {text.count(offset)}"
 
 
+def stop_in_words(stop: Stop) -> str:
+    """Return a stop as ``down 2026-11-28 11:43:50 to 11:45:11 UTC``."""
+    after_kill = ", counted from its last event before a kill" if stop.is_killed else ""
+    return f"down {text.span(stop.from_ms // 1000 * 1000, stop.to_ms // 1000 * 1000)}{after_kill}"
+
+
 def late_in_words(event: Event) -> str:
     """Return how late an event was against the delivery time it carries."""
     if event.get("due_ms") is None:
@@ -43,6 +51,16 @@ def late_in_words(event: Event) -> str:
     if late_ms == 0:
         return " on time"
     return f" {text.duration(late_ms)} late" if late_ms > 0 else f" {text.duration(-late_ms)} EARLY"
+
+
+def cause_in_words(event: Event, stops: Iterable[Stop]) -> str:
+    """Return the stop of its process because of which an event came after its due time; empty if there is none."""
+    if event.get("due_ms") is None or event["kind"] not in _TIMED:
+        return ""
+    found = (each for each in stops if each.cell == event["cell"] and each.delayed(event["due_ms"], event["at_ms"]))
+    first = next(found, None)
+    process = "its process" if event["kind"] == "SENT" else "the daemon"
+    return "" if first is None else f" ({process} was {stop_in_words(first)})"
 
 
 def _due(event: Event) -> str:
