@@ -90,6 +90,9 @@ def run(
     read_back: Annotated[
         str | None, typer.Option(help="directory of what was read back from a cluster, to compare")
     ] = None,
+    retired_cell: Annotated[
+        list[str] | None, typer.Option(help="cell whose store is gone; recorded in the trail; may be repeated")
+    ] = None,
     findings_max: Annotated[int, typer.Option(min=0, help="findings that are listed; all are counted")] = 100_000,
     engine: Annotated[
         EngineName, typer.Option(help="duckdb, in this process, of a trail on this machine; or spark")
@@ -118,7 +121,8 @@ def run(
     }
     if chosen["window_ms"] <= 0:
         raise typer.BadParameter("a window has a length")
-    raise typer.Exit(_audit(trail, out, chosen, state, read_back, opened=_ENGINES[engine](threads)))
+    retired = retired_cell or []
+    raise typer.Exit(_audit(trail, out, chosen, state, read_back, retired=retired, opened=_ENGINES[engine](threads)))
 
 
 def _duckdb(threads: int | None) -> Engine:
@@ -145,14 +149,27 @@ def _say(line: str) -> None:
 
 
 def _audit(
-    trail: str, out: Path, chosen: dict[str, Any], state: str | None, read_back: str | None, *, opened: Engine
+    trail: str,
+    out: Path,
+    chosen: dict[str, Any],
+    state: str | None,
+    read_back: str | None,
+    *,
+    retired: list[str],
+    opened: Engine,
 ) -> int:
     from spark_audit.jobs.audit import run_audit
     from spark_audit.jobs.options import Options
     from spark_audit.jobs.outcome import write_outcome
     from spark_audit.schema import TrailError
+    from spark_audit.tables import UnknownCell, retire_cell
 
     try:
+        for cell in retired:
+            try:
+                retire_cell(opened, trail, cell)
+            except UnknownCell as error:
+                raise typer.BadParameter(str(error), param_hint="--retired-cell") from error
         outcome = run_audit(opened, trail, Options(say=_say, **chosen), state=state, read_back=read_back)
         write_outcome(outcome, out)
     except TrailError as error:

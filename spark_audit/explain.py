@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,12 +16,13 @@ import pyarrow as pa
 from spark_audit.report import text
 from spark_audit.report.message import words
 from spark_audit.report.message.files import EventsFile, Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
-from spark_audit.report.message.verdict import Judge
+from spark_audit.report.message.verdict import Judge, Outcome
 from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
 
 FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is what ends with a traceback
 GRACE_MS = 120_000
+_ENDED = ("done", "dead", "undone", "inconsistent")
 _CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "OPENED", "CLOSED", TAIL_LOST)
 _LETTER, _CHILD = "REDRIVEN", "QUEUED_FOR_GROUP"  # of one redrive; both name the group and the offset of the letter
 
@@ -91,7 +92,10 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
         "redrives": _redrives(files, looked_at, found),
         "gaps": [asdict(gap) for gap in judge.gaps_that_matter(found)],
         "snapshots": [_held(shot) for shot in shots.values()],
-        "outcomes": [asdict(outcome) for outcome in (*judge.outcomes(left), *judge.undone(gone))],
+        "outcomes": [
+            asdict(_if_retired(outcome, files.retired_cells()))
+            for outcome in (*judge.outcomes(left), *judge.undone(gone))
+        ],
     }
 
 
@@ -116,6 +120,14 @@ def _redrives(files: TrailFiles, looked_at: Sequence[EventsFile], found: Sequenc
 
 def _redrive_of(row: Row) -> tuple[str, str, int]:
     return row["cell"], row["group"], row["detail"]
+
+
+def _if_retired(outcome: Outcome, retired: Collection[str]) -> Outcome:
+    """Return the outcome of a message that was open in a retired cell as such; any other as it is."""
+    if outcome.cell not in retired or outcome.verdict in _ENDED:
+        return outcome
+    said = "was open when its cell was retired: the store is gone, and another cell has it if it was accepted again"
+    return replace(outcome, verdict="retired", words=said)
 
 
 def _stops(files: TrailFiles, looked_at: Sequence[EventsFile], context: Sequence[Row]) -> list[Stop]:

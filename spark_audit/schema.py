@@ -193,6 +193,7 @@ SEVERITY: Final = {
     "LATE": "late",
     "OVERDUE": "late",
     "PUT_BACK": "notice",
+    "RETIRED_CELL": "notice",
     "UNCHAINED": "notice",
     "UNKNOWN_KIND": "notice",
 }

@@ -21,6 +21,7 @@ _EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2
 _MANIFEST_PATH = re.compile(r"manifest/cell=([^/]+)/[0-9-]{10}\.jsonl")
 _SNAPSHOT_PATH = re.compile(r"snapshots/cell=([^/]+)/([0-9]{20})/manifest\.json")
 _CELL_PATH = re.compile(r"cells/([^/]+)\.json")
+_RETIRED_PATH = re.compile(r"retired/([^/]+)\.json")
 _NUMBERS_END = 2**63
 
 ROLES = ("daemon", "spool")
@@ -87,6 +88,17 @@ class Damage(NamedTuple):
     why: str
 
 
+class Retirement(NamedTuple):
+    """Contents of ``retired/<cell>.json``: an operator declared the cell gone after the event ``last_sequence``.
+
+    ``is_void``: the cell has later events, so it is not gone.
+    """
+
+    cell: str
+    last_sequence: int
+    is_void: bool
+
+
 class Listing(NamedTuple):
     """Everything that is in a trail."""
 
@@ -96,6 +108,7 @@ class Listing(NamedTuple):
     cells: dict[str, Cell]
     snapshots: tuple[Snapshot, ...]
     damages: tuple[Damage, ...] = ()
+    retirements: tuple[Retirement, ...] = ()
 
     def url(self, path: str) -> str:
         """Return where a path of the trail lies."""
@@ -112,12 +125,13 @@ def list_trail(engine: Engine, trail: str) -> Listing:
     files, damages = _event_files(paths)
     if not files and not any(path.startswith(("cells/", "events/")) for path, _ in paths):
         raise TrailError(f"{trail}: no trail is there (neither events nor cells)")
-    patterns = (_MANIFEST_PATH, _SNAPSHOT_PATH, _CELL_PATH)
+    patterns = (_MANIFEST_PATH, _SNAPSHOT_PATH, _CELL_PATH, _RETIRED_PATH)
     wanted = [path for path, _ in paths if any(each.fullmatch(path) for each in patterns)]
     texts = engine.texts(root, wanted)
     lines: list[ManifestLine] = []
     cells = {name: Cell(name, "", 0) for path in wanted if path.startswith("cells/") for name in [_cell_in(path)]}
     snapshots: list[Snapshot] = []
+    retired: dict[str, int] = {}
     sizes = dict(paths)
     for path in wanted:
         try:
@@ -125,6 +139,8 @@ def list_trail(engine: Engine, trail: str) -> Listing:
                 raise _Damaged("it cannot be read")
             if path.startswith("cells/"):
                 cells[_cell_in(path)] = _cell(_cell_in(path), texts[path])
+            elif path.startswith("retired/"):
+                retired[_cell_in(path)] = _number(_of_cell(_cell_in(path), texts[path]), "last_sequence")
             elif path.startswith("manifest/"):
                 damages += _read_manifest(path, texts[path], lines)
             else:
@@ -145,12 +161,34 @@ def list_trail(engine: Engine, trail: str) -> Listing:
         cells,
         tuple(sorted(snapshots)),
         tuple(sorted(damages)),
+        tuple(Retirement(cell, last, _last_of(cell, files, lines) > last) for cell, last in sorted(retired.items())),
     )
+
+
+class UnknownCell(TrailError):
+    """The trail has no such cell."""
+
+
+def retire_cell(engine: Engine, trail: str, cell: str) -> None:
+    """Record in the trail that a cell is gone; ``UnknownCell`` if the trail does not have it."""
+    listing = list_trail(engine, trail)
+    if cell not in listing.cells:
+        raise UnknownCell(f"the trail has no cell {cell!r}; it has: {', '.join(sorted(listing.cells)) or 'none'}")
+    last = _last_of(cell, listing.files, listing.lines)
+    if Retirement(cell, last, is_void=False) in listing.retirements:
+        return
+    url = listing.url(f"retired/{cell}.json")
+    engine.remove(url)
+    engine.write_text(url, json.dumps({"version": TRAIL_VERSION, "cell": cell, "last_sequence": last}) + "\n")
+
+
+def _last_of(cell: str, files: Iterable[EventFile], lines: Iterable[ManifestLine]) -> int:
+    return max([0, *(each.last for found in (files, lines) for each in found if each.cell == cell)])
 
 
 def _cell_in(path: str) -> str:
     """Return the cell that a path names; empty if it names none."""
-    found = re.search(r"/cell=([^/]+)/", path) or _CELL_PATH.fullmatch(path)
+    found = re.search(r"/cell=([^/]+)/", path) or _CELL_PATH.fullmatch(path) or _RETIRED_PATH.fullmatch(path)
     return unquote(found[1]) if found is not None else ""
 
 
@@ -225,10 +263,15 @@ def _manifest_line(cell: str, line: str) -> ManifestLine:
     return ManifestLine(path, cell, first, last, rows, size, _text(value, "sha256"), previous, digest)
 
 
-def _cell(name: str, text: str) -> Cell:
+def _of_cell(name: str, text: str) -> dict[str, Any]:
     value = _parse(text)
     if value.get("cell") != name:
         raise _Damaged(f"it is of another cell, {ascii(value.get('cell'))[:80]}")
+    return value
+
+
+def _cell(name: str, text: str) -> Cell:
+    value = _of_cell(name, text)
     if value.get("role") not in ROLES:
         raise _Damaged(f"role is {ascii(value.get('role'))[:80]}, not one of {', '.join(ROLES)}")
     return Cell(name, value["role"], _number({"retired_sequence": 0} | value, "retired_sequence"))

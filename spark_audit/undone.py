@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 TAIL_LOST = "TAIL_LOST"
 
 
+_ALL = 2**63 - 1
+
+
 class Undone(NamedTuple):
     """The events of a cell, from first to last, that tell of what is not in its store."""
 
@@ -22,6 +25,11 @@ class Undone(NamedTuple):
     def has(self, cell: str, sequence: int) -> bool:
         """Say whether an event is one of them."""
         return cell == self.cell and self.first <= sequence <= self.last
+
+
+def all_of_cell(cell: str) -> Undone:
+    """Return all events of a retired cell: its store is gone."""
+    return Undone(cell, 1, _ALL)
 
 
 def undone_of(events: Iterable[Any]) -> list[Undone]:

@@ -231,10 +231,13 @@ class DuckEngine(Engine):
 
     def write_text(self, url: str, text: str) -> None:
         part = Path(url + ".tmp")
+        part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(url)
 
     def remove(self, url: str) -> None:
+        if Path(url).is_file():
+            Path(url).unlink()
         shutil.rmtree(url, ignore_errors=True)
 
 

@@ -194,7 +194,7 @@ class Engine(ABC):
 
     @abstractmethod
     def remove(self, url: str) -> None:
-        """Remove a directory with all that is in it, if it is there."""
+        """Remove a file, or a directory with its contents, if there is one."""
 
     def is_there(self, url: str) -> bool:
         """Say whether there is a file."""

@@ -24,7 +24,7 @@ from spark_audit.transforms.findings import first_findings, join_findings, with_
 from spark_audit.transforms.rows import kind_in, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 from spark_audit.transforms.undone import is_undone, undone_findings
-from spark_audit.undone import Undone, undone_of
+from spark_audit.undone import Undone, all_of_cell, undone_of
 
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
 _OF_FILES = ("OPENED", "CLOSED", "GAP", "TAIL_LOST")  # what happened to the trail, whatever its store forgot
@@ -106,7 +106,8 @@ def _audit(
     run.figures |= {"files": len(new), "bytes": sum(file.bytes for file in new)}
     run.done("files", sum(facts.rows for facts in found.facts.values()))
 
-    told = _read_through(raw, options, kept)
+    retired = health.retired_cells(listing)
+    told = _read_through(raw, options, kept, retired)
     scan, counts, rare, of_cells = told.scan, told.counts, told.rare, told.of_cells
     run.listing = listing = health.with_roles(listing, counts)
     roles = {name: cell.role for name, cell in listing.cells.items()}
@@ -150,13 +151,14 @@ def _audit(
     apart = [] if border is None else [(border.findings, border.rows)]
     if told.undone:
         apart.append(_look_at_undone(run, told, cells, held))
-    of_snapshots += health.put_back_findings(told.undone)
+    of_snapshots += health.put_back_findings(listing, told.undone)
     of_snapshots += pipeline.queue_findings(engine, of_cells, queues, removals, held, cells, table)
     outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border, apart)
     if where is not None:
         facts = Facts(
             files=files,
             roles=roles,
+            retired=retired,
             counts=counts,
             sums=sums,
             rare=rare,
@@ -194,15 +196,18 @@ class _Told(NamedTuple):
     all_of_cells: list[Row]
 
 
-def _read_through(raw: Table, options: Options, kept: State | None) -> _Told:
-    """Count rows; of a trail whose store was put back, once more without what it forgot."""
+def _read_through(raw: Table, options: Options, kept: State | None, retired: Sequence[str]) -> _Told:
+    """Count rows; if a store was put back, or is gone with its retired cell, once more without what it forgot."""
     scan = pipeline.scan_rows(raw, options)
     counts, rare = scan.counts, scan.rare
     if kept is not None:
         counts = keep(merge_counts(kept.counts, counts))
         rare = keep(kept.rare.union(rare))
     of_cells = rare.where(kind_in(*_OF_CELLS)).order_by("cell", "sequence").collect()
-    undone = undone_of(of_cells)
+    put_back = [each for each in undone_of(of_cells) if each.cell not in retired]
+    undone = sorted([*put_back, *map(all_of_cell, retired)])
+    if kept is not None and (retired or kept.retired):
+        raise _StartOver("a cell is, or was, retired")
     if not undone:
         return _Told(scan, counts, rare, of_cells, [], scan.rows, of_cells)
     if kept is not None:
@@ -219,9 +224,10 @@ def _read_through(raw: Table, options: Options, kept: State | None) -> _Told:
 
 def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: Held) -> tuple[Table, Table]:
     """Return findings about messages that went with what a store forgot, and all that happened to these."""
+    retired = health.retired_cells(run.listing)
     forgotten = keep(told.all_rows.where(is_undone(told.undone)))
     read = pipeline.subscriptions_of(run.engine, told.all_of_cells, cells, held)
-    found = keep(join_findings([undone_findings(forgotten, told.scan.rows, read)]))
+    found = keep(join_findings([undone_findings(forgotten, told.scan.rows, read, retired)]))
     run.done("undone", found.count())
     return found, pipeline.keyed(forgotten, run.options)
 
@@ -352,6 +358,7 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
     own: list[Finding] = [
         *files.findings,
         *health.damage_findings(run.listing),
+        *health.retired_findings(run.listing),
         *health.missing_files(run.listing),
         *health.unproven(run.listing),
         *of_snapshots,

@@ -86,6 +86,7 @@ class CellState(NamedTuple):
     gaps: tuple[Gap, ...]
     doubts: tuple[Gap, ...]  # what is in altered files is there, and proves nothing
     undone: tuple[Undone, ...]  # is there, and counts for nothing
+    is_retired_cell: bool  # its store is gone
 
 
 def look_at_files(
@@ -381,6 +382,7 @@ def cell_states(
                 gaps=tuple(gaps),
                 doubts=tuple(_doubts(files, cell)),
                 undone=tuple(undone_of(own)),
+                is_retired_cell=cell in retired_cells(listing),
             )
         )
     return states
@@ -388,7 +390,7 @@ def cell_states(
 
 def watermark_of(cells: Sequence[CellState]) -> int:
     """Return the time up to which every cell that runs has told its story."""
-    alive = [cell.last_at_ms for cell in cells if not cell.is_closed and not cell.is_silent]
+    alive = [cell.last_at_ms for cell in cells if not (cell.is_closed or cell.is_silent or cell.is_retired_cell)]
     return min(alive) if alive else max((cell.last_at_ms for cell in cells), default=0)
 
 
@@ -436,11 +438,27 @@ def hole_findings(cells: Sequence[CellState], holes: Iterable[Hole]) -> list[Fin
     ]
 
 
-def put_back_findings(undone: Sequence[Undone]) -> list[Finding]:
+def put_back_findings(listing: Listing, undone: Sequence[Undone]) -> list[Finding]:
     """Return a finding for each time that a store forgot what it had done."""
+    gone = retired_cells(listing)
     return [
         finding("PUT_BACK", "the store was put back", each.cell, f"sequences {each.first} to {each.last}")
         for each in undone
+        if each.cell not in gone
+    ]
+
+
+def retired_cells(listing: Listing) -> list[str]:
+    """Return the cells whose stores are gone."""
+    return [each.cell for each in listing.retirements if not each.is_void]
+
+
+def retired_findings(listing: Listing) -> list[Finding]:
+    """Return a finding for each cell that was declared gone."""
+    rules = {False: "its events count for nothing", True: "it has later events, so it is not gone, and is judged"}
+    return [
+        finding("RETIRED_CELL", rules[each.is_void], each.cell, f"retired after sequence {each.last_sequence}")
+        for each in listing.retirements
     ]
 
 

@@ -35,6 +35,7 @@ class State:
     number: int
     files: Files
     roles: dict[str, str]  # of cells
+    retired: list[str]  # cells whose events are in no table here
     counts: Table
     sums: Table
     rare: Table
@@ -50,6 +51,7 @@ class Facts:
 
     files: Files
     roles: dict[str, str]
+    retired: list[str]
     counts: Table
     sums: Table
     rare: Table
@@ -82,6 +84,7 @@ def load_state(engine: Engine, where: str, options: Options) -> State | None:
         number=number,
         files=files,
         roles=meta["roles"],
+        retired=meta["retired"],
         counts=tables["counts"],
         sums=tables["sums"],
         rare=tables["rare"],
@@ -126,6 +129,7 @@ def save_state(
         "findings": files.findings,
         "contents": sorted((path, *content) for path, content in files.contents.items()),
         "roles": facts.roles,
+        "retired": facts.retired,
         "subscribed": sorted((row["cell"], row["sequence"]) for row in rare),
         "tops": sorted((*key, *top) for key, top in facts.queues.tops.items()),
         "holes": facts.queues.holes,

@@ -31,6 +31,7 @@ KINDS = {
     "DUPLICATE_EXIT": ("s-late", "a group left the same place twice"),
     "EARLY": ("s-late", "fired before its delivery time"),
     "LATE": ("s-late", "fired too long after its delivery time"),
+    "RETIRED_CELL": ("s-wait", "the store of a cell is gone, by declaration of an operator"),
     "PUT_BACK": ("s-wait", "the store went back to an earlier state, as of a backup"),
     "UNCHAINED": ("s-wait", "manifests of a build that did not chain them"),
     "UNKNOWN_KIND": ("s-wait", "an event of a kind the audit does not know"),

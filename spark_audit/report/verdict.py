@@ -25,6 +25,7 @@ _TOLD = (
     ("ILLEGAL", "impossible order", "impossible orders"),
     ("ORPHAN", "without a beginning", "without a beginning"),
     ("LEDGER", "ledger that does not add up", "ledgers that do not add up"),
+    ("RETIRED_CELL", "retired cell", "retired cells"),
     ("PUT_BACK", "time that a store was put back", "times that a store was put back"),
 )
 

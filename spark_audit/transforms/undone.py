@@ -26,8 +26,10 @@ def is_undone(undone: Sequence[Undone]) -> Column:
     return reduce(lambda one, other: one | other, conditions)
 
 
-def undone_findings(forgotten: Table, standing: Table, subscriptions: Table) -> Table:
+def undone_findings(forgotten: Table, standing: Table, subscriptions: Table, retired: Sequence[str]) -> Table:
     """Return messages that were accepted, went with what a store forgot, and were not accepted again.
+
+    ``retired`` are the cells whose stores are gone.
 
     Those that had come to their end before are left out, for their topic and for all groups that read it.
     """
@@ -49,7 +51,9 @@ def undone_findings(forgotten: Table, standing: Table, subscriptions: Table) -> 
     nothing = {"group": "string", "entry": "bigint", "due_ms": "bigint", "window_start_ms": "bigint"}
     return found.select(
         F.lit("INCONCLUSIVE").alias("kind"),
-        F.lit("accepted, and its store was put back to before that").alias("rule"),
+        F.when(F.col("cell").isin(*retired, ""), "open when its cell was retired, and not accepted again")
+        .otherwise(F.lit("accepted, and its store was put back to before that"))
+        .alias("rule"),
         F.lit("").alias("detail"),
         *_PLACE,
         *(F.lit(None).cast(kind).alias(name) for name, kind in nothing.items()),

@@ -149,6 +149,20 @@ def test_explain_says_what_a_trail_may_lack(stopped: Path) -> None:
     assert dmq("audit", "explain", "nosuch", "--data", str(stopped), "-a", "127.0.0.1:1", "--snapshot").returncode == 6
 
 
+def test_a_cell_can_be_retired(stopped: Path, tmp_path: Path) -> None:
+    """By name, in the run, and so for all later ones; an unknown name ends the command before the audit."""
+    answer_of(dmq("audit", "export", "--data", str(stopped), "-o", "json"))
+    trail = stopped / "trail"
+    (cell,) = (path.stem for path in (trail / "cells").iterdir())
+    run = ["audit", "run", "--engine", "duckdb", "--trail", str(trail), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    unknown = dmq(*run, "--retired-cell", "nosuch")
+    assert (unknown.returncode, "no cell 'nosuch'" in unknown.stderr, cell in unknown.stderr) == (2, True, True)
+    for more in (["--retired-cell", cell], []):
+        ended = dmq(*run, *more)
+        assert "1 RETIRED_CELL" in " ".join(ended.stdout.split()), ended.stdout + ended.stderr
+    assert (trail / "retired" / f"{cell}.json").is_file()
+
+
 def test_a_stopped_daemon_is_exported_and_kept_as_a_snapshot(stopped: Path) -> None:
     """All that the killed daemon had not exported, then the snapshot of the same; the list shows both."""
     exported = answer_of(dmq("audit", "export", "--data", str(stopped), "-o", "json"))

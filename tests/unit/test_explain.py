@@ -240,6 +240,17 @@ def test_a_late_delivery_names_the_stop(tmp_path: Path, is_killed: bool) -> None
     ]
 
 
+def test_a_message_that_was_open_in_a_retired_cell(tmp_path: Path) -> None:
+    """Its store is gone; what another cell did with the message stands. A cell with later events is not gone."""
+    write(tmp_path, SCHEDULED)
+    write(tmp_path, SCHEDULED, DELIVERED, cell="other")
+    (tmp_path / "retired").mkdir()
+    for last, verdict in ((1, "retired"), (0, "pending")):
+        (tmp_path / "retired" / "shop.json").write_text(json.dumps({"last_sequence": last}))
+        told = json.loads(said(tmp_path, as_json=True))
+        assert [(each["cell"], each["verdict"]) for each in told["outcomes"]] == [("other", "done"), ("shop", verdict)]
+
+
 OF_NO_MESSAGE = {
     EventKind.OPENED, EventKind.CLOSED, EventKind.HEARTBEAT, EventKind.GAP, EventKind.TAIL_LOST,
     EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED, EventKind.SCHEDULE_CHANGED,

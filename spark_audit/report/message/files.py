@@ -142,6 +142,12 @@ class TrailFiles:
             before = max(before, last)
         return gaps
 
+    def retired_cells(self) -> set[str]:
+        """Return the cells that an operator declared gone, and that have no later event."""
+        said = {path.stem: self._json(path).get("last_sequence") for path in (self.root / "retired").glob("*.json")}
+        last = {file.cell: file.last for file in self.files}
+        return {cell for cell, at in said.items() if isinstance(at, int) and last.get(cell, 0) <= at}
+
     def snapshot(
         self, cell: str, ids: pa.Array[Any], topics: Sequence[str], undone: Sequence[Undone]
     ) -> Snapshot | None:
