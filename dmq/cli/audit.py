@@ -45,6 +45,10 @@ TrailOption = Annotated[str | None, typer.Option("--trail", metavar="DIR", help=
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="The daemon's TOML file.")
 ]
+RetiredCellOption = Annotated[
+    list[str] | None,
+    typer.Option("--retired-cell", metavar="CELL", help="Cell whose store is gone: recorded in the trail; repeatable."),
+]
 SnapshotOption = Annotated[
     bool | None,
     typer.Option(
@@ -78,10 +82,7 @@ def run(
     incremental: Annotated[bool, typer.Option("--incremental", help="Read only what is new; needs --state.")] = False,
     state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder that keeps state between runs.")] = None,
     snapshot: SnapshotOption = None,
-    retired_cell: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CELL", help="Cell whose store is gone: recorded in the trail. May be repeated."),
-    ] = None,
+    retired_cell: RetiredCellOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT;...", help="Name servers: read back what the trail says was forwarded there."),
@@ -104,9 +105,9 @@ def run(
         *("--out", str(into)),
         *_times_asked(since, until, late_after, grace),
         *_counts_asked(late_max, duplicates_max, exact=exact),
+        *(word for cell in retired_cell or () for word in ("--retired-cell", cell)),
         *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
     ]
-    arguments += [word for cell in retired_cell or () for word in ("--retired-cell", cell)]
     settings, memory = _settings(conf or ()), java_memory(driver_memory)
     _check_out(into)
     where = _trail_of(session, trail, data, config)

@@ -192,11 +192,6 @@ def array_min(operand: Operand) -> Column:
     return _call("array_min", operand, duckdb="list_min")
 
 
-def arrays_overlap(operand: Operand, other: Operand) -> Column:
-    """Say whether two lists have an element in common."""
-    return _call("arrays_overlap", operand, other, duckdb="list_has_any")
-
-
 # --- of many rows -----------------------------------------------------------------------------------------------------
 
 

@@ -98,29 +98,20 @@ def _audit(
 ) -> Outcome:
     mode = "batch" if where is None else "incremental"
     run = _Run(engine, listing, options, kept, Stopwatch(engine), {"mode": mode, "stages": []})
-    if kept is not None:
-        _check_contents(engine, listing, kept, options)
+    _check_kept(run)
     new = _new_files(listing, kept)
     found, raw = health.look_at_files(engine, listing, new, options)
     files = _merge_files(found, kept)
     run.figures |= {"files": len(new), "bytes": sum(file.bytes for file in new)}
     run.done("files", sum(facts.rows for facts in found.facts.values()))
 
-    retired = health.retired_cells(listing)
-    told = _read_through(raw, options, kept, retired)
+    told = _read_through(raw, options, kept, health.retired_cells(listing))
     scan, counts, rare, of_cells = told.scan, told.counts, told.rare, told.of_cells
     run.listing = listing = health.with_roles(listing, counts)
-    roles = {name: cell.role for name, cell in listing.cells.items()}
-    if kept is not None and (
-        others := [name for name in kept.roles if roles.get(name) not in {None, kept.roles[name]}]
-    ):
-        raise _StartOver(f"cell {others[0]} has another role")
+    _check_roles(run)
     snapshots, of_snapshots = health.sound_snapshots(engine, listing, told.undone, options)
     cells = health.cell_states(listing, files, of_cells, snapshots, options)
-    of_snapshots += health.vanished(listing, cells, snapshots)
-    entry_min = {
-        row["cell"]: row["first"] for row in counts.group_by("cell").agg(F.min_of("entry_min").alias("first")).collect()
-    }
+    of_snapshots += health.vanished(listing, cells, snapshots) + health.put_back_findings(listing, told.undone)
     held = pipeline.read_held(engine, listing, cells)
     subscriptions = pipeline.subscriptions_of(engine, of_cells, cells, held)
     _check_subscriptions(kept, of_cells)
@@ -140,7 +131,7 @@ def _audit(
     rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, failed, held, spools)
     judged: Judged | None = None
     stops = health.find_stops(engine, listing, files, of_cells) if rows is not None else []
-    table = pipeline.cells_table(engine, cells, entry_min, of_cells, stops, options)
+    table = pipeline.cells_table(engine, cells, _first_entries(counts), of_cells, stops, options)
     if rows is not None:
         known = Known(subscriptions, removals, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)
@@ -151,14 +142,13 @@ def _audit(
     apart = [] if border is None else [(border.findings, border.rows)]
     if told.undone:
         apart.append(_look_at_undone(run, told, cells, held))
-    of_snapshots += health.put_back_findings(listing, told.undone)
     of_snapshots += pipeline.queue_findings(engine, of_cells, queues, removals, held, cells, table)
     outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border, apart)
     if where is not None:
         facts = Facts(
             files=files,
-            roles=roles,
-            retired=retired,
+            roles=_roles_in(listing),
+            retired=health.retired_cells(listing),
             counts=counts,
             sums=sums,
             rare=rare,
@@ -184,6 +174,12 @@ def _queues_of(
     return QueueFacts(tops, [*before.holes, *holes], [*before.beyond, *beyond], exits)
 
 
+def _first_entries(counts: Table) -> dict[str, int]:
+    """Return the least number of an entry that each cell accepted."""
+    least = counts.group_by("cell").agg(F.min_of("entry_min").alias("first"))
+    return {row["cell"]: row["first"] for row in least.collect()}
+
+
 class _Told(NamedTuple):
     """What a pass over the new rows gave beside what was kept, without what a store forgot; and with that."""
 
@@ -206,8 +202,6 @@ def _read_through(raw: Table, options: Options, kept: State | None, retired: Seq
     of_cells = rare.where(kind_in(*_OF_CELLS)).order_by("cell", "sequence").collect()
     put_back = [each for each in undone_of(of_cells) if each.cell not in retired]
     undone = sorted([*put_back, *map(all_of_cell, retired)])
-    if kept is not None and (retired or kept.retired):
-        raise _StartOver("a cell is, or was, retired")
     if not undone:
         return _Told(scan, counts, rare, of_cells, [], scan.rows, of_cells)
     if kept is not None:
@@ -232,11 +226,28 @@ def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: He
     return found, pipeline.keyed(forgotten, run.options)
 
 
-def _check_contents(engine: Engine, listing: Listing, kept: State, options: Options) -> None:
-    """Start over if a file that was read has another content now, or its manifest line names another one."""
+def _roles_in(listing: Listing) -> dict[str, str]:
+    return {name: cell.role for name, cell in listing.cells.items()}
+
+
+def _check_roles(run: _Run) -> None:
+    """Start over if a cell that was judged has another role now."""
+    roles = _roles_in(run.listing)
+    for name, role in run.state.roles.items() if run.state is not None else ():
+        if roles.get(name, role) != role:
+            raise _StartOver(f"cell {name} has another role")
+
+
+def _check_kept(run: _Run) -> None:
+    """Start over if cells are or were retired, or a file that was read or its manifest line has another content now."""
+    kept, listing = run.state, run.listing
+    if kept is None:
+        return
+    if kept.retired or health.retired_cells(listing):
+        raise _StartOver("a cell is, or was, retired")
     retired = {name: cell.retired for name, cell in listing.cells.items()}
     read = [file for file in listing.files if file.path in kept.files.contents and file.last > retired[file.cell]]
-    for path, content in health.contents_of(engine, listing, read, options).items():
+    for path, content in health.contents_of(run.engine, listing, read, run.options).items():
         if content != kept.files.contents[path]:
             raise _StartOver(f"{path} was changed after it was read")
 

@@ -56,7 +56,7 @@ def compare(rows: Table, read: ReadBack, broken: Collection[str], *, window_ms: 
         .when(is_forwarded, "lost")
         .otherwise("not_there")
     )
-    has_gap = F.arrays_overlap("cells", F.array(*(F.lit(cell) for cell in broken))) if broken else F.lit(False)
+    has_gap = F.exists("cells", lambda cell: cell.isin(*broken)) if broken else F.lit(False)
     surplus = F.when(has_gap, F.lit(0)).otherwise(F.greatest(F.col("copies") - F.col("explained"), F.lit(0)))
     is_elsewhere = is_there & F.col("said_offset").is_not_null() & ~F.array_contains("offsets", F.col("said_offset"))
     return judged.select(
