@@ -322,7 +322,7 @@ def _snapshot(path: str, text: str, sizes: Mapping[str, int]) -> Snapshot:
     except _Damaged as why:
         return Snapshot(cell, sequence, 0, where, {}, {}, (f"its head cannot be read: {why}",))
     is_its = {"cell": cell, "sequence": sequence}
-    doubts = [f"its head is of {name} {said[name]!a}" for name in is_its if said[name] != is_its[name]]
+    doubts = [f"its head is of {name} {ascii(str(said[name]))[1:-1]}" for name in is_its if said[name] != is_its[name]]
     names = sorted({f"{name}.parquet" for name in CONTENTS} | files.keys())
     others = [name for name in names if name not in files or sizes.get(f"{where}/{name}") != files[name][1]]
     doubts += [ascii(name)[1:-1] for name in others]
