@@ -197,7 +197,7 @@ class SparkEngine(Engine):
         found = self.spark.read.format("binaryFile").load(list(urls)).selectExpr("path", "sha2(content, 256) AS sum")
         rows = (found.coalesce(1) if self.is_small else found).collect()
         by_name = {plain(row["path"]): str(row["sum"]) for row in rows}
-        return [by_name[plain(url)] for url in urls]
+        return [by_name.get(plain(url), "") for url in urls]
 
     def walk(self, trail: str) -> tuple[str, list[tuple[str, int]]]:
         path = self._jvm.org.apache.hadoop.fs.Path(trail)

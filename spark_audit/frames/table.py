@@ -162,7 +162,7 @@ class Engine(ABC):
 
     @abstractmethod
     def sums(self, urls: Sequence[str]) -> list[str]:
-        """Return the SHA-256 of files."""
+        """Return the SHA-256 of files, empty for one without content; an error if one cannot be read."""
 
     @abstractmethod
     def walk(self, trail: str) -> tuple[str, list[tuple[str, int]]]:

@@ -128,7 +128,7 @@ def contents_of(engine: Engine, listing: Listing, files: Sequence[EventFile], op
         line, sha256, doubt = lines.get(file.path), sums.get(file.path, ""), ""
         if line is not None and file.bytes != line.bytes:
             doubt = "not as long as written"
-        if line is not None and sha256 and sha256 != line.sha256:
+        elif line is not None and sha256 and sha256 != line.sha256:
             doubt = "sha256 is another one"
         found[file.path] = Content(file.bytes, sha256, doubt)
     return found
@@ -145,7 +145,7 @@ def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], fo
     for each in facts:
         path = paths[plain(each.path)]
         found.facts[path] = each._replace(path=path)
-    return True
+    return len(facts) == len(files)  # Spark reads no rows from an empty file, and DuckDB fails
 
 
 def _can_be_read(engine: Engine, listing: Listing, file: EventFile) -> bool:

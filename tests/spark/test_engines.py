@@ -94,6 +94,10 @@ def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: 
     for path, (column, kind) in zip(paths, kinds, strict=False):
         change_column(path, column, kind)
     vouch_for(trail, "daemon-1", set(paths))
+    files_of(trail, "daemon-1")[1].write_bytes(b"")
+    unreachable = files_of(trail, "daemon-1")[3]
+    unreachable.unlink()
+    unreachable.symlink_to("/proc/self/mem")
     assert audited(engines, trail, tmp_path / "out") == 40
     listed = (tmp_path / "out" / "duckdb" / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     findings = [json.loads(line) for line in listed]
@@ -103,6 +107,7 @@ def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: 
         "column boot is int64, not int32",
         "column entry is missing",
         "column sequence is binary (STRING), not int64",
+        *["not as long as written, and cannot be read"] * 2,
     ]
     assert not [each for each in findings if each["severity"] == "lost"]
 
