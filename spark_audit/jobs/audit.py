@@ -26,6 +26,7 @@ from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 from spark_audit.transforms.undone import is_undone, undone_findings
 from spark_audit.undone import Undone, all_of_cell, undone_of
 
+_MODES = {True: "batch", False: "incremental"}
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
 _OF_FILES = ("OPENED", "CLOSED", "GAP", "TAIL_LOST")  # what happened to the trail, whatever its store forgot
 _OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED)
@@ -96,8 +97,7 @@ def _audit(
     where: str | None,
     read_back: str | None = None,
 ) -> Outcome:
-    mode = "batch" if where is None else "incremental"
-    run = _Run(engine, listing, options, kept, Stopwatch(engine), {"mode": mode, "stages": []})
+    run = _Run(engine, listing, options, kept, Stopwatch(engine), {"mode": _MODES[where is None], "stages": []})
     _check_kept(run)
     new = _new_files(listing, kept)
     found, raw = health.look_at_files(engine, listing, new, options)
@@ -135,9 +135,8 @@ def _audit(
     if rows is not None:
         known = Known(subscriptions, removals, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)
-    border = None
-    if read_back is not None:
-        border = look_at_border(engine, told.all_rows, cells, read_back, options)
+    border = look_at_border(engine, told.all_rows, cells, read_back, options) if read_back is not None else None
+    if border is not None:
         run.done("cluster", sum(row["sent"] for row in border.table))
     apart = [] if border is None else [(border.findings, border.rows)]
     if told.undone:

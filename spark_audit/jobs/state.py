@@ -24,7 +24,7 @@ from spark_audit.transforms.density import Hole, QueueFacts, Top
 from spark_audit.transforms.integrity import FileFacts, Gap
 from spark_audit.transforms.rows import kind_in
 
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(240)
 RULE = "open when its cell was retired, and not accepted again"
 
 
-def deliver(hand: Hand, entry: int, number: int, due_ms: int, at_ms: int) -> None:
+def deliver(hand: Hand, entry: int, number: int, offset: int, due_ms: int, at_ms: int) -> None:
     """Deliver a message that waited, and acknowledge it."""
-    place: dict[str, Any] = {"queue_id": 0, "queue_offset": entry}
+    place: dict[str, Any] = {"queue_id": 0, "queue_offset": offset}
     ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(number)}
     hand.add("DELIVERED", at_ms, **ids, due_ms=START_MS + due_ms, **place)
     hand.of_group("ACKED", number, at_ms, **place)
@@ -35,8 +35,8 @@ def replayed(trail: Path, *, up_to: int = 4) -> Hand:
     dead.subscribed()
     for number in range(1, 5):
         dead.scheduled(number, 1_000 if number == 1 else 300_000)
-    deliver(dead, 1, 1, 1_000, 1_000)
-    dead.snapshot([dead.held(number, 300_000) for number in (2, 3, 4)])
+    deliver(dead, 1, 1, 0, 1_000, 1_000)
+    dead.snapshot([dead.held(number, 300_000) for number in (2, 3, 4)], floor=1, end=1)
     dead.end(60_000)
     new = Hand(trail, "new")
     new.subscribed()
@@ -44,7 +44,7 @@ def replayed(trail: Path, *, up_to: int = 4) -> Hand:
         ids: dict[str, Any] = {"topic": new.topic, "entry": 10 + number, "message_id": new.id_of(number)}
         new.add("SCHEDULED", 90_000, due_ms=START_MS + 300_000, **ids)
     for number in range(2, up_to + 1):
-        deliver(new, 10 + number, number, 300_000, 300_000)
+        deliver(new, 10 + number, number, number - 2, 300_000, 300_000)
     new.end(400_000)
     return dead
 

@@ -168,7 +168,7 @@ def test_a_late_delivery_names_the_stop(engine: Engine, tmp_path: Path, steps: i
 def deliver(hand: Hand, entry: int, due_ms: int, at_ms: int) -> None:
     """Deliver a message that waited."""
     ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(entry)}
-    hand.add("DELIVERED", at_ms, **ids, due_ms=START_MS + due_ms, queue_id=0, queue_offset=entry)
+    hand.add("DELIVERED", at_ms, **ids, due_ms=START_MS + due_ms, queue_id=0, queue_offset=entry - 1)
 
 
 @at_length
