@@ -80,8 +80,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     async with AsyncExitStack() as stack:  # what was set up last is closed first
         store = open_store(config, clock, descriptors.tables)
         store.on_failure = fail = ending.storage_failed
-        if (disk := store.disk()) is not None and disk.is_low:
-            log.warning("disk_low_sends_refused", free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes)
+        _warn_of_low_disk(store)
         exporter = exporter_of(config, store)
         stack.callback(close_store, store, exporter, config.shutdown_grace_s)
         if exporter is not None:
@@ -143,6 +142,11 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
             await server.stop(0)
     log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
     return EXIT_OK if failure is None else EXIT_FAILED
+
+
+def _warn_of_low_disk(store: Store) -> None:
+    if (disk := store.disk()) is not None and disk.is_low:
+        log.warning("disk_low_sends_refused", free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes)
 
 
 def _metrics(store: Store) -> Metrics:

@@ -487,7 +487,7 @@ class ClientProtocol(asyncio.Protocol):
             return False
         if not (fault := self._host.certificate_fault(pipe.context, pipe.until_s)):
             return False
-        log.warning(fault, peer=self.peer)
+        log.warning("client_certificate_refused", peer=self.peer, reason=fault)
         self.make_room()
         return True
 

@@ -79,15 +79,15 @@ class Certificates:
         return self._context
 
     def fault(self, context: ssl.SSLContext, until_s: float) -> str:
-        """Return why a connection has to end that ``context`` accepted, as the name of an event; empty: it may go on.
+        """Return why a connection has to end that ``context`` accepted, in a word, or an empty text.
 
         ``until_s`` is the end of its client's certificate, in epoch seconds. After the removal of an authority all
         connections from before end: those with a certificate of another one are accepted again at once.
         """
         if self.clock.now_ms() > until_s * 1000:
-            return "client_certificate_expired"
+            return "expired"
         self.context()
-        return "client_authority_removed" if context in self._withdrawn else ""
+        return "authority_removed" if context in self._withdrawn else ""
 
     def _use(self, context: ssl.SSLContext) -> None:
         authorities = set(context.get_ca_certs(binary_form=True))

@@ -21,7 +21,7 @@ from dmq.spool.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn
 from dmq.store.commit import Unit
 from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Schedule
 from dmq.store.schema.index import decode_index
-from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, spool_total_key, timeline_key
+from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.spool import (
     SPOOL_DEAD,
     KeyQueueId,
@@ -36,6 +36,7 @@ from dmq.store.schema.spool import (
     entry_id,
     key_queue_id,
     spool_range,
+    spool_total_key,
     turn_of,
 )
 from dmq.store.store import Store

@@ -240,9 +240,14 @@ async def test_a_restored_store_tells_that_the_cluster_may_have_all_of_it(rig: L
 @with_lanes
 async def test_what_could_not_be_marked_is_in_doubt(rig: LanesRig) -> None:
     """The disk is full until the daemon is stopped: the cluster has it, and gets it again."""
-    rig.store.is_disk_full = lambda: True  # type: ignore[method-assign]
+
+    async def answer(envelopes: Sequence[Envelope]) -> None:
+        rig.store.is_disk_full = lambda: True  # type: ignore[method-assign]
+
+    rig.cluster.answer = answer
     await rig.keep("m")
     await rig.cluster.until(lambda: rig.cluster.taken)
+    rig.cluster.answer = rig.cluster.ok
     await rig.restart(End.CLOSE)
     await rig.forwarded("m")
     assert rig.cluster.taken == ["m", "m"]

@@ -18,6 +18,7 @@ from dmq.store.schema import group as of_group
 from dmq.store.schema import index, keys, outbox, record
 from dmq.store.schema.identity import Identity
 from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.spool import spool_total_key
 
 u8, u16, u32 = st.integers(0, 2**8 - 1), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -183,7 +184,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "bound": keys.bound_key(name, 1),
         "procedure": keys.procedure_key(name, scope),
         "reset": keys.reset_key(name, scope),
-        "spool total": keys.spool_total_key(name),
+        "spool total": spool_total_key(name),
         "bytes": keys.bytes_key(scope),
     }
     ranges = {

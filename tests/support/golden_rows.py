@@ -94,6 +94,7 @@ from dmq.store.schema.spool import (
     key_queue_of,
     parked_key,
     parked_number,
+    spool_total_key,
     taken_key,
     turn_of,
     uid_key,
@@ -800,7 +801,7 @@ def meta() -> list[Case]:
         Case("reset epoch", keys.reset_key(GROUP, TOPIC), keys.pack_u64(2**32), lambda _, v: keys.unpack_u64(v), 2**32),
         Case(
             "spool: totals",
-            keys.spool_total_key(TOPIC),
+            spool_total_key(TOPIC),
             encode_totals(Totals(3, 900, 1)),
             lambda _, value: decode_totals(value),
             Totals(3, 900, 1),

@@ -359,6 +359,7 @@ class BreakingEngine(GatedEngine):
         super().write(batch)
 
     def sync(self) -> None:
+        self.flush()  # a write without it is in memory alone
         self._pass(Break.BEFORE_SYNC)
         super().sync()
         self._pass(Break.AFTER_SYNC)

@@ -307,8 +307,3 @@ def job_key(job_id: int) -> bytes:
 def activity_key(number: int) -> bytes:
     """Return the meta key of what an operator changed."""
     return META_ACTIVITY + number.to_bytes(8, "big")
-
-
-def spool_total_key(type_id: int) -> bytes:
-    """Return the meta key of what a spool holds of a type."""
-    return META_SPOOL_TOTAL + type_id.to_bytes(4, "big")

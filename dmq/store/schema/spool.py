@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.group import GROUPS_END
-from dmq.store.schema.keys import timeline_key
+from dmq.store.schema.keys import META_SPOOL_TOTAL, timeline_key
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
@@ -53,6 +53,11 @@ _TOTALS = struct.Struct(">QQQ")
 _TURN = struct.Struct(">I")
 _UNCERTAIN = 1
 DEAD_HEAD_BYTES = _DEAD.size  # in front of an entry that is in the dead set
+
+
+def spool_total_key(type_id: int) -> bytes:
+    """Return the meta key of the totals of a type."""
+    return META_SPOOL_TOTAL + type_id.to_bytes(4, "big")
 
 
 class Totals(NamedTuple):
