@@ -163,7 +163,8 @@ class AdminClient:
 
         Of each that is ``DONE`` it is certain, and durable, that it is never delivered. All others are as they were: it
         was ``TOO_LATE``, ``CANCELLED`` or ``REPLACED`` before, or is ``UNKNOWN``. May be repeated: the answers stay
-        true. By an own key that one is meant that waits under it when it is changed; if none does, it is ``UNKNOWN``.
+        true. By an own key that one is meant that waits under it when it is changed. If none does, the answer names the
+        last message that held the key and its end, or is ``UNKNOWN`` without an id if none is remembered.
         """
         request = wire.ChangeMessagesRequest(cancel=True, own_keys=own_keys)
         return self._change(topic, message_ids, recall_handles, request)

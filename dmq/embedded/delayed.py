@@ -21,7 +21,7 @@ from dmq.embedded.reader import Reader
 from dmq.store.ops import IfKnown, Reschedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
-from dmq.store.schema.own_keys import decode_key_holder, own_key_row, row_of
+from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
 from dmq.store.schema.record import (
     DELAYED_KINDS,
     WAITING_HEADER_BYTES,
@@ -161,21 +161,26 @@ class DelayedMessages:
         own_keys: Sequence[str],
         change: Callable[[Sequence[Meant]], Awaitable[Sequence[Changed]]],
     ) -> list[tuple[bytes, Changed]]:
-        """Have what waits under own keys changed; return the packed id of each, empty if nothing waits, and its answer.
+        """Change the messages that wait under own keys; return the packed id of each and its answer.
 
-        Where another message takes the place of one before it is changed, that other one is meant.
+        If a later message replaces one before the change, the change applies to the later one. A key that is free
+        is answered with the end of its last holder; the id is empty if none is remembered.
         """
         answers = [(b"", _UNKNOWN)] * len(own_keys)
         left = list(range(len(own_keys)))
         for _ in range(_TRIES_MAX):
             found = await self.under(topic, [own_keys[at] for at in left])
-            there = [(at, each) for at, each in zip(left, found, strict=True) if each is not None]
-            if not there:
-                return answers
-            told = await change([each for _, each in there])
-            for (at, each), changed in zip(there, told, strict=True):
-                answers[at] = (each.message_id, changed)
-            left = [at for at, _ in there if answers[at][1].outcome is Outcome.REPLACED]
+            held = {at for at, each in zip(left, found, strict=True) if each is not None}
+            last = iter(await self._last_holders(topic, [own_keys[at] for at in left if at not in held]))
+            meant = [(at, each or next(last)) for at, each in zip(left, found, strict=True)]
+            there = [(at, each) for at, each in meant if each is not None]
+            if there:
+                told = await change([each for _, each in there])
+                for (at, each), changed in zip(there, told, strict=True):
+                    answers[at] = (each.message_id, changed)
+            left = [at for at in left if at in held and answers[at][1].outcome is Outcome.REPLACED]
+            if not left:
+                break
         return answers
 
     async def under(self, topic: str, own_keys: Sequence[str]) -> list[Meant | None]:
@@ -186,6 +191,15 @@ class DelayedMessages:
         holders = [decode_key_holder(each) if each else None for each in await self._reader.values(Family.META, rows)]
         await self._commits.flush()  # what was read may not have been durable
         return [Meant(each.message_id, each.sequence) if each is not None else None for each in holders]
+
+    async def _last_holders(self, topic: str, own_keys: Sequence[str]) -> list[Meant | None]:
+        """Return the message that held each free own key last; ``None`` if none is remembered."""
+        if not own_keys:
+            return []
+        scope = own_key_scope(self._catalog.known_topic(topic).topic_id)
+        wanted = [each.encode() for each in own_keys]
+        found = await self._reader.run(lambda store: [store.find(scope, each, with_withdrawn=True) for each in wanted])
+        return [Meant(each.instead, each.sequence) if each is not None else None for each in found]
 
     def _check_disk(self) -> None:
         if obstacle := self._store.write_obstacle():

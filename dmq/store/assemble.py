@@ -57,7 +57,7 @@ from dmq.store.schema.index import (
 )
 from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.schema.outbox import pack_record_head
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder
+from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, last_holder_suffix
 from dmq.store.schema.record import waiting_bytes, whole_half_bytes
 
 _WITHDRAWN_KEPT = 10_000
@@ -350,7 +350,7 @@ class Assembler:
         if is_half:
             delete((_TIMELINE, half_body_key(sequence)))
         if own_key:
-            self._hold_key(own_key, None)
+            self._free_key(own_key, sequence, message_id)
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._counts.add(scope, deliver_at_ms, -1)
@@ -375,7 +375,7 @@ class Assembler:
             self._rows.pop(row, None)  # what this very batch was to set
             batch.deletes.append(row)
         if op.own_key:
-            self._hold_key(op.own_key, None)
+            self._free_key(op.own_key, waiting.sequence, op.message_id)
         self._counts.add(op.scope, op.deliver_at_ms, -1)
         if op.size:
             self._counts.grow(op.scope, waiting.sequence, -op.size)
@@ -460,10 +460,18 @@ class Assembler:
         self._rows[Family.TIMELINE, pack_timeline_key(key_ms, sequence)] = record
         self._rows[Family.INDEX, id_key] = row
 
-    def _hold_key(self, row: bytes, holder: KeyHolder | None) -> None:
-        """Let a message, or none, wait under an own key from here on."""
+    def _hold_key(self, row: bytes, holder: KeyHolder) -> None:
+        """Set the message that waits under an own key; it precedes the last holder, whose row is not needed."""
         self._holders[row] = holder
-        self._rows[Family.META, row] = encode_key_holder(holder) if holder is not None else None
+        self._rows[Family.META, row] = encode_key_holder(holder)
+        self._rows.pop((Family.INDEX, self._generation_prefix + last_holder_suffix(row)), None)
+
+    def _free_key(self, row: bytes, sequence: int, message_id: bytes) -> None:
+        """Free an own key, and remember the message that held it as long as the end of that message."""
+        self._holders[row] = None
+        self._rows[Family.META, row] = None
+        last = encode_index_absorbed(sequence, self._now_ms, message_id)
+        self._rows[Family.INDEX, self._generation_prefix + last_holder_suffix(row)] = last
 
     def _make_way(self, under: UnderKey, id_key: bytes) -> Receipt | None:
         """Withdraw what waits under the own key of a message that is accepted; its receipt if it is absorbed instead.

@@ -27,7 +27,7 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index, encode_index_waiting
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
-from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, row_of, without_own_key
+from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.upkeep.check import check_rows
 from dmq.upkeep.findings import Checked
@@ -248,6 +248,8 @@ class _Salvage:
                 except StoreCorrupt:  # told when the queues were measured
                     continue
                 if row.is_waiting or row.generation < self._figures.generation - 1:
+                    continue
+                if is_own_key_scope(row.scope):  # a lost table may hold a later holder, or its end
                     continue
                 place = place_of(row, self._names)
                 if place is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,21 @@ from support.half import a_half, prepare
 from support.outbox import read_outbox
 from support.own_keys import KEY, SOON_MS, keyed, put, waiting_under_keys
 from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, every_durable_broker, ids, play, receive
+from support.stores import all_rows
 
 from broker_adapter.adapter import TopicRoute
 from broker_adapter.errors import Refused
 from broker_adapter.message import MessageType, pack_id, unpack_id
 from broker_adapter.own_keys import OWN_KEY
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event, gap_event
 from dmq.embedded.delayed import Changed, Meant, Outcome, rescheduled
 from dmq.embedded.topic_settings import FlowChange
 from dmq.forwarder.front import ClusterFront
 from dmq.store.ops import HandOver, Hold, Reschedule, Withdraw
-from dmq.store.schema.keys import Family
+from dmq.store.schema.keys import Family, index_place
+from dmq.store.schema.own_keys import own_key_scope
+from dmq.store.store import StoreOptions
 from dmq.units import TopicPatterns
 
 LATER_MS = 60_000
@@ -245,6 +249,95 @@ async def test_a_change_by_key_follows_a_replacement(rig: EmbeddedRig) -> None:
     await put(rig, "c")
     ((message_id, (outcome, at_ms)),) = await broker.by_key(TOPIC, [KEY], cancel)
     assert (message_id, outcome, at_ms) == (pack_id("c"), Outcome.TOO_LATE, rig.clock.now_ms())
+
+
+async def by_key(rig: EmbeddedRig, change: str, own_key: str = KEY) -> tuple[str, Outcome, int]:
+    """Cancel or fire the message under an own key; return its id, the outcome and the time of the outcome."""
+    delayed = rig.broker.delayed
+    call = delayed.cancel if change == "cancel" else delayed.fire
+    ((message_id, (outcome, at_ms)),) = await delayed.by_key(TOPIC, [own_key], lambda meant: call(TOPIC, meant))
+    return unpack_id(message_id) if message_id else "", outcome, at_ms
+
+
+@every_durable_broker()
+async def test_a_change_repeated_by_key_names_the_last_holder(rig: EmbeddedRig) -> None:
+    """A change repeated after a lost answer returns the message that ended and its outcome, also after a kill."""
+    await put(rig, "a")
+    cancelled_ms = rig.clock.now_ms()
+    assert await by_key(rig, "cancel") == ("a", Outcome.DONE, cancelled_ms)
+    await rig.restart(End.KILL, down_ms=1)
+    assert await by_key(rig, "cancel") == ("a", Outcome.CANCELLED, cancelled_ms)
+    assert await by_key(rig, "fire") == ("a", Outcome.CANCELLED, cancelled_ms)
+    assert await by_key(rig, "cancel", "free") == ("", Outcome.UNKNOWN, 0)
+
+    await put(rig, "b")
+    assert await by_key(rig, "fire") == ("b", Outcome.DONE, rig.clock.now_ms())
+    rig.clock.advance(2)
+    await rig.settle()
+    delivered_ms = rig.clock.now_ms()
+    await rig.restart(End.KILL, down_ms=1)
+    assert await by_key(rig, "fire") == ("b", Outcome.TOO_LATE, delivered_ms)
+
+    await put(rig, "c")
+    replaced_ms = rig.clock.now_ms()
+    await put(rig, "d", 0)  # delivered at once: the key is free, and "d" never held it
+    rig.clock.advance(1)
+    assert await by_key(rig, "cancel") == ("c", Outcome.REPLACED, replaced_ms)
+
+
+@every_durable_broker()
+async def test_the_holder_of_a_key_precedes_the_last_one(rig: EmbeddedRig) -> None:
+    """A pending message is the one that a change by key applies to, also if an earlier one ended in the same batch."""
+    at_ms = rig.clock.now_ms() + SOON_MS
+    await put(rig, "a")
+    await by_key(rig, "cancel")
+    await rig.broker.send([keyed("b", at_ms), keyed("at once"), keyed("c", at_ms)])
+    assert (await by_key(rig, "cancel"))[:2] == ("c", Outcome.DONE)
+    assert (await by_key(rig, "cancel"))[:2] == ("c", Outcome.CANCELLED)
+    await rig.broker.send([keyed("d", at_ms), keyed("e", at_ms), keyed("at once again")])
+    assert (await by_key(rig, "cancel"))[:2] == ("e", Outcome.REPLACED)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_the_last_holder_is_forgotten_with_its_end(tmp_path: Path, on_disk: bool) -> None:
+    """After two idempotency windows a change by the key is answered as unknown, and the index has no row of the key."""
+    options = StoreOptions(gap_event=gap_event, idempotency_window_ms=LATER_MS)
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await put(rig, "a")
+        await by_key(rig, "cancel")
+        cancelled_ms = rig.clock.now_ms()
+        rig.clock.advance(LATER_MS)
+        await put(rig, "b", 2 * LATER_MS)  # the next generation
+        rig.clock.advance(1)
+        await by_key(rig, "cancel")
+        assert (await by_key(rig, "cancel"))[:2] == ("b", Outcome.CANCELLED)
+        assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("a"))]) == [(Outcome.CANCELLED, cancelled_ms)]
+        for _ in range(2):
+            rig.clock.advance(LATER_MS)
+            await rig.broker.send([keyed("other", key="other")])
+        assert await by_key(rig, "cancel") == ("", Outcome.UNKNOWN, 0)
+        scope = own_key_scope(rig.broker.names.topics[TOPIC].topic_id)
+        assert not [row for row in all_rows(rig.store, Family.INDEX) if index_place(row[0])[1] == scope]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=on_disk, options=options), scenario))
+
+
+@every_durable_broker()
+async def test_only_a_key_that_becomes_free_has_a_row_of_its_last_holder(rig: EmbeddedRig) -> None:
+    """Neither a message without an own key nor a replacement pays for one."""
+    now_ms = rig.clock.now_ms()
+    plain = [keyed(f"p-{number}", now_ms + 1)._replace(own_key="") for number in range(3)]
+    await rig.broker.send([*plain, keyed("a", now_ms + 1), keyed("b", now_ms + 1)])
+    topic_id = rig.broker.names.topics[TOPIC].topic_id
+
+    def rows() -> dict[int, int]:
+        return Counter(index_place(key)[1] for key, _ in all_rows(rig.store, Family.INDEX))
+
+    assert rows() == {topic_id: 5}
+    rig.clock.advance(1)
+    await rig.settle()
+    assert rows() == {topic_id: 5, own_key_scope(topic_id): 1}
 
 
 @every_durable_broker()

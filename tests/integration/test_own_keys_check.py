@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from support.own_keys import keyed, waiting_under_keys
-from support.rigs import ids, receive
+from support.rigs import TOPIC, ids, receive
 from support.store_rig import CellRig, checked
 from support.stores import all_rows
 
 from broker_adapter.clock import ManualClock
+from broker_adapter.message import pack_id
+from dmq.embedded.delayed import Meant, Outcome
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys
@@ -29,14 +31,16 @@ Damage = Callable[[RocksEngine, Batch], None]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A killed store in which one message waits under each of two keys, and one was replaced."""
+    """A killed store: a pending message under each of two keys, a replaced one, and a cancelled one under a third."""
     root = tmp_path_factory.mktemp("keys")
 
     async def make() -> Path:
         rig = CellRig(root / "cell", ManualClock(NOW))
         await rig.open()
         at_ms = rig.clock.now_ms() + 1_000
-        await rig.broker.send([keyed(each, at_ms, key=key) for each, key in (("a", "x"), ("b", "x"), ("c", "y"))])
+        sent = ("a", "x"), ("b", "x"), ("c", "y"), ("e", "z")
+        await rig.broker.send([keyed(each, at_ms, key=key) for each, key in sent])
+        await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("e"))])
         made = rig.image(root / "whole")
         await rig.close()
         return made
@@ -125,3 +129,22 @@ def test_a_salvage_makes_the_keys_anew(whole: Path, tmp_path: Path, damage: Dama
         await rig.close()
 
     asyncio.run(look())
+
+
+def test_a_salvage_forgets_the_last_holder_of_a_key(whole: Path, tmp_path: Path) -> None:
+    """A lost table may hold a later holder: a change by a free key is unknown, one by the id is still answered."""
+    target = tmp_path / "new"
+    salvage(damaged(whole, tmp_path / "store", None), target, ManualClock(NOW), lambda _: None)
+
+    async def outcomes(path: Path) -> list[tuple[bytes, Outcome]]:
+        rig = CellRig(path, ManualClock(NOW))
+        await rig.open()
+        delayed = rig.broker.delayed
+        ((message_id, (by_key, _)),) = await delayed.by_key(TOPIC, ["z"], lambda meant: delayed.cancel(TOPIC, meant))
+        ((by_id, _),) = await delayed.cancel(TOPIC, [Meant(pack_id("e"))])
+        await rig.close()
+        return [(message_id, by_key), (pack_id("e"), by_id)]
+
+    e = pack_id("e")
+    assert asyncio.run(outcomes(target)) == [(b"", Outcome.UNKNOWN), (e, Outcome.CANCELLED)]
+    assert asyncio.run(outcomes(tmp_path / "store")) == [(e, Outcome.CANCELLED)] * 2

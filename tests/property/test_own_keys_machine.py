@@ -47,6 +47,7 @@ _sends = st.lists(
     max_size=5,
 )
 _changes = st.sampled_from(("cancel", "fire", "reschedule"))
+_OUTCOMES = {"recalled": Outcome.CANCELLED, "came": Outcome.TOO_LATE, "replaced": Outcome.REPLACED}  # by fate
 
 
 class OwnKeys(RuleBasedStateMachine):
@@ -62,6 +63,7 @@ class OwnKeys(RuleBasedStateMachine):
         self.rig = EmbeddedRig(Path(self.folder.name), on_disk=self.on_disk, queues=1, options=options)
         self.clock = self.rig.clock
         self.waiting: dict[str, str] = {}  # id by key
+        self.last: dict[str, str] = {}  # by key, the id of the message that holds it or held it last
         self.due: dict[str, int] = {}
         self.sent: list[tuple[str, Send]] = []  # each id as it was sent first
         self.answers: dict[str, SendReceipt] = {}
@@ -144,6 +146,7 @@ class OwnKeys(RuleBasedStateMachine):
         if send.after_ms:
             assert receipt.queue_offset < 0
             self.waiting[send.key], self.due[name] = name, now_ms + send.after_ms
+            self.last[send.key] = name
         else:
             assert receipt.queue_offset >= 0
             self.fate[name] = "came"
@@ -167,7 +170,7 @@ class OwnKeys(RuleBasedStateMachine):
             ((outcome, _),) = await change([Meant(pack_id(before))])
             return before, outcome
 
-        before = self.waiting.get(key, "")
+        before, last = self.waiting.get(key, ""), self.last_end(key)
         if not before and not by_key:
             return
         wanted = Send(0, key, 900, keeps=False)
@@ -182,14 +185,21 @@ class OwnKeys(RuleBasedStateMachine):
             self.accepted(name, wanted, receipt, self.clock.now_ms())
             if found == name and outcome is Outcome.DONE:
                 self.changed(key, what, name, later_ms)
-            assert outcome in {Outcome.DONE, Outcome.REPLACED} or (by_key and not before)
+            assert outcome in {Outcome.DONE, Outcome.REPLACED} or (by_key and not before and (found, outcome) == last)
             return found, outcome
 
         found, outcome = self.run(both() if race else asked())
         if not race:
-            assert (found, outcome) == ((before, Outcome.DONE) if before else ("", Outcome.UNKNOWN))
+            assert (found, outcome) == ((before, Outcome.DONE) if before else last)
             if before:
                 self.changed(key, what, before, later_ms)
+
+    def last_end(self, key: str) -> tuple[str, Outcome]:
+        """Return the answer to a change by a key that is free."""
+        name = self.last.get(key)
+        if name is None or key in self.waiting:
+            return "", Outcome.UNKNOWN
+        return name, _OUTCOMES[self.fate[name]]
 
     def changed(self, key: str, what: str, name: str, later_ms: int) -> None:
         if what == "cancel":

@@ -60,6 +60,7 @@ from dmq.store.schema.own_keys import (
     own_key_in,
     own_key_of_row,
     own_key_row,
+    own_key_scope,
     row_of,
     without_own_key,
 )
@@ -354,6 +355,13 @@ def index() -> list[Case]:
             of_index.encode_index_absorbed(9, NOW, ID[::-1]),
             read,
             Receipt(EntryState.ABSORBED, 9, -1, -1, NOW, True, ID[::-1]),
+        ),
+        Case(
+            "last holder of an own key",
+            keys.pack_index_prefix(2, own_key_scope(TOPIC)) + b"invoice-7",
+            of_index.encode_index_absorbed(9, NOW, ID),
+            lambda key, value: (keys.index_place(key), key[8:], of_index.decode_index(value)),
+            ((2, own_key_scope(TOPIC)), b"invoice-7", Receipt(EntryState.ABSORBED, 9, -1, -1, NOW, True, ID)),
         ),
     ]
 

@@ -4,6 +4,7 @@
                behind all times: bit 1, topic_id bits 21, due ms bits 42 | sequence 8, an entry that is held;
                0xff 17 | sequence 8, the body of a half message
     index      generation 4 | scope 4 | packed message id        generation 0: waits; else finished in that generation
+               generation 4 | scope 4 | own key                  the last holder of a key that is free
     queue      topic_id 4 | queue_id 2 | queue_offset 8
     audit      sequence of the block's first event 8
     meta       one letter of kind, then what it names
@@ -38,6 +39,7 @@ _HELD_MS_BITS = 42  # until the year 2109; what is due later lies under the last
 _HELD_TOPIC_BITS = 21
 _HELD = 1 << 63
 
+OWN_KEY_SCOPE = 0x2000_0000  # the bit in scopes of last holders of own keys
 WAITING_GENERATION = 0
 TIMELINE_END = b"\xff" * 17  # behind every time and every held entry; bodies of half messages follow
 HELD_BEGIN = _HELD.to_bytes(8, "big") + bytes(8)  # behind every time; held entries follow
@@ -181,7 +183,7 @@ def recurring_scope(topic_id: int) -> int:
 
 def topic_of_scope(scope: int) -> int:
     """Return the id of the topic, or of the group, that a scope belongs to."""
-    return scope & ~(_HALF_SCOPE | _RECURRING_SCOPE)
+    return scope & ~(_HALF_SCOPE | _RECURRING_SCOPE | OWN_KEY_SCOPE)
 
 
 def half_body_key(sequence: int) -> bytes:

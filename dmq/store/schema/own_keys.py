@@ -4,6 +4,9 @@
 
 The row is there exactly as long as the message waits, so at most one of a topic waits under a key. The time is the
 message's true one, the bytes are those of its row (``waiting_bytes``): what takes it off the timeline need not read it.
+
+The batch that frees a key writes an index row in the scope ``own_key_scope``, in the same generation as the end of the
+message. Its value is that of an absorbed message: it names the last holder of the key.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import struct
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.keys import META_OWN_KEY
+from dmq.store.schema.keys import META_OWN_KEY, OWN_KEY_SCOPE, meta_id
 from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, OwnKey, decode_waiting, split_own_key
 
 VERSION = 1
@@ -44,6 +47,21 @@ def decode_key_holder(value: bytes) -> KeyHolder:
 def own_key_row(topic_id: int, own_key: bytes) -> bytes:
     """Return the meta key of which message of a topic waits under a sender's key."""
     return META_OWN_KEY + topic_id.to_bytes(4, "big") + own_key
+
+
+def own_key_scope(topic_id: int) -> int:
+    """Return the scope of the last holders of a topic's own keys; ids of names are far smaller."""
+    return topic_id | OWN_KEY_SCOPE
+
+
+def is_own_key_scope(scope: int) -> bool:
+    """Return True if a scope is that of the last holders of a topic's own keys."""
+    return bool(scope & OWN_KEY_SCOPE)
+
+
+def last_holder_suffix(row: bytes) -> bytes:
+    """Return the index key of the last holder of an own key, without its generation, from the key of the key's row."""
+    return own_key_scope(meta_id(row)).to_bytes(4, "big") + own_key_of_row(row)
 
 
 def own_key_of_row(row: bytes) -> bytes:

@@ -244,7 +244,13 @@ def test_what_waits_under_an_own_key(live: LiveCell) -> None:
         7,
         [("k", "DONE"), ("free", "UNKNOWN")],
     )
-    assert "nothing waits under the own key k" in live.run("msg", "fire", "orders", "--own-key", "k").stderr
+    repeated = live.run("msg", "recall", "orders", "--own-key", "k")
+    assert repeated.exit_code == 0
+    assert repeated.stdout.splitlines()[1].startswith("B")
+    assert " k " in repeated.stdout
+    assert " was recalled at " in repeated.stdout
+    assert "not fired: was recalled at" in live.run("msg", "fire", "orders", "--own-key", "k").stderr
+    assert "nothing waits under the own key free" in live.run("msg", "fire", "orders", "--own-key", "free").stderr
     gone = live.run("msg", "get", "orders", "--own-key", "k")
     assert (gone.exit_code, gone.stderr) == (3, "dmq: nothing waits in topic orders under the own key k\n")
 
