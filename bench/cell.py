@@ -11,8 +11,8 @@ from pathlib import Path
 
 from broker_adapter.clock import SystemClock
 from dmq.audit.events import gap_event
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.placement import Placement
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.store import Store, StoreOptions

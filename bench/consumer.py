@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from broker_adapter.adapter import Subscription
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, RECEIVE_BATCH_MAX
 from broker_adapter.message import Delivery
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 
 _CLIENT = "bench-consumer"
 _WAIT_MS = 500  # a short long poll, so that the last ones end soon after the last message

@@ -48,7 +48,7 @@ from bench.inside_spool import (
 from bench.messages import TOPIC, WIRE_BYTES, envelope_of, far_envelopes
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.memory import MemoryEngine
 

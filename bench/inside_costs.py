@@ -21,8 +21,8 @@ from broker_adapter.message import Envelope, SendReceipt, pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.audit.events import gap_event
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.sidecar import validate
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT, deliver_at_ms, timestamp_ms
 from dmq.sidecar.mapping import send_response

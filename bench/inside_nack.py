@@ -16,7 +16,7 @@ from bench.messages import HOUR_MS, TOPIC, WIRE_BYTES
 from bench.retries import retry_entries
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Delivery, Envelope
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.store.ops import HandOver
 from dmq.store.schema.keys import pack_queue_key, pack_timeline_key
 from retry.policy import Fixed, RetryPolicy

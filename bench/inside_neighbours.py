@@ -20,7 +20,7 @@ from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
 from broker_adapter.limits import RECEIVE_BATCH_MAX
 from broker_adapter.message import Delivery
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.store.ops import HandOver
 
 RATE = 200  # of each topic, a second

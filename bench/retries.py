@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from bench.messages import WIRE_BYTES
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.subscription import Subscription
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.groups.subscription import Subscription
 from dmq.store.ops import Schedule
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.record import EntryKind, History, encode_body, encode_history, encode_waiting
@@ -20,7 +20,7 @@ _UNITS_IN_FLIGHT = 4
 
 
 def retry_entries(found: Subscription, lane_id: int, due_ms: Sequence[int], now_ms: int) -> Iterator[Schedule]:
-    """Yield one entry per delivery time: a message that failed once, as ``dmq.embedded.failures`` lets it wait."""
+    """Yield one entry per delivery time: a message that failed once, as ``dmq.broker.failures.failures`` lets it wait."""
     topic_id, group_id = found.topic.topic_id, found.group_id
     for number, at_ms in enumerate(due_ms):
         message_id = pack_id(f"01{number:032X}")

@@ -5,7 +5,7 @@ each queue to one of its members, which reads it by offset and says from time to
 sent back and comes again from ``%RETRY%<group>``, or ends in ``%DLQ%<group>``.
 
 Apache RocketMQ 4 and 5 offer this over the classic protocol (``broker_adapter.remoting``), the embedded broker in its
-own process (``dmq.embedded.classic``). ``broker_adapter.producer`` and ``broker_adapter.consumer``
+own process (``dmq.broker.in_process_client``). ``broker_adapter.producer`` and ``broker_adapter.consumer``
 are written for the protocol below and know neither.
 """
 

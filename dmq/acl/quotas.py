@@ -15,7 +15,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, SUBSCRIPTIONS_MAX, TOPICS_MAX
 from dmq.acl.rules import AccessKey
-from dmq.embedded.rates import TokenBucket, refilled, spent
+from dmq.broker.limits.token_bucket import TokenBucket, refilled, spent
 from dmq.http2 import LOOPBACK
 from dmq.store.schema.limits import Limit, decode_limits, encode_limits
 

@@ -23,11 +23,11 @@ from dmq.admin.status import (
 )
 from dmq.admin.topic_quotas import fullest, refusals
 from dmq.audit.export import Exporter
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.topics.registry import Names
+from dmq.cluster.inner import InnerTopic
 from dmq.config import DaemonConfig
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.names import Names
 from dmq.errors import with_advice
-from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
 from dmq.store.schema.counts import end_of_minute
 from dmq.store.store import Store

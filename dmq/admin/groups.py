@@ -12,13 +12,13 @@ from typing import Literal
 from broker_adapter.errors import group_unknown
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.admin import status
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.catalog import DEFAULT_POLICY
-from dmq.embedded.lag import Lag
-from dmq.embedded.names import Group, Topic
-from dmq.embedded.operator import BEGIN, END
-from dmq.embedded.subscription import Subscription
-from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.groups.subscription import Subscription
+from dmq.broker.operations.admin import BEGIN, END
+from dmq.broker.operations.lag import Lag
+from dmq.broker.topics.catalog import DEFAULT_POLICY
+from dmq.broker.topics.registry import Group, Topic
+from dmq.broker.topics.settings import FLOW_STAYS, FlowChange
 from dmq.slices import in_slices
 from dmq.store.store import Store
 from retry.policy import RetryPolicy

@@ -12,7 +12,7 @@ from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.cell import Cell
 from dmq.audit.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
-from dmq.embedded.lag import in_flight
+from dmq.broker.operations.lag import in_flight
 from dmq.errors import StoreError
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.upkeep.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from broker_adapter.errors import group_unknown
 from broker_adapter.topics import dead_letter_topic
 from dmq.admin.status import DeadPage, DeadStatus
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.dead_letters import Letter
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.operations.dead_letters import Letter
 from dmq.slices import in_slices
 from retry.dead_letter import DeadFilter, Job
 

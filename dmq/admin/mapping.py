@@ -20,8 +20,8 @@ from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
 
 if TYPE_CHECKING:  # the command reads the wire with this module, and loads no broker
-    from dmq.embedded.group_states import GroupState
-    from dmq.embedded.retries import WaitingRetry
+    from dmq.broker.failures.waiting_retries import WaitingRetry
+    from dmq.broker.operations.message_states import GroupState
 
 
 def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:

@@ -24,11 +24,11 @@ from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.mapping import content_if_readable
 from dmq.admin.status import MessageStatus
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.group_states import GroupState, Where
-from dmq.embedded.names import Topic
-from dmq.embedded.queue_log import Place, messages_from
-from dmq.embedded.retries import next_of
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.failures.waiting_retries import next_of
+from dmq.broker.io.queue_log import Place, messages_from
+from dmq.broker.operations.message_states import GroupState, Where
+from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
 from dmq.store.schema.counts import BUCKET_MS

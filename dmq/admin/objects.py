@@ -15,7 +15,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping
 from dmq.admin.groups import Groups
 from dmq.admin.topics import Topics
-from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
+from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 
 MIXED: Literal["MIXED"] = "MIXED"
 

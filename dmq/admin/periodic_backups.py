@@ -18,8 +18,8 @@ import structlog
 from broker_adapter.errors import BrokerError, Refused
 from dmq.admin.backups import Backups
 from dmq.admin.status import PeriodicBackupStatus
+from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
 from dmq.config import DaemonConfig
-from dmq.embedded.recurrence import RuleError, next_time, read_cron, zone_of
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.store.schema.recurring import Schedule
 from dmq.store.store import Store

@@ -14,7 +14,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.admin.cell import Cell
 from dmq.admin.messages import Messages
-from dmq.forwarder.inner import Fate, InnerTopic, Taken
+from dmq.cluster.inner import Fate, InnerTopic, Taken
 from dmq.states import MessageState
 
 REPLAY_MAX: Final = 32  # messages of one call

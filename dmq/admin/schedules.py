@@ -13,8 +13,8 @@ from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
 from dmq.admin.cell import Cell
-from dmq.embedded.recurring import largest, sample
-from dmq.embedded.schedules import ScheduleStatus, Wanted, check_name
+from dmq.broker.schedules.firing import largest, sample
+from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_name
 from dmq.slices import in_slices
 from dmq.store.schema.recurring import CatchUp
 

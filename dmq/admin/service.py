@@ -31,8 +31,8 @@ from dmq.admin.quotas import QuotaCalls
 from dmq.admin.replays import ReplayCalls
 from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.topics import Topics
-from dmq.embedded.retries import WaitingRetries
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.failures.waiting_retries import WaitingRetries
+from dmq.broker.topics.settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.slices import in_slices
 from dmq.states import MessageState

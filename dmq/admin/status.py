@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from broker_adapter.adapter import QueueRange
-from dmq.embedded.retention import KEEP_ALL
+from dmq.broker.operations.retention import KEEP_ALL
 from dmq.states import MessageState
 from dmq.store.schema.names import Keep
 from dmq.usage import ProcessStatus

@@ -15,10 +15,10 @@ from broker_adapter.message import MessageType
 from broker_adapter.topics import retry_topic
 from dmq.admin import status
 from dmq.admin.topic_quotas import quotas_of, with_halves
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.names import Group, Topic
-from dmq.embedded.removable import edges
-from dmq.embedded.topic_settings import FLOW_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.groups.queue_front import edges
+from dmq.broker.topics.registry import Group, Topic
+from dmq.broker.topics.settings import FLOW_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 from dmq.store.schema.names import TopicSettings
 from dmq.store.store import Store
 

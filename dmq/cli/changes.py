@@ -147,7 +147,7 @@ def targets_of(
     if len(given) > 1:
         return Targets(given[0], ids=tuple(dict.fromkeys(given[1:])))
     from broker_adapter.errors import Refused
-    from dmq.embedded.recall import decode_recall
+    from dmq.broker.delayed.recall import decode_recall
 
     try:
         return Targets(decode_recall(given[0]).topic, handle=given[0])
@@ -223,7 +223,7 @@ def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedM
     """Return those of the messages that are named which wait, and the names of the others."""
     from broker_adapter.message import unpack_id
     from dmq.admin import admin_v1 as wire
-    from dmq.embedded.recall import decode_recall
+    from dmq.broker.delayed.recall import decode_recall
 
     of_handle = [unpack_id(decode_recall(targets.handle).message_id)] if targets.handle else []
     found: dict[str, wire.ListedMessage] = {}

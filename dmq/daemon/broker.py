@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.topics.catalog import AutoCreate, ScheduleLimits
+from dmq.broker.transactions.transaction_checks import CheckOptions
 from dmq.config import DaemonConfig
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.catalog import AutoCreate, ScheduleLimits
-from dmq.embedded.checks import CheckOptions
 from dmq.store.schema.names import Keep, TopicQuotas
 from dmq.store.store import Store
 from dmq.units import ALL_TOPICS

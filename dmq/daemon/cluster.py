@@ -14,15 +14,15 @@ from broker_adapter.remoting import RemotingBroker
 from broker_adapter.rocketmq import RocketMQBroker
 from dmq.admin.status import Cluster as ClusterStatus
 from dmq.admin.status import Inner, LaneTrouble, Lateness, ProxyTrouble
+from dmq.broker.broker import EmbeddedBroker
+from dmq.cluster.broker import ClusterFront
+from dmq.cluster.cluster import Cluster
+from dmq.cluster.forwarder import Forwarder
+from dmq.cluster.inner import InnerTopic
+from dmq.cluster.retries_here import RetriesHere
 from dmq.config import DaemonConfig
 from dmq.daemon.cluster_kind import KindWatch
 from dmq.daemon.cluster_options import grpc_options, remoting_options
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.forwarder.cluster import Cluster
-from dmq.forwarder.forwarder import Forwarder
-from dmq.forwarder.front import ClusterFront
-from dmq.forwarder.inner import InnerTopic
-from dmq.forwarder.retries_here import RetriesHere
 from dmq.metrics import Metrics
 
 log = structlog.get_logger("dmq.daemon")

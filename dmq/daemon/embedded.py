@@ -17,12 +17,12 @@ import structlog
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.events import EventKind, cell_event
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.in_process_client import EmbeddedClassic
+from dmq.cluster.topic_migration import MovedTopics
 from dmq.config import DaemonConfig
 from dmq.daemon.broker import broker_of
 from dmq.daemon.opening import close_store, exporter_of, open_store
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.classic import EmbeddedClassic
-from dmq.embedded.moved import MovedTopics
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import Emit

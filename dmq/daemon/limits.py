@@ -12,9 +12,9 @@ from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store
 
 if TYPE_CHECKING:
-    from dmq.embedded.broker import EmbeddedBroker
-    from dmq.embedded.catalog import Catalog
-    from dmq.forwarder.front import ClusterFront
+    from dmq.broker.broker import EmbeddedBroker
+    from dmq.broker.topics.catalog import Catalog
+    from dmq.cluster.broker import ClusterFront
 
 
 def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | ClusterFront) -> Quotas:

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 from dmq.admin.backups import Backups
 from dmq.admin.periodic_backups import PeriodicBackups, rule_of
+from dmq.broker.broker import EmbeddedBroker
 from dmq.config import DaemonConfig
-from dmq.embedded.broker import EmbeddedBroker
 from dmq.store.store import Store
 from dmq.upkeep.backup_folder import BackupFolder
 from dmq.upkeep.snapshots import Snapshots

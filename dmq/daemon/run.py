@@ -18,6 +18,8 @@ from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
 from dmq.audit.events import EventKind, cell_event
+from dmq.broker.broker import EmbeddedBroker
+from dmq.cluster.topic_migration import MovedTopics
 from dmq.config import DaemonConfig
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
@@ -27,8 +29,6 @@ from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import close_store, exporter_of, open_store, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.transport import ServerOptions, transport_of
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.moved import MovedTopics
 from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics import Metrics, MetricsServer, start_http
@@ -42,7 +42,7 @@ from dmq.upkeep.snapshots import Snapshots
 from dmq.version import version_here
 
 if TYPE_CHECKING:
-    from dmq.forwarder.front import ClusterFront
+    from dmq.cluster.broker import ClusterFront
 
 EXIT_OK = 0
 EXIT_FAILED = 1

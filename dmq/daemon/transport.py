@@ -12,10 +12,10 @@ from dmq.acl.guard import Guard
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
 from dmq.admin.service import AdminService
+from dmq.broker.broker import EmbeddedBroker
 from dmq.config import DaemonConfig
 from dmq.daemon.clients import Clients
 from dmq.daemon.files import Files
-from dmq.embedded.broker import EmbeddedBroker
 from dmq.errors import DmqError
 from dmq.metrics import Metrics
 from dmq.sidecar.access import Guarded
@@ -26,7 +26,7 @@ from dmq.sidecar.settings import SidecarConfig
 from dmq.usage import ProcessStatus
 
 if TYPE_CHECKING:
-    from dmq.forwarder.front import ClusterFront
+    from dmq.cluster.broker import ClusterFront
     from dmq.http2 import Limits
     from dmq.sidecar.http2_server import Port
 

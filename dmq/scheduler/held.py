@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
-from dmq.embedded.flow import Flow, full, ramp, refilled, taken, wait_s
-from dmq.embedded.names import Topic
+from dmq.broker.limits.ramp import Flow, full, ramp, refilled, taken, wait_s
+from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreNoDescriptors
 from dmq.store.ops import Hold
 from dmq.store.schema.keys import Family, held_mark, held_range, timeline_key, timeline_mark

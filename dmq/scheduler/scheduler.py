@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
-from dmq.embedded.checks import Checks
-from dmq.embedded.placement import Placement, message_group_of
-from dmq.embedded.recurring import Recurring
+from dmq.broker.schedules.firing import Recurring
+from dmq.broker.sending.placement import Placement, message_group_of
+from dmq.broker.transactions.transaction_checks import Checks
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.moves import Moves

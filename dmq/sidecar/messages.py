@@ -19,7 +19,7 @@ from broker_adapter.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of
-from dmq.embedded.schedule_properties import makes_schedule
+from dmq.broker.schedules.properties import makes_schedule
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import check_room, received
 from dmq.sidecar.call import Call

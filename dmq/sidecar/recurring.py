@@ -29,8 +29,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.embedded.recurring import largest, sample
-from dmq.embedded.schedule_properties import (
+from dmq.broker.schedules.firing import largest, sample
+from dmq.broker.schedules.properties import (
     CATCH_UP,
     COUNT,
     CRON,
@@ -46,7 +46,7 @@ from dmq.embedded.schedule_properties import (
     ZONE,
     makes_schedule,
 )
-from dmq.embedded.schedules import Wanted, check_name
+from dmq.broker.schedules.schedules import Wanted, check_name
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import status_of

@@ -228,7 +228,7 @@ class MessagingService:
     async def report_failure(
         self, request: consumer_v1.ReportFailureRequest, call: Call
     ) -> consumer_v1.ReportFailureResponse:
-        """Keep the reason of a failure that follows; see ``dmq.embedded.failure_reasons``."""
+        """Keep the reason of a failure that follows; see ``dmq.broker.failures.failure_reasons``."""
         reason = _reason(call)._replace(error_type=request.error_type, error_text=request.error_text, host=request.host)
         if not self._broker.note_failure(check_group(request.group), request.receipt_handle, reason):
             raise Refused(Rule.UNSUPPORTED, _NO_REASONS)

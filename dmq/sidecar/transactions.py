@@ -20,7 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, with_wishes
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.embedded.schedule_properties import makes_schedule
+from dmq.broker.schedules.properties import makes_schedule
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of

@@ -31,7 +31,7 @@ from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY, check_own_key_of
 from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name
-from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
+from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.sidecar.delay import DELAY_PROPERTIES
 from dmq.sidecar.mapping import ANY_QUEUE
 from retry.dead_letter import WRITTEN
@@ -278,7 +278,7 @@ def pulled_queue_of(request: wire.PullMessageRequest) -> Subscription:
 
 def _subscription(topic: str, queue_id: int, expression: wire.FilterExpression) -> Subscription:
     if expression.type == wire.SQL:
-        from dmq.embedded.sql_filter import compile_sql  # its parser takes long to load, and few need it
+        from dmq.broker.filters.sql import compile_sql  # its parser takes long to load, and few need it
 
         return Subscription(topic, queue_id, sql=compile_sql(expression.expression).text)
     return Subscription(topic, queue_id, tags_of(expression))

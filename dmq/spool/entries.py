@@ -14,7 +14,7 @@ from dataclasses import replace
 from broker_adapter.errors import BrokerError
 from broker_adapter.topics import check_topic
 from dmq.audit.events import EventKind
-from dmq.embedded.names import Names
+from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
 from dmq.spool.key_queues import KeyQueues
 from dmq.spool.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.names import Topic
+from dmq.broker.topics.registry import Topic
 from dmq.spool.key_queues import Change
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, Delete, Emit, Op, Put, Schedule, Withdraw

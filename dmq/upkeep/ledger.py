@@ -35,7 +35,7 @@ import structlog
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.ledger import Difference, Ledger
 from dmq.background import background, die_with_parent, end_with_stdin
-from dmq.embedded.commits import look_at
+from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.engine import Engine, queue_end
 from dmq.store.recount import KnownIds, Recount, read_ledger, recount_queues, recount_timeline

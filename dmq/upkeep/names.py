@@ -7,7 +7,7 @@ from typing import Protocol
 
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import RETRY_PREFIX
-from dmq.embedded.names import Names, Topic
+from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Rows
 from dmq.store.ops import Op, Put

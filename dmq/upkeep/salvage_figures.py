@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import decode_event, gap_event
-from dmq.embedded.names import Names
+from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import keys
 from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64, timeline_key

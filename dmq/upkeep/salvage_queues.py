@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from dmq.audit.events import EventKind, decode_event
-from dmq.embedded.group_queue import GroupQueue
+from dmq.broker.groups.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Op, Put
 from dmq.store.schema import keys

@@ -8,8 +8,8 @@ from pathlib import Path
 import structlog
 
 from dmq.audit.snapshot_take import Exporter, SnapshotResult, Taker, list_snapshots
-from dmq.embedded.commits import look_at
-from dmq.embedded.subscriptions import Subscriptions
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.store import Store
 

@@ -12,7 +12,7 @@ from support.letters import DEAD, PURGE, die, finish, only
 from support.rigs import EmbeddedRig, ack, an_envelope, every_durable_broker, ids, receive, send, until
 
 from broker_adapter.message import Delivery
-from dmq.embedded import subscriptions as subscriptions_module
+from dmq.broker.groups import subscriptions as subscriptions_module
 from dmq.store.ops import Appended
 from dmq.store.schema.keys import Family
 

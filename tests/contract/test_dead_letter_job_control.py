@@ -37,8 +37,8 @@ from support.stores import GatedEngine
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message_id import new_message_id
-from dmq.embedded import dead_letters as dead_letters_module
-from dmq.embedded.dead_letters import DeadLetters
+from dmq.broker.operations import dead_letters as dead_letters_module
+from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Engine
 from dmq.store.ops import Put

@@ -35,7 +35,7 @@ from support.letters import (
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, play, until
 
 from broker_adapter.errors import Refused, Rule
-from dmq.embedded import dead_letters as dead_letters_module
+from dmq.broker.operations import dead_letters as dead_letters_module
 from retry.dead_letter import DeadFilter, Job, JobState
 
 

@@ -24,8 +24,8 @@ from support.letters import (
 )
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, receive
 
-from dmq.embedded import dead_letters as dead_letters_module
-from dmq.embedded.dead_letters import Page
+from dmq.broker.operations import dead_letters as dead_letters_module
+from dmq.broker.operations.dead_letters import Page
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Put
 from dmq.store.schema.group import pack_group_key

@@ -12,9 +12,9 @@ from support.rigs import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, r
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
-from dmq.embedded import delayed
-from dmq.embedded.delayed import Changed, HeldBy, Meant, Outcome
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.delayed import changes as delayed
+from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
+from dmq.broker.topics.settings import FlowChange
 from dmq.store.believed import ClockOptions
 from dmq.store.commit import STALL_S
 from dmq.store.schema.counts import BUCKET_MS

@@ -27,8 +27,8 @@ from support.stores import GatedEngine, events
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind, decode_event
-from dmq.embedded import group_queue
-from dmq.embedded.recent import Recent
+from dmq.broker.groups import group_queue
+from dmq.broker.io.tail_cache import Recent
 from dmq.store.engine import Engine, EngineStats, Rows
 from dmq.store.ops import Batch, Op, Put
 from dmq.store.schema.index import Receipt

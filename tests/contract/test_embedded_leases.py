@@ -32,13 +32,14 @@ from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.message import Delivery, pack_id
 from dmq.admin.groups import Groups
 from dmq.audit.events import EventKind
-from dmq.embedded import group_queue, lease_ends, subscriptions
-from dmq.embedded.failures import POSTPONED_MS
-from dmq.embedded.group_queue import Lease
-from dmq.embedded.hand_out import HandOut
-from dmq.embedded.lease_ends import IN_HAND_SHARE, TIDY_AGAIN_S
-from dmq.embedded.operator import END
-from dmq.embedded.subscription import SubscribedQueue
+from dmq.broker.deliveries.dispatch import HandOut
+from dmq.broker.failures.failures import POSTPONED_MS
+from dmq.broker.groups import group_queue, subscriptions
+from dmq.broker.groups import lease_timers as lease_ends
+from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.lease_timers import IN_HAND_SHARE, TIDY_AGAIN_S
+from dmq.broker.groups.subscription import SubscribedQueue
+from dmq.broker.operations.admin import END
 from retry.flow import Failure, Outcome
 
 SOON_MS = 5_000

@@ -22,7 +22,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, Message
 from broker_adapter.wire.mapping import encode
 from dmq.audit.events import EventKind, gap_event
-from dmq.embedded.hand_out import LOOK_BYTES_MAX, LOOK_MAX
+from dmq.broker.deliveries.dispatch import LOOK_BYTES_MAX, LOOK_MAX
 from dmq.store.engine import Engine, EngineStats, Rows
 from dmq.store.ops import Batch
 from dmq.store.schema.keys import Family

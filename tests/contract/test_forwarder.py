@@ -19,10 +19,10 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import EventKind
-from dmq.embedded.forwards import Doubt
-from dmq.embedded.names import FORWARDER_GROUP
-from dmq.forwarder import lane
-from dmq.forwarder.lane import TOGETHER_MAX
+from dmq.broker.topics.registry import FORWARDER_GROUP
+from dmq.cluster import topic_forwarder as lane
+from dmq.cluster.outgoing import Doubt
+from dmq.cluster.topic_forwarder import TOGETHER_MAX
 from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, Job, JobKind
 from retry.hook.breaker import BreakerState
 

@@ -10,7 +10,7 @@ from support.rigs import EmbeddedRig, an_envelope, every_durable_broker, receive
 
 from dmq.audit import ledger as ledger_module
 from dmq.audit.ledger import GroupBook, read_books
-from dmq.embedded.subscriptions import Subscriptions
+from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.store import recount
 from dmq.store.ops import Appended
 from dmq.store.schema.names import decode_name

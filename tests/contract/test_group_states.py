@@ -25,8 +25,8 @@ from support.rigs import (
 )
 from support.stores import GatedEngine
 
-from dmq.embedded.group_states import GroupState
-from dmq.embedded.operator import BEGIN, END
+from dmq.broker.operations.admin import BEGIN, END
+from dmq.broker.operations.message_states import GroupState
 from dmq.states import MessageState as S
 from dmq.store.engine import Engine
 

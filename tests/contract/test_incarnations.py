@@ -14,7 +14,7 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
-from dmq.embedded.operator import BEGIN, END
+from dmq.broker.operations.admin import BEGIN, END
 from dmq.store.ops import Op
 from dmq.store.schema.index import Receipt
 

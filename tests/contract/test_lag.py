@@ -14,10 +14,10 @@ from support.lag_check import counts
 from support.letters import PURGE, die_many, finish, only
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, receive, send
 
-from dmq.embedded import lag as lag_module
-from dmq.embedded.lag import Lag, Lags
-from dmq.embedded.operator import BEGIN
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.operations import lag as lag_module
+from dmq.broker.operations.admin import BEGIN
+from dmq.broker.operations.lag import Lag, Lags
+from dmq.broker.topics.settings import KeepChange
 from dmq.metrics import Metrics
 from dmq.units import parse_topic_patterns
 

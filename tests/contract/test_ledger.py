@@ -15,8 +15,8 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import EventKind
 from dmq.audit.ledger import LEDGER_KINDS, GroupBook, TopicBook, read_books
-from dmq.embedded.operator import BEGIN
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.operations.admin import BEGIN
+from dmq.broker.topics.settings import KeepChange
 from dmq.store.ops import Batch
 from dmq.store.schema.group import CHUNK_OFFSETS
 from dmq.store.schema.keys import META_LEDGER_HEAD, META_NAME, Family

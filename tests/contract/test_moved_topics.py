@@ -12,11 +12,11 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, ids, play, receive
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind
-from dmq.embedded.deliveries import Forwarded
-from dmq.embedded.forwards import Forwards
-from dmq.embedded.moved import MovedTopics
-from dmq.embedded.names import FORWARDER_GROUP
-from dmq.embedded.retention import Retention
+from dmq.broker.deliveries.deliveries import Forwarded
+from dmq.broker.operations.retention import Retention
+from dmq.broker.topics.registry import FORWARDER_GROUP
+from dmq.cluster.outgoing import Forwards
+from dmq.cluster.topic_migration import MovedTopics
 from dmq.store.schema.names import Keep
 from dmq.units import ALL_TOPICS, TopicPatterns
 

@@ -13,7 +13,7 @@ from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
 from dmq.admin import messages as listing
 from dmq.admin.messages import QUEUED, WAITING, ListedMessage, Messages, Wanted
-from dmq.embedded.delayed import Meant
+from dmq.broker.delayed.changes import Meant
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store

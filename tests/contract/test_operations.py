@@ -53,7 +53,7 @@ from support.rigs import (
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire.mapping import decode
 from dmq.admin.status import DeadPage, DeadStatus
-from dmq.embedded import retries as retries_module
+from dmq.broker.failures import waiting_retries as retries_module
 from dmq.states import MessageState
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobState
 from retry.policy import Reason, RetryPolicy

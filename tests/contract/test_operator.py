@@ -30,8 +30,8 @@ from broker_adapter.message import MessageType
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Half
 from dmq.audit.events import LANE, EventKind
-from dmq.embedded.names import Group, Topic
-from dmq.embedded.operator import BEGIN, END, Operator
+from dmq.broker.operations.admin import BEGIN, END, Operator
+from dmq.broker.topics.registry import Group, Topic
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import TopicSettings
 

@@ -17,14 +17,14 @@ from dmq.admin import topics as topics_module
 from dmq.admin.cell import overdue
 from dmq.admin.groups import Groups
 from dmq.admin.topics import Topics
-from dmq.embedded.commits import Commits
-from dmq.embedded.dead_letters import DeadLetters
-from dmq.embedded.operator import END
-from dmq.embedded.progress import Progress
-from dmq.embedded.reader import Reader
-from dmq.embedded.removable import edges
-from dmq.embedded.subscriptions import Subscriptions
-from dmq.embedded.topic_settings import KEEP_STAYS, FlowChange
+from dmq.broker.groups.queue_front import edges
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.reader import Reader
+from dmq.broker.operations.admin import END
+from dmq.broker.operations.dead_letters import DeadLetters
+from dmq.broker.operations.progress import Progress
+from dmq.broker.topics.settings import KEEP_STAYS, FlowChange
 from dmq.store.engine import Rows
 from dmq.store.ops import Op
 from dmq.store.schema.keys import Family, waiting_range

@@ -27,8 +27,8 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
 from dmq.admin.messages import Messages, Wanted
 from dmq.audit.events import EventKind
-from dmq.embedded.flow import RAMP_FIRST_PER_S
-from dmq.embedded.topic_settings import DELIVER_RATE_MAX, FlowChange
+from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
+from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.scheduler import ROWS_PER_CURSOR_MAX
 from dmq.store.assemble import _WITHDRAWN_KEPT

@@ -26,7 +26,8 @@ from support.rigs import (
 from broker_adapter.adapter import TopicRoute
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope
-from dmq.embedded import filters, reader
+from dmq.broker.filters import filters
+from dmq.broker.io import reader
 from dmq.store.schema.record import QueuedMessage
 
 LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still

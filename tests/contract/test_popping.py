@@ -22,7 +22,7 @@ from broker_adapter.membership import GroupTaken
 from broker_adapter.message import Message
 from broker_adapter.popping import PopConsumer, PoppedBroker
 from broker_adapter.topics import dead_letter_topic
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 
 TOPIC, GROUP = "orders", "workers"
 _QUICK: dict[str, Any] = {"pause_ms": 20, "long_poll_ms": 200, "close_ms": 2_000, "handlers_max": 3}

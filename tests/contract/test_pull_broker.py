@@ -27,8 +27,8 @@ from support.stores import GatedEngine
 
 from broker_adapter.adapter import Pulled, QueueRange, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from dmq.embedded import filters
-from dmq.embedded import pull as pull_module
+from dmq.broker.filters import filters
+from dmq.broker.pulling import pulls as pull_module
 from dmq.store.engine import Engine
 from dmq.store.ops import Delete
 from dmq.store.schema.keys import Family, pack_queue_key

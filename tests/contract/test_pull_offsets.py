@@ -13,7 +13,7 @@ from support.stores import GatedEngine
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from dmq.audit.events import EventKind
-from dmq.embedded.queue_log import Place, offset_stored_at
+from dmq.broker.io.queue_log import Place, offset_stored_at
 from dmq.store.engine import Engine, Rows
 from dmq.store.ops import Delete
 from dmq.store.schema.keys import Family, pack_queue_key

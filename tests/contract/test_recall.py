@@ -12,8 +12,8 @@ from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, an_envelope, every_b
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
-from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.embedded.recall import decode_recall
+from dmq.broker.delayed.recall import decode_recall
+from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.store.identity import draw
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.identity import Place

@@ -37,7 +37,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import LANE, EventKind
-from dmq.embedded.operator import BEGIN, END
+from dmq.broker.operations.admin import BEGIN, END
 from dmq.states import MessageState
 from dmq.store.ops import Put
 from dmq.store.schema.keys import Family

@@ -25,12 +25,12 @@ from support.rigs import (
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.events import EventKind
-from dmq.embedded import retention
-from dmq.embedded.offsets import NOBODY
-from dmq.embedded.operator import BEGIN
-from dmq.embedded.removable import Edges, readers_from, sizes
-from dmq.embedded.retention import Removed
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.groups.pull_offsets import NOBODY
+from dmq.broker.groups.queue_front import Edges, readers_from, sizes
+from dmq.broker.operations import retention
+from dmq.broker.operations.admin import BEGIN
+from dmq.broker.operations.retention import Removed
+from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import Keep
 
@@ -181,7 +181,7 @@ async def test_a_turn_is_bounded_and_the_next_one_goes_on(rig: EmbeddedRig) -> N
     await keep(rig, SECOND)
     await send(rig, *sends(0, 40))
     rig.clock.advance(1_000)
-    with patch("dmq.embedded.removable.ROWS_PER_STEP_MAX", 2):
+    with patch("dmq.broker.groups.queue_front.ROWS_PER_STEP_MAX", 2):
         assert (await turn(rig)).messages == 2 * retention.STEPS_PER_TURN
         more = [rig.broker.retention._has_more]
         assert (await turn(rig)).messages == 8

@@ -15,10 +15,10 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_dura
 from broker_adapter.errors import Refused
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import EventKind
-from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.operator import BEGIN
-from dmq.embedded.reader import Progress
-from dmq.embedded.retention import Removed
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.io.reader import Progress
+from dmq.broker.operations.admin import BEGIN
+from dmq.broker.operations.retention import Removed
 from dmq.store.ops import Put
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, pack_queue_key

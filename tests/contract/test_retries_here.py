@@ -19,8 +19,8 @@ from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused
 from broker_adapter.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.forwarder import retries_here
-from dmq.forwarder.retries_here import LONGER_MS, Asked, RetriesHere
+from dmq.cluster import retries_here
+from dmq.cluster.retries_here import LONGER_MS, Asked, RetriesHere
 from dmq.units import TopicPatterns
 from retry.dead_letter import DeadFilter
 from retry.failure_reason import FailureReason

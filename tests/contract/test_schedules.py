@@ -18,14 +18,15 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind
-from dmq.embedded import recurrence, recurring
-from dmq.embedded.catalog import ScheduleLimits
-from dmq.embedded.deliveries import Forwarded
-from dmq.embedded.forwards import Forwards
-from dmq.embedded.recurring import Recurring
-from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
-from dmq.embedded.schedules import Schedules
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.deliveries.deliveries import Forwarded
+from dmq.broker.schedules import cron as recurrence
+from dmq.broker.schedules import firing as recurring
+from dmq.broker.schedules.firing import Recurring
+from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
+from dmq.broker.schedules.schedules import Schedules
+from dmq.broker.topics.catalog import ScheduleLimits
+from dmq.broker.topics.settings import FlowChange
+from dmq.cluster.outgoing import Forwards
 from dmq.store.ops import Recur
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.names import TopicSettings
@@ -168,7 +169,7 @@ async def test_opening_looks_for_no_times(rig: EmbeddedRig) -> None:
     """But once, so that what finds them is loaded: a daemon with thousands of schedules starts as soon as any."""
     for number in range(5):
         await add(rig, f"s-{number}", every_ms=0, cron="30 6 * * *")
-    with patch("dmq.embedded.schedules.next_time", wraps=recurrence.next_time) as found:
+    with patch("dmq.broker.schedules.schedules.next_time", wraps=recurrence.next_time) as found:
         await rig.restart(End.KILL)
         assert found.call_count == 1
 

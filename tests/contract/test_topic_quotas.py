@@ -13,9 +13,9 @@ from support.stores import recount_bytes
 from broker_adapter.errors import BrokerError, Refused
 from broker_adapter.message import Envelope, SendReceipt, pack_id, unpack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.delayed import Meant, Outcome
-from dmq.embedded.send_quotas import OverTopicQuota
-from dmq.embedded.topic_settings import BACK, FlowChange, QuotaChange
+from dmq.broker.delayed.changes import Meant, Outcome
+from dmq.broker.limits.topic_quotas import OverTopicQuota
+from dmq.broker.topics.settings import BACK, FlowChange, QuotaChange
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
 

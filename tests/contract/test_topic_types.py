@@ -13,8 +13,8 @@ from support.rigs import GROUP, EmbeddedRig, End, an_envelope, every_durable_bro
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope, MessageType
 from broker_adapter.transactions import Half
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.catalog import AutoCreate
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.topics.catalog import AutoCreate
 from dmq.store.schema.names import TopicSettings, decode_topic_settings, encode_topic_settings
 
 LATER_MS = 4_000_000_000_000

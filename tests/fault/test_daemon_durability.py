@@ -15,7 +15,7 @@ from support.wire_client import Received, WireClient, a_message
 from broker_adapter.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import EventKind, encode_event
-from dmq.embedded.receipt import read_handle
+from dmq.broker.handles.receipt_handle import read_handle
 
 _TOPIC, _GROUP = "durable", "durable-group"
 _EACH = 8

@@ -14,7 +14,7 @@ from support.effort import EFFORT, SEED
 from broker_adapter.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
-from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
+from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.upkeep.check import check
 
 TOPIC, PATIENCE_S = "ticks", 60.0

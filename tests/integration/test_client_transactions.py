@@ -30,7 +30,7 @@ from support.transaction_suite import *  # noqa: F403 - pytest finds the tests h
 from support.transaction_suite import KINDS, assert_commit_refused, bodies, half
 
 from broker_adapter.topics import dead_letter_topic
-from dmq.embedded.checks import GIVEN_UP_GROUP
+from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
 
 CHECKS_MAX = 5
 _PACE = {"TIMEOUT": "1s", "CHECK_INTERVAL": "2s", "CHECKS_MAX": str(CHECKS_MAX)}

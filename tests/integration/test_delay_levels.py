@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.call import Call
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT

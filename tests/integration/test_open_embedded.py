@@ -14,8 +14,8 @@ from broker_adapter.client import connect
 from broker_adapter.consumer import ConsumerOptions
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message
+from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.daemon.embedded import open_embedded
-from dmq.embedded.classic import EmbeddedClassic
 from dmq.errors import StoreError, StoreLocked
 from dmq.store.cell import Cell
 from dmq.upkeep.check import check

@@ -16,7 +16,7 @@ from support.stores import all_rows
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import pack_id
-from dmq.embedded.delayed import Meant, Outcome
+from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys

@@ -13,7 +13,7 @@ from support.store_rig import CellRig, checked, held
 from broker_adapter.clock import ManualClock
 from dmq.audit.snapshot_layout import open_quiet, read_names
 from dmq.audit.snapshot_rows import HELD, entries
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.topics.settings import FlowChange
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.rigs import TOPIC, EmbeddedRig, an_envelope, play
 
-from dmq.embedded import retention
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.operations import retention
+from dmq.broker.topics.settings import KeepChange
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema.keys import Family, pack_queue_key

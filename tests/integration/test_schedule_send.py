@@ -15,7 +15,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import decode, encode
 from dmq import AdminClient
-from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
+from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 
 TICK = {"DMQ_SCHEDULE_NAME": "tick", "DMQ_EVERY": "1s", "DMQ_COUNT": "2", "DMQ_CATCH_UP": "all", "color": "red"}
 

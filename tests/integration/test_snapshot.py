@@ -24,7 +24,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from dmq.audit.events import gap_event
 from dmq.audit.snapshot_take import SnapshotFailed, SnapshotResult, Taker, directory_of, snapshot_of
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import Emit, Put, Schedule

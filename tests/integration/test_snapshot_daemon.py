@@ -21,7 +21,7 @@ from support.snapshot_check import Event, check_snapshot
 
 from broker_adapter.clock import SystemClock
 from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.store.store import Store
 
 HOUR_MS = 3_600_000

@@ -18,7 +18,7 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.transactions import Half
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.store.backup import back_up, back_up_stopped
 from dmq.store.cell import Cell
 from dmq.store.ops import Delete, Put

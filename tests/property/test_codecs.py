@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused
 from dmq.audit import events
-from dmq.embedded import receipt
+from dmq.broker.handles import receipt_handle as receipt
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import group as of_group
 from dmq.store.schema import index, keys, outbox, record

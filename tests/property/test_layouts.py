@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dmq.audit import events
-from dmq.embedded import receipt
-from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.broker.handles import receipt_handle as receipt
+from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.store.schema import identity, record
 from dmq.store.schema.index import EntryState
 

@@ -21,8 +21,8 @@ from support.rigs import TOPIC, EmbeddedRig, End
 
 from broker_adapter.message import SendReceipt, pack_id, unpack_id
 from dmq.audit.events import EventKind, gap_event
-from dmq.embedded.delayed import Changed, Meant, Outcome
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.delayed.changes import Changed, Meant, Outcome
+from dmq.broker.topics.settings import FlowChange
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import StoreOptions

@@ -19,7 +19,7 @@ from support.rigs import EmbeddedRig, ack, receive
 
 from broker_adapter.message import pack_id, unpack_id
 from dmq.audit.events import EventKind, gap_event
-from dmq.embedded.placement import Placement
+from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts

@@ -17,7 +17,7 @@ from support.scheduler_cell import Cell
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, pack_id, unpack_id
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.topics.settings import FlowChange
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.scheduler.scheduler import FLOOD_ROWS
 from dmq.store.memory import MemoryEngine

@@ -20,8 +20,8 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
 from dmq.audit.events import EventKind, gap_event
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.placement import Placement
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.rocks import RocksEngine

@@ -23,8 +23,8 @@ from support.stores import all_rows
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
-from dmq.embedded.operator import BEGIN
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.operations.admin import BEGIN
+from dmq.broker.topics.settings import KeepChange
 from dmq.errors import StoreError
 from dmq.store.schema.keys import Family, queue_offset_of
 

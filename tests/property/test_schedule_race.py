@@ -18,8 +18,8 @@ from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive
 
 from broker_adapter.message import pack_id, unpack_id
 from dmq.audit.events import EventKind, gap_event
-from dmq.embedded.delayed import Meant, Outcome
-from dmq.embedded.placement import Placement
+from dmq.broker.delayed.changes import Meant, Outcome
+from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts

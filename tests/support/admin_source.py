@@ -13,9 +13,9 @@ from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import status as source
 from dmq.admin.service import AdminService, Operators
-from dmq.embedded.group_states import GroupState
-from dmq.embedded.retries import RetryOutcomes, RetryPage, WaitingRetry
-from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
+from dmq.broker.failures.waiting_retries import RetryOutcomes, RetryPage, WaitingRetry
+from dmq.broker.operations.message_states import GroupState
+from dmq.broker.topics.settings import FLOW_STAYS, FlowChange
 from dmq.states import MessageState
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy

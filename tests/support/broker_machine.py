@@ -40,7 +40,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt, pack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.audit.events import gap_event
-from dmq.embedded.delayed import Changed, Meant, Outcome
+from dmq.broker.delayed.changes import Changed, Meant, Outcome
 from dmq.store.store import StoreOptions
 
 _T = TypeVar("_T")

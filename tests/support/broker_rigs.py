@@ -33,8 +33,8 @@ from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.transactions import Check, TransactionalBroker
 from broker_adapter.wire.mapping import encode
 from dmq.audit.events import gap_event
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.classic import EmbeddedClassic
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.rocks import RocksEngine

@@ -27,7 +27,7 @@ from broker_adapter.classic import (
 )
 from broker_adapter.message import Message
 from broker_adapter.topics import retry_topic
-from dmq.embedded.classic import EmbeddedClassic
+from dmq.broker.in_process_client import EmbeddedClassic
 
 SEND_MS = 30_000  # a machine that stalls is no broker that is away
 PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken

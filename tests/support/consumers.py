@@ -17,7 +17,7 @@ from broker_adapter.consumer import Consumer, ConsumerOptions, Outcome
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.membership import Intervals
 from broker_adapter.message import Message
-from dmq.embedded.classic import EmbeddedClassic
+from dmq.broker.in_process_client import EmbeddedClassic
 
 PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken
 _QUICK = Intervals(heartbeat_ms=200, route_ms=500)

@@ -23,7 +23,7 @@ from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
 from dmq.admin.client import AdminClient
-from dmq.embedded.receipt import read_handle
+from dmq.broker.handles.receipt_handle import read_handle
 
 TOPIC, GROUP, UNDERTAKER = "crashed", "survivors", "undertaker"
 LETTERS = dead_letter_topic(GROUP)

@@ -17,9 +17,9 @@ from broker_adapter.clock import ManualClock, Moment
 from broker_adapter.message import MessageType
 from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.audit.events import EventKind, decode_event, encode_event
-from dmq.embedded.group_queue import GroupQueue, Lease
-from dmq.embedded.names import Group, Names, Topic
-from dmq.embedded.recurring import waiting_record
+from dmq.broker.groups.group_queue import GroupQueue, Lease
+from dmq.broker.schedules.firing import waiting_record
+from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Op, Put
 from dmq.store.schema import counts, keys, outbox, record

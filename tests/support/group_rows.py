@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker_adapter.clock import Moment
-from dmq.embedded.group_queue import GroupQueue
+from dmq.broker.groups.group_queue import GroupQueue
 from dmq.store.ops import Delete, Op, Put, Tally
 from dmq.store.schema.keys import Family
 

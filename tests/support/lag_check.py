@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dmq.audit.ledger import read_books
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.lag import Lag, Lags
-from dmq.embedded.queue_log import Place, begin_of
-from dmq.embedded.removable import progress
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.groups.queue_front import progress
+from dmq.broker.io.queue_log import Place, begin_of
+from dmq.broker.operations.lag import Lag, Lags
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store

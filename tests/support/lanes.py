@@ -16,7 +16,7 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.message import Envelope, SendReceipt, unpack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import EventKind
-from dmq.forwarder.forwarder import Forwarder
+from dmq.cluster.forwarder import Forwarder
 from dmq.units import TopicPatterns
 
 Answer = Callable[[Sequence[Envelope]], Awaitable[None]]  # returns: OK; raises what the cluster says otherwise

@@ -25,10 +25,10 @@ from dmq.admin.cell import Cell
 from dmq.admin.service import Operators
 from dmq.admin.status import GroupStatus
 from dmq.audit.events import AuditEvent, EventKind
+from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
+from dmq.broker.operations import dead_letters as dead_letters_module
+from dmq.broker.operations.dead_letters import Letter, Page
 from dmq.config import DaemonConfig
-from dmq.embedded import dead_letters as dead_letters_module
-from dmq.embedded.dead_letters import Letter, Page
-from dmq.embedded.retries import RetryOutcomes, WaitingRetry
 from dmq.errors import StoreFailed
 from dmq.metrics import Metrics
 from dmq.store.engine import Engine

@@ -13,7 +13,7 @@ from broker_adapter.errors import Refused, Rule, topic_unknown
 from broker_adapter.limits import RETRY_STEPS_MS
 from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import dead_letter_topic
-from dmq.embedded.filters import filter_of
+from dmq.broker.filters.filters import filter_of
 from dmq.store.schema.record import QueuedMessage
 from dmq.units import format_time
 from retry.failure_reason import FailureReason

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from support.group_rows import Rows, a_queue
 
 from broker_adapter.clock import Moment
-from dmq.embedded.group_queue import Lease
+from dmq.broker.groups.group_queue import Lease
 
 NOW_MS = 1_000_000
 ALL = 1_000

@@ -30,8 +30,8 @@ from broker_adapter.message import Delivery, Envelope, SendReceipt, unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind, gap_event
-from dmq.embedded.operator import BEGIN, END
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.operations.admin import BEGIN, END
+from dmq.broker.topics.settings import KeepChange
 from dmq.errors import StoreError
 from dmq.store.believed import ClockOptions
 from dmq.store.engine import Engine

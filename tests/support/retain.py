@@ -8,8 +8,8 @@ from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, ack, ids, receive
 
 from dmq.audit.events import EventKind
-from dmq.embedded.retention import Removed
-from dmq.embedded.topic_settings import KeepChange
+from dmq.broker.operations.retention import Removed
+from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
 
 SECOND = KeepChange(1_000)

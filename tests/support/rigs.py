@@ -28,7 +28,7 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.audit.events import gap_event
 from dmq.audit.ledger import LEDGER_KINDS
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.exchange import ServedBroker

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from broker_adapter.clock import Clock, ManualClock
 from broker_adapter.message import Envelope
-from dmq.embedded.checks import CheckOptions, Checks
-from dmq.embedded.entry_handle import EntryHandles
-from dmq.embedded.names import Names, Topic
-from dmq.embedded.placement import Placement
+from dmq.broker.handles.entry_handle import EntryHandles
+from dmq.broker.sending.placement import Placement
+from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.transactions.transaction_checks import CheckOptions, Checks
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.memory import MemoryEngine

@@ -10,8 +10,8 @@ from support.stores import waiting_rows
 
 from broker_adapter.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode, encode
-from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
-from dmq.embedded.schedules import ScheduleStatus, Wanted
+from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
+from dmq.broker.schedules.schedules import ScheduleStatus, Wanted
 from dmq.store.schema.keys import META_PROGRESS, META_RECURRING, META_SCHEDULE, Family, meta_range
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, is_recurring
 from dmq.store.schema.recurring import Phase, decode_progress, decode_schedule, schedule_name

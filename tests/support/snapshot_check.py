@@ -17,7 +17,7 @@ from support.outbox import read_outbox
 
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, gap_count
-from dmq.embedded.names import Names
+from dmq.broker.topics.registry import Names
 from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import Store
 

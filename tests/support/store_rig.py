@@ -20,7 +20,7 @@ from broker_adapter.message import unpack_id
 from dmq.audit.events import gap_event
 from dmq.audit.ledger import LEDGER_KINDS
 from dmq.audit.snapshot_layout import open_quiet
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.broker.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.schema.keys import TIMELINE_END, Family, queue_offset_of
 from dmq.store.schema.record import decode_queued

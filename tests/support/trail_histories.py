@@ -16,8 +16,8 @@ from dmq.audit.events import EventKind, cell_event
 from dmq.audit.export import Exporter
 from dmq.audit.snapshot import write_snapshot
 from dmq.audit.snapshot_take import directory_of
-from dmq.embedded.checks import CheckOptions
-from dmq.embedded.operator import BEGIN, END
+from dmq.broker.operations.admin import BEGIN, END
+from dmq.broker.transactions.transaction_checks import CheckOptions
 from dmq.store.ops import Emit
 
 DEALS = "deals"

@@ -29,7 +29,7 @@ FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "lo
 SUITE = re.compile(r"^from support\.(\w+) import \*", re.MULTILINE)
 # `dmq/store/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
-# in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/embedded/leases.py`
+# in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/broker/deliveries/lease_expiry.py`
 NAMED = re.compile(r"`(?:\w+\.)*(\w+)`[^`|]{0,4}(?:in |of |\()+`([\w/]+\.py)`")
 LINKED = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
 NAMES = re.compile(r"`([^`]+)`")
@@ -93,7 +93,7 @@ def test_what_is_cited_exists(document: Path) -> None:
 
 
 def test_names_that_contributors_are_sent_to_exist() -> None:
-    """``Leases.expire`` in ``dmq/embedded/leases.py``: the module defines it, or one of its classes does."""
+    """``Leases.expire`` in ``dmq/broker/deliveries/lease_expiry.py``: the module defines it, or one of its classes does."""
     named = NAMED.findall(read(ROOT / "CONTRIBUTING.md"))
     assert len(named) >= 6
     assert [(name, path) for name, path in named if name not in names_in(ROOT / path)] == []

@@ -16,10 +16,10 @@ from support.rigs import until
 from broker_adapter.clock import ManualClock, SystemClock
 from broker_adapter.limits import BODY_BYTES_MAX
 from dmq.acl.quotas import ADDRESS, KEY, RESERVE_PART, Bounds, Holder, Quota, Quotas
+from dmq.broker.deliveries.dispatch import RECEIVE_BYTES_MAX
 from dmq.config import PROCESS_HELD_BYTES_MIN, PROCESSES_MAX, ConfigError, DaemonConfig, fronts_max, load
 from dmq.daemon import fronts as daemon_fronts
 from dmq.daemon.fronts import front_settings, fronts_of
-from dmq.embedded.hand_out import RECEIVE_BYTES_MAX
 from dmq.http2 import LOOPBACK, Limits
 from dmq.processes import passing
 from dmq.processes.front import http2_limits

@@ -17,9 +17,9 @@ from dmq.audit.snapshot_layout import (
 )
 from dmq.audit.snapshot_rows import entries, progress, queues
 from dmq.audit.snapshot_take import not_kept
-from dmq.embedded.failures import copy_of
-from dmq.embedded.group_queue import GroupQueue, Lease
-from dmq.embedded.names import Names
+from dmq.broker.failures.failures import copy_of
+from dmq.broker.groups.group_queue import GroupQueue, Lease
+from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
 from dmq.spool.key_queues import KeyQueues
 from dmq.store.memory import MemoryEngine

@@ -14,8 +14,8 @@ from support.letters import PURGE, REDRIVE, a_message, die, fail, finish, only, 
 from support.live_cell import NOW, LiveCell
 
 from dmq.admin.client import DaemonUnavailable
+from dmq.broker.operations import dead_letters
 from dmq.cli import progress
-from dmq.embedded import dead_letters
 
 GROUP = "billing"
 MINUTE = 60_000

@@ -13,8 +13,8 @@ from support.live_cell import LiveCell, WatchedClient
 from support.rigs import until
 
 from dmq.admin.client import CallFailed, DaemonUnavailable
+from dmq.broker.operations import dead_letters
 from dmq.cli import dead, progress
-from dmq.embedded import dead_letters
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 

@@ -23,7 +23,7 @@ from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
 from dmq.admin.client import DaemonUnavailable
 from dmq.cli import replay
-from dmq.forwarder.inner import InnerTopic
+from dmq.cluster.inner import InnerTopic
 from dmq.states import MessageState
 
 HOUR_MS = 3_600_000

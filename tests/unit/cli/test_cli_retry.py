@@ -12,8 +12,8 @@ from support.live_cell import NOW, LiveCell
 from support.rigs import TOPIC
 
 from dmq.admin.client import CallFailed, DaemonUnavailable, NotAllowed
+from dmq.broker.failures import waiting_retries as retries
 from dmq.cli import progress
-from dmq.embedded import retries
 
 GROUP = "billing"
 

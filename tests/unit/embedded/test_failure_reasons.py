@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from broker_adapter.clock import ManualClock
-from dmq.embedded import failure_reasons
-from dmq.embedded.failure_reasons import KEPT_S, FailureReasons
-from dmq.embedded.receipt import Receipt, ReceiptHandles
+from dmq.broker.failures import failure_reasons
+from dmq.broker.failures.failure_reasons import KEPT_S, FailureReasons
+from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles
 from dmq.store.schema.identity import Identity
 from retry.failure_reason import FailureReason
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused, Rule
-from dmq.embedded import sql_filter
-from dmq.embedded.sql_filter import compile_sql
-from dmq.embedded.sql_terms import CONDITIONS_MAX, DEPTH_MAX, NUMBER_CHARS_MAX
+from dmq.broker.filters import sql as sql_filter
+from dmq.broker.filters.sql import compile_sql
+from dmq.broker.filters.sql_terms import CONDITIONS_MAX, DEPTH_MAX, NUMBER_CHARS_MAX
 
 MESSAGE = {
     "amount": "10",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.embedded.recent import Recent
+from dmq.broker.io.tail_cache import Recent
 from dmq.store.ops import Growth
 
 

@@ -11,9 +11,9 @@ from support.group_rows import Rows, a_queue
 
 from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
-from dmq.embedded import group_queue
-from dmq.embedded.group_queue import GroupQueue, Lease, Returned
-from dmq.embedded.receipt import Receipt
+from dmq.broker.groups import group_queue
+from dmq.broker.groups.group_queue import GroupQueue, Lease, Returned
+from dmq.broker.handles.receipt_handle import Receipt
 from dmq.store.ops import Op
 from dmq.store.schema.group import CHUNK_OFFSETS
 

@@ -10,9 +10,9 @@ import pytest
 from support.unread import UnreadList
 
 from broker_adapter.clock import ManualClock
-from dmq.embedded import leases
-from dmq.embedded.group_queue import Lease
-from dmq.embedded.lease_ends import CLIENT_GONE_INVISIBLE_MS, LeaseEnds
+from dmq.broker.deliveries import lease_expiry as leases
+from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.lease_timers import CLIENT_GONE_INVISIBLE_MS, LeaseEnds
 
 
 class Counting(dict[int, Lease]):

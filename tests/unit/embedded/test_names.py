@@ -9,8 +9,8 @@ import pytest
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded
 from dmq.audit.events import EventKind, decode_event
-from dmq.embedded import names as names_module
-from dmq.embedded.names import Names
+from dmq.broker.topics import registry as names_module
+from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Emit, Put

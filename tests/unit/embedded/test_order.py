@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.message_line import ALL, Line, Reading
 
-from dmq.embedded import group_queue
-from dmq.embedded.order import RUN_MAX, MessageOrder
-from dmq.embedded.receipt import Receipt
+from dmq.broker.groups import group_queue
+from dmq.broker.groups.message_groups import RUN_MAX, MessageOrder
+from dmq.broker.handles.receipt_handle import Receipt
 
 
 def test_a_run_goes_out_together_and_blocks_what_is_behind_it() -> None:

@@ -15,9 +15,9 @@ from support.message_line import NOW_MS, Line, Reading
 
 from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused
-from dmq.embedded import group_queue
-from dmq.embedded.group_queue import Lease
-from dmq.embedded.receipt import Receipt
+from dmq.broker.groups import group_queue
+from dmq.broker.groups.group_queue import Lease
+from dmq.broker.handles.receipt_handle import Receipt
 
 
 class OrderMachine(RuleBasedStateMachine):

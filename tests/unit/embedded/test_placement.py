@@ -13,8 +13,8 @@ from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import queue_of_message_group
 from dmq.audit import events
 from dmq.audit.events import NO_QUEUE, EventKind, decode_event
-from dmq.embedded.names import Names, Topic
-from dmq.embedded.placement import Placement, message_group_of
+from dmq.broker.sending.placement import Placement, message_group_of
+from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Append, Schedule

@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded
-from dmq.embedded.pull_members import LOCK_S, SILENT_S_MAX, Members, QueueLocks
+from dmq.broker.pulling.members import LOCK_S, SILENT_S_MAX, Members, QueueLocks
 
 
 def test_members_are_those_who_spoke_lately() -> None:

@@ -11,8 +11,8 @@ from support.stores import TOPIC, append
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable
-from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.reader import READ_BYTES_MAX, Reader
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.io.reader import READ_BYTES_MAX, Reader
 from dmq.store.engine import Rows
 from dmq.store.memory import MemoryEngine
 from dmq.store.schema.keys import Family

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused, Rule
-from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
+from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
 from dmq.store.identity import draw
 from dmq.store.schema.identity import Identity, Place
 

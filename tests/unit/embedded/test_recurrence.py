@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
 
-from dmq.embedded.recurrence import (
+from dmq.broker.schedules.cron import (
     ALIASES,
     JITTER_MS_MAX,
     MISSED_AFTER_MS,

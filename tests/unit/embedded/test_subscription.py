@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 import pytest
 from support.effort import EFFORT, SEED
 
-from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import Topic
-from dmq.embedded.subscription import Subscription
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.groups.subscription import Subscription
+from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreFailed
 from dmq.store.schema.record import QueuedMessage
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker_adapter.clock import SystemClock
-from dmq.forwarder.gate import Gate
+from dmq.cluster.gate import Gate
 from retry.hook import breaker
 
 FIVE = [f"message-{number}" for number in range(5)]

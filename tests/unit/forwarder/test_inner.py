@@ -13,9 +13,9 @@ from broker_adapter.delay import INNER_TOPIC, wrap
 from broker_adapter.errors import BrokerUnavailable, Refused
 from broker_adapter.message import Delivery, Message
 from broker_adapter.wire.mapping import encode
-from dmq.embedded.broker import EmbeddedBroker
-from dmq.forwarder import inner
-from dmq.forwarder.inner import InnerTopic
+from dmq.broker.broker import EmbeddedBroker
+from dmq.cluster import inner
+from dmq.cluster.inner import InnerTopic
 
 RECEIVERS = inner._RECEIVERS
 

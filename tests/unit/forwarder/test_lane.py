@@ -8,7 +8,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, MessageType
 from broker_adapter.rocketmq.codes import RULES, error_of
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.forwarder.lane import TOGETHER_BYTES_MAX, _loads, forwarded_type
+from dmq.cluster.topic_forwarder import TOGETHER_BYTES_MAX, _loads, forwarded_type
 
 NORMAL, FIFO, DELAY, TRANSACTION = MessageType
 

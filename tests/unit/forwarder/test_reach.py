@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dmq.forwarder.reach import _TOGETHER, Reach
+from dmq.cluster.reach import _TOGETHER, Reach
 
 
 def test_they_wait_until_it_is_back_and_go_on_in_turn() -> None:

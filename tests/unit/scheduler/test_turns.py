@@ -16,7 +16,7 @@ from support.stores import all_rows
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, unpack_id
 from dmq.audit.events import EventKind
-from dmq.embedded.topic_settings import FlowChange
+from dmq.broker.topics.settings import FlowChange
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.store.engine import Rows

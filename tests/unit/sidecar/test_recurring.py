@@ -16,8 +16,8 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode
 from dmq.acl.quotas import ADDRESS, Holder, Quota
-from dmq.embedded.catalog import ScheduleLimits
-from dmq.embedded.schedules import Schedules
+from dmq.broker.schedules.schedules import Schedules
+from dmq.broker.topics.catalog import ScheduleLimits
 from dmq.http2 import Admission
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Dispatcher

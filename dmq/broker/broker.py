@@ -1,0 +1,304 @@
+"""The embedded broker: fits ``PopBroker``, its ``pulls`` fit ``PullBroker``.
+
+It puts the parts together, each given what it needs when it is made, and passes on what clients ask.
+
+Everything in memory belongs to one event loop. Reads go through one thread, writes through the store's writer. A change
+of state is answered only after the store said that it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
+
+from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
+from broker_adapter.deferred import Deferred
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from dmq.broker.classic.assembly import Divided
+from dmq.broker.delayed.recall import Recalls
+from dmq.broker.deliveries.deliveries import Deliveries
+from dmq.broker.deliveries.lease_expiry import Leases
+from dmq.broker.failures.failures import Failures
+from dmq.broker.failures.waiting_retries import WaitingRetries
+from dmq.broker.groups.lease_timers import LeaseEnds
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.handles.entry_handle import EntryHandles
+from dmq.broker.handles.receipt_handle import ReceiptHandles
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.reader import Reader
+from dmq.broker.operations.admin import Operator
+from dmq.broker.operations.dead_letters import DeadLetters
+from dmq.broker.operations.removal_jobs import Procedures
+from dmq.broker.operations.retention import KEEP_DEFAULT, Retention
+from dmq.broker.pulling.pulls import Pulls
+from dmq.broker.sending.placement import Placement
+from dmq.broker.sending.sends import Note, Sends
+from dmq.broker.topics.catalog import (
+    AUTO_CREATE,
+    DEFAULT_POLICY,
+    LIMITS_DEFAULT,
+    QUEUES_DEFAULT,
+    AutoCreate,
+    Catalog,
+    ScheduleLimits,
+    check_not_forwarder,
+)
+from dmq.broker.topics.registry import Names
+from dmq.broker.transactions.transaction_checks import CheckOptions, Checks
+from dmq.broker.transactions.transactions import Transactions
+from dmq.store.ops import Appended
+from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
+from dmq.store.store import Store
+from dmq.units import ALL_TOPICS, TopicPatterns
+from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
+
+CHECKS_DEFAULT = CheckOptions()
+
+
+class EmbeddedBroker:
+    """A full broker on the store. Create it on the loop that will use it; ``close`` ends its tasks and its thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        queues_per_topic: int = QUEUES_DEFAULT,
+        group_start: Literal["earliest", "latest"] = "earliest",
+        delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS,
+        checks: CheckOptions = CHECKS_DEFAULT,
+        auto_create: AutoCreate = AUTO_CREATE,
+        keep: Keep = KEEP_DEFAULT,
+        keep_forwarded: Keep | None = None,
+        stay: TopicPatterns = ALL_TOPICS,
+        schedules: ScheduleLimits = LIMITS_DEFAULT,
+        delay_max_ms: int | None = None,
+        quotas: TopicQuotas = NO_QUOTAS,
+        failure_reasons: bool = True,
+    ) -> None:
+        """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder.
+
+        ``quotas``: of topics that say nothing of their own.
+        """
+        self.store = store
+        self.on_group_changed: Callable[[str], None] = lambda _: None
+        self.on_appended: Callable[[Appended], None] = lambda _: None
+        self._clock = store.clock
+        loop = asyncio.get_running_loop()
+        # What the parts share: names, the store's two doors, and what is in memory of groups and queues.
+        self.names = names = Names(store, stay)
+        self.commits = commits = Commits(store)
+        self.reader = reader = Reader(store, loop)
+        self.catalog = catalog = Catalog(names, commits, queues_per_topic=queues_per_topic, auto_create=auto_create)
+        self.handles = handles = EntryHandles(store.identity)
+        self.receipts = receipts = ReceiptHandles(store.identity, store.boot)
+        self.lease_ends = ends = LeaseEnds(store.clock)
+        self.subscriptions = subscriptions = Subscriptions(catalog, commits, reader, ends, group_start=group_start)
+        self.placement = placement = Placement(names)
+        # The parts, each for one thing that clients or operators do.
+        self.sends = Sends(catalog, commits, placement, handles, quotas)
+        self.quotas = self.sends.quotas
+        self.recalls = Recalls(catalog, commits, reader, handles, delay_max_ms=delay_max_ms)
+        self.delayed = self.recalls.delayed
+        self.checks = Checks(names, checks, handles)
+        self.transactions = Transactions(
+            catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, sends=self.sends
+        )
+        levels = delay_levels_ms
+        self.failures = failures = Failures(
+            *(catalog, commits, reader, subscriptions, ends, receipts), levels_ms=levels, keeps_reasons=failure_reasons
+        )
+        self.note_failure = failures.reasons.note
+        self.retries = WaitingRetries(catalog, commits, failures)
+        self.leases = Leases(store, ends, failures)
+        self.deliveries = Deliveries(
+            catalog,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            ends=ends,
+            receipts=receipts,
+            failures=failures,
+            leases=self.leases,
+        )
+        self.flows = self.deliveries.flows
+        self.pulls = Pulls(catalog, commits, reader, filters=self.deliveries.filters, settled=subscriptions.settled)
+        self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
+        self._add_classic(levels)
+        self._add_upkeep(keep, keep_forwarded, schedules)
+        store.attach(loop, self._on_appended)
+
+    def _add_classic(self, levels_ms: Sequence[int]) -> None:
+        """Add what clients need that divide queues among themselves (``dmq.broker.in_process_client``)."""
+        divided = Divided(
+            self.catalog,
+            self.commits,
+            self.reader,
+            clock=self._clock,
+            transactions=self.transactions,
+            sends=self.sends,
+            failures=self.failures,
+            receipts=self.receipts,
+            settled=self.subscriptions.settled,
+            levels_ms=levels_ms,
+        )
+        self.clients, self.sent_back = divided.clients, divided.sent_back
+
+    def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
+        """Add the parts that change names, move groups, and remove messages."""
+        names, commits, reader, subscriptions = self.names, self.commits, self.reader, self.subscriptions
+        self.procedures = procedures = Procedures(
+            names, commits, reader, subscriptions=subscriptions, tails=self.pulls.tails, receipts=self.receipts
+        )
+        self.retention = Retention(
+            names,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            offsets=self.pulls.offsets,
+            procedures=procedures,
+            keep=keep,
+            keep_forwarded=keep_forwarded,
+        )
+        self.operator = Operator(
+            self.catalog,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            procedures=procedures,
+            dead_letters=self.dead_letters,
+            retention=self.retention,
+            limits=limits,
+        )
+        self.schedules, self.lags = self.operator.schedules, self.operator.lags
+
+    def _on_appended(self, appended: Appended) -> None:
+        self.pulls.tails.on_appended(appended)
+        self.subscriptions.on_appended(appended)
+        self.on_appended(appended)
+
+    async def close(self) -> None:
+        """Stop expiring leases and reading. The store stays open."""
+        await asyncio.get_running_loop().run_in_executor(None, self.lags.close)
+        await self.schedules.close()
+        await self.retention.close()
+        await self.procedures.close()
+        await self.leases.close()
+        await self.failures.close()
+        await self.transactions.close()
+        await self.dead_letters.close()
+        self.reader.close()
+
+    @property
+    def lease_count(self) -> int:
+        """How many messages are handed out and not finished."""
+        return sum(len(queue.leases) for each in self.subscriptions.all() for queue in each.all_queues)
+
+    # -- topics and groups --------------------------------------------------------------------------------------------
+
+    async def route(self, topic: str) -> TopicRoute:
+        found = await self.catalog.topic(topic)
+        types = tuple(MessageType) if found.message_type is None else (found.message_type,)
+        return TopicRoute(found.name, found.queues, types)
+
+    async def ensure_group(self, group: str) -> None:
+        check_not_forwarder(group)
+        if group not in self.names.groups:
+            await self.catalog.group(group)
+
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
+        found = self.names.groups.get(group)
+        policy = found.policy if found is not None and found.policy is not None else DEFAULT_POLICY
+        is_fifo = found.is_fifo if found is not None else None
+        if is_fifo is None:
+            known = [self.names.topics.get(topic) for topic in topics]
+            is_fifo = bool(known) and all(topic is not None and topic.is_fifo for topic in known)
+        return GroupSettings(is_fifo, policy.max_attempts, delays_ms(policy))
+
+    async def set_group(
+        self,
+        name: str,
+        *,
+        policy: RetryPolicy | None = None,
+        reset_policy: bool = False,
+        is_fifo: bool | None = None,
+        retries: str | None = None,
+        is_paused: bool | None = None,
+        deliver_rate: int | None = None,
+    ) -> None:
+        """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told.
+
+        A group that does not exist is made, unless it is to be paused, resumed or given a rate.
+        """
+        check_not_forwarder(name)
+        group = self.names.groups.get(name)
+        if group is None:
+            is_new = is_paused is None and deliver_rate is None
+            group = await self.catalog.make_group(name) if is_new else self.catalog.known_group(name)
+        if policy is not None or reset_policy:
+            group = group._replace(policy=policy)
+        if is_fifo is not None:
+            group = group._replace(is_fifo=is_fifo)
+        if retries is not None:
+            group = group._replace(retries=retries)
+        if group.is_fifo and group.retries == "here":
+            why = "the order of a FIFO group is the cluster's affair, so its retries are as well"
+            raise Refused(Rule.GROUP, why, value=name, limit="retries = cluster, or no FIFO group")
+        before, (group, said) = group, self.flows.change(group, is_paused, deliver_rate)
+        done = self.commits.submit(self.names.plan_settings(group, said))
+        self.names.add_group(group)
+        self.flows.changed(before, group)
+        await self.commits.committed(done)
+        self.on_group_changed(name)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, envelopes: Sequence[Envelope], note: Note | None = None) -> Deferred[Sequence[SendReceipt]]:
+        return self.sends.send(envelopes, note)
+
+    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
+        return await self.recalls.recall(topic, recall_handle)
+
+    # -- deliveries ---------------------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        group: str,
+        subscription: Subscription,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        renew_for: str = "",
+    ) -> Sequence[Delivery]:
+        check_not_forwarder(group)
+        return await self.deliveries.receive(
+            group, subscription, batch_max=batch_max, invisible_ms=invisible_ms, wait_ms=wait_ms, renew_for=renew_for
+        )
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        return await self.deliveries.ack(group, topic, receipt_handles)
+
+    async def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
+    ) -> str:
+        return await self.deliveries.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
+
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        await self.deliveries.not_taken(group, leased)
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        await self.deliveries.dead_letter(group, topic, receipt_handle, attempts=attempts)
+
+    async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
+        """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+        await self.deliveries.send_back(group, topic, receipt_handle, delay_level)
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def client_seen(self, client_id: str) -> None:
+        self.lease_ends.client_seen(client_id)
+
+    def client_gone(self, client_id: str) -> None:
+        self.lease_ends.client_gone(client_id)

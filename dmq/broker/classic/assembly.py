@@ -1,0 +1,48 @@
+"""What the broker has for clients that divide queues among themselves: who is there, and what groups sent back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker_adapter.clock import Clock
+from dmq.broker.classic.clients import Clients
+from dmq.broker.classic.send_back import SentBack
+from dmq.broker.failures.failures import Failures
+from dmq.broker.groups.settled_letters import Settled
+from dmq.broker.handles.receipt_handle import ReceiptHandles
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.reader import Reader
+from dmq.broker.sending.sends import Sends
+from dmq.broker.topics.catalog import Catalog
+from dmq.broker.transactions.transactions import Transactions
+
+
+class Divided:
+    """The two parts behind ``dmq.broker.in_process_client``."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        clock: Clock,
+        transactions: Transactions,
+        sends: Sends,
+        failures: Failures,
+        receipts: ReceiptHandles,
+        settled: Settled,
+        levels_ms: Sequence[int],
+    ) -> None:
+        self.clients = Clients(clock)
+        transactions.attach(self.clients)
+        self.sent_back = SentBack(
+            catalog,
+            commits,
+            reader,
+            sends=sends,
+            failures=failures,
+            receipts=receipts,
+            settled=settled,
+            levels_ms=levels_ms,
+        )

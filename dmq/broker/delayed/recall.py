@@ -1,0 +1,72 @@
+"""Taking a delayed message back before it is due, by the handle that its send was answered with."""
+
+from __future__ import annotations
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import RecallReceipt, unpack_id
+from dmq.broker.delayed.changes import DelayedMessages, Meant, Outcome
+from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.reader import Reader
+from dmq.broker.topics.catalog import Catalog
+from dmq.units import format_time
+
+
+def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle:
+    """Read a recall handle; ``Refused(REQUEST)`` for anything that is none, or none of the store whose ``handles`` are.
+
+    Without them who wrote it is not asked: that is for who only wants to know what it says.
+    """
+    try:
+        return handles.decode(HandleKind.RECALL, text) if handles is not None else read_handle(HandleKind.RECALL, text)
+    except NotAHandle as error:
+        why = (
+            "the recall handle is not one of this store, or from before a restore, or cut short"
+            if text
+            else "the recall handle is empty"
+        )
+        raise Refused(Rule.REQUEST, why, value=text) from error
+
+
+class Recalls:
+    """Recalls messages; ``delayed`` is what it does it with. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        handles: EntryHandles,
+        *,
+        delay_max_ms: int | None = None,
+    ) -> None:
+        """``delay_max_ms`` is the longest delay that ``delayed`` takes."""
+        self.delayed = DelayedMessages(catalog, commits, reader, delay_max_ms=delay_max_ms)
+        self._catalog = catalog
+        self._handles = handles
+
+    def meant(self, topic_name: str, text: str) -> Meant:
+        """Return which message of a topic a recall handle is of; ``Refused`` if it is of none."""
+        handle = decode_recall(text, self._handles)
+        self._catalog.known_topic(topic_name)
+        if handle.topic != topic_name:
+            why = f"the recall handle is of a message of topic {handle.topic!r}"
+            raise Refused(Rule.REQUEST, why, value=topic_name)
+        return Meant(handle.message_id, handle.sequence)
+
+    async def recall(self, topic: str, text: str) -> RecallReceipt:
+        """As ``PopBroker.recall``."""
+        meant = self.meant(topic, text)
+        ((outcome, at_ms),) = await self.delayed.cancel(topic, [meant])
+        message_id = unpack_id(meant.message_id)
+        match outcome:
+            case Outcome.UNKNOWN:
+                why = "the message is unknown: it ended longer ago than ends are remembered, or was never accepted here"
+                raise Refused(Rule.NOT_FOUND, why, value=message_id)
+            case Outcome.REPLACED:
+                why = f"a later message under its own key took its place at {format_time(at_ms)}"
+                raise Refused(Rule.NOT_FOUND, why, value=message_id)
+            case Outcome.TOO_LATE:
+                raise Refused(Rule.NOT_FOUND, f"the message was delivered at {format_time(at_ms)}", value=message_id)
+            case _:
+                return RecallReceipt(message_id, at_ms, repeated=outcome is Outcome.CANCELLED)

@@ -1,0 +1,407 @@
+"""What consumers do: receive, acknowledge, change an invisible duration, give up. Each answer comes after the sync."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from hmac import compare_digest
+from typing import NamedTuple
+
+from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.clock import moment
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import Delivery
+from dmq.audit.events import EventKind, with_reason
+from dmq.broker.deliveries.dispatch import HandOut, Looked, Terms
+from dmq.broker.deliveries.lease_expiry import Leases
+from dmq.broker.failures.failures import Failures
+from dmq.broker.filters.filters import Filters
+from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
+from dmq.broker.groups.lease_timers import IN_HAND_SHARE, LeaseEnds
+from dmq.broker.groups.subscription import SubscribedQueue, Subscription
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.reader import Reader
+from dmq.broker.limits.group_rate import GroupFlows
+from dmq.broker.topics.catalog import Catalog
+from dmq.errors import StoreError
+from dmq.store.ops import Emit, Op
+from dmq.store.schema.failure_reason import encode_reason
+from retry.flow import Failure, Nacked, SentBack, Unwanted
+from retry.flow import Forwarded as GivenUp
+from retry.policy import MAX_ATTEMPTS_LIMIT
+
+_PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
+_NO_LEASE = Lease(0, 0, 0)
+_U64 = 2**64 - 1
+_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
+_Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
+
+
+class Forwarded(NamedTuple):
+    """A delivery that a cluster has: how often it was sent, and its offset there, -1 if the cluster did not say."""
+
+    receipt_handle: str
+    times: int
+    offset: int
+
+
+class Deliveries:
+    """Hands messages out to groups and takes back what became of them. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        ends: LeaseEnds,
+        receipts: ReceiptHandles,
+        failures: Failures,
+        leases: Leases,
+    ) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self.filters = Filters(commits.store.clock)
+        self._subscriptions = subscriptions
+        self._ends = ends
+        self._receipts = receipts
+        self._failures = failures
+        self._reasons = failures.reasons
+        self._leases = leases
+        self._hand_out = HandOut(
+            catalog, commits, reader, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
+        )
+        self._store = commits.store
+        self._clock = self._store.clock
+        self.flows = GroupFlows(catalog.names, self._clock)
+        self.handed_out_total = 0
+        self.acked_total = 0
+
+    async def receive(
+        self,
+        group: str,
+        subscription: Wanted,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        renew_for: str = "",
+    ) -> Sequence[Delivery]:
+        passes = await self.filters.of(subscription)
+        found = await self._subscriptions.subscribe(group, subscription.topic)
+        queue_id = subscription.queue_id
+        if queue_id >= len(found.queues):
+            limit = f"0..{len(found.queues) - 1}"
+            raise Refused(Rule.NOT_FOUND, f"{subscription.topic} has no such queue", value=queue_id, limit=limit)
+        terms = Terms(subscription, batch_max, invisible_ms, renew_for, passes)
+        until_s = self._clock.monotonic_s() + wait_ms / 1000
+        look = batch_max
+        while True:
+            if found.is_retired:
+                found = await self._subscriptions.successor(found)
+            is_available = found.has_available(queue_id)
+            if is_available:
+                looked = await self._take(found, group, terms, look, until_s)
+                if looked is None:
+                    return []
+                deliveries, passed_over, look = looked
+                if deliveries:
+                    self.handed_out_total += len(deliveries)
+                    return deliveries
+                if passed_over is not None and found.has_available(queue_id):
+                    await self._commits.committed(passed_over)  # a scan goes no faster than it becomes durable
+                else:
+                    await asyncio.sleep(0)  # what was in memory took no turn of the loop
+                is_available = found.has_available(queue_id)
+            left_s = until_s - self._clock.monotonic_s()
+            if is_available:
+                if left_s <= -_PASS_OVER_S_MAX:
+                    return []
+            elif left_s <= 0:
+                return []
+            else:
+                await found.wait(queue_id, left_s)
+                if not found.has_available(queue_id):
+                    found.wake_next()  # what it was woken for is gone, and it may have been woken for others too
+
+    async def _take(self, found: Subscription, group: str, terms: Terms, look: int, until_s: float) -> Looked | None:
+        """Take what is available, as far as its flow lets the group have it, or wait for that; ``None``: time is up."""
+        if self._ends.is_full():
+            terms, look = self._within_share(found, terms, look)
+        allowed = self.flows.take(group, terms.batch_max)
+        if not allowed:
+            is_left = await self._wait_for_flow(found, group, until_s - self._clock.monotonic_s())
+            return Looked([], None, look) if is_left else None
+        if allowed < terms.batch_max:
+            terms = terms._replace(batch_max=allowed)
+            look = look if terms.passes is not None else min(look, allowed)
+        unused = allowed
+        try:
+            looked = await self._hand_out.take(found, terms, look)
+            unused = allowed - len(looked.deliveries)
+        finally:
+            self.flows.give_back(group, unused)
+        return looked
+
+    def _within_share(self, found: Subscription, terms: Terms, look: int) -> tuple[Terms, int]:
+        """Return what a group may still have where all together have in hand what they may; ``Overloaded``: none."""
+        left = IN_HAND_SHARE - found.in_hand
+        if left <= 0:
+            what = "all consumers together have as many messages in hand as they may: finish some"
+            raise Overloaded(what, limit=f"{IN_HAND_SHARE} of a group and a topic meanwhile")
+        return terms._replace(batch_max=min(terms.batch_max, left)), min(look, left)
+
+    async def _wait_for_flow(self, found: Subscription, group: str, left_s: float) -> bool:
+        """Wait until a group may be given what is available; say whether there is time left to look again."""
+        is_left = left_s > 0
+        try:
+            if is_left:
+                await self.flows.wait(group, left_s)
+        except BaseException:
+            is_left = False
+            raise
+        finally:
+            if not is_left:
+                found.wake_next()  # the wake-up that it had is for somebody who waits longer
+        return is_left
+
+    # -- finishing ----------------------------------------------------------------------------------------------------
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        return await self._finish(group, topic, receipt_handles)
+
+    async def forwarded(self, group: str, topic: str, sent: Sequence[Forwarded]) -> Sequence[Exception | None]:
+        """As ``ack``, of what a cluster has."""
+        return await self._finish(group, topic, [each.receipt_handle for each in sent], sent)
+
+    async def _finish(
+        self, group: str, topic: str, receipt_handles: Sequence[str], sent: Sequence[Forwarded] = ()
+    ) -> Sequence[Exception | None]:
+        if obstacle := self._store.write_obstacle():
+            return [Overloaded(obstacle, limit="disk")] * len(receipt_handles)
+        try:
+            found = await self._subscriptions.subscribe_known(group, topic)
+        except Refused as refused:
+            return [refused] * len(receipt_handles)
+        asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
+        if found.is_retired:
+            return [_retired(handle) for handle in receipt_handles]
+        results: list[Exception | None] = []
+        ops: list[Op] = []
+        finished: dict[SubscribedQueue, dict[int, None]] = {}
+        # Nothing is awaited here: who asks for the same comes before all of it or behind it.
+        for number, each in enumerate(asked):
+            if isinstance(each, Refused):
+                results.append(each)
+                continue
+            queue, receipt, lease = each
+            offset = receipt.queue_offset
+            try:
+                is_open = queue.check(receipt)
+            except Refused as refused:
+                results.append(refused)
+                continue
+            results.append(None)
+            places = finished.setdefault(queue, {})
+            if is_open and offset not in places:
+                places[offset] = None
+                if sent:
+                    _, times, place = sent[number]
+                    event = found.event(EventKind.FORWARDED, queue, times, place & _U64, lease.message_id)
+                else:
+                    attempt = lease.attempts_before + receipt.attempt
+                    event = found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id)
+                ops.append(_new_tuple(Emit, (event, offset)))
+        if finished:
+            # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
+            for queue, places in finished.items():
+                ops += queue.finish(places)
+            done = self._commits.submit(ops)
+            found.release_after(done, [(queue, offset) for queue, places in finished.items() for offset in places])
+            await self._commits.committed(done)
+            self.acked_total += sum(map(len, finished.values()))
+        return results
+
+    async def refused(self, group: str, topic: str, receipt_handle: str, code: int, why: str) -> None:
+        """Give up a delivery that a cluster refuses for good, durable on return: it is a dead letter of the group."""
+        found = await self._subscriptions.subscribe_known(group, topic)
+        _, _, lease, _ = await self._lease_of(found, receipt_handle)
+        await self._fail(found, receipt_handle, lease, Unwanted(code, why))
+
+    @staticmethod
+    def is_held(found: Subscription, receipt_handle: str) -> bool:
+        """Say whether a delivery of this run is handed out and not finished."""
+        return isinstance(_at_hand(found, receipt_handle), tuple)
+
+    def in_doubt(self, found: Subscription, receipt_handle: str, times: int) -> Emit | None:
+        """Return what tells that a cluster may have a delivery that it gets again; ``None`` if it is not leased."""
+        known = _at_hand(found, receipt_handle)
+        if known is None or isinstance(known, Refused):
+            return None
+        queue, receipt, lease = known
+        offset = receipt.queue_offset
+        return Emit(found.event(EventKind.FORWARD_IN_DOUBT, queue, times, offset, lease.message_id), offset)
+
+    async def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
+    ) -> str:
+        if obstacle := self._store.write_obstacle():
+            raise Overloaded(obstacle, limit="disk")
+        found = await self._subscriptions.subscribe_known(group, topic)
+        queue, receipt, lease, message_group = await self._lease_of(found, receipt_handle)
+        now = moment(self._clock)
+        visible_at_ms = now.wall_ms + invisible_ms
+        if receipt.is_push and not suspend:
+            await self._fail(found, receipt_handle, lease, Nacked(visible_at_ms))
+            return receipt_handle
+        offset = receipt.queue_offset
+        reason = self._reasons.take(receipt_handle) if not suspend and invisible_ms > 0 else None
+        failure = encode_reason(reason) if reason is not None and reason.error else b""
+        ops = queue.hide(
+            offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group, failure=failure
+        )
+        try:
+            if invisible_ms <= 0:
+                await self._commits.wait(self._leases.give_back(queue, offset, lease))
+                return receipt_handle
+            event = found.event(EventKind.INVISIBLE_CHANGED, queue, lease.attempts, visible_at_ms, lease.message_id)
+            event = with_reason(event, reason) if failure else event
+            done = self._commits.submit([*ops, Emit(event, offset)])
+            self._ends.watch(queue, offset, lease)
+            await self._commits.committed(done)
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+        return receipt_handle
+
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        """End the leases of deliveries, told by topics and receipt handles, that did not reach their client.
+
+        What ended or was finished meanwhile stays. So does what it hid: that one had reached it, and is not to be seen
+        before its time.
+        """
+        for topic, receipt_handle in leased:
+            with suppress(BrokerError, StoreError):
+                found = await self._subscriptions.subscribe_known(group, topic)
+                known = _at_hand(found, receipt_handle)
+                if not isinstance(known, tuple):
+                    continue
+                queue, receipt, lease = known
+                if not lease.is_returning and not lease.is_changed:
+                    await self._commits.wait(self._leases.give_back(queue, receipt.queue_offset, lease))
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        found = await self._subscriptions.subscribe_known(group, topic)
+        _, receipt, lease, _ = await self._lease_of(found, receipt_handle)
+        if not receipt.is_push or attempts > MAX_ATTEMPTS_LIMIT:  # more than any policy has: it means what it says
+            await self._fail(found, receipt_handle, lease, GivenUp())
+            return
+        # By themselves push clients give up in FIFO mode only, and there at their first failure, because they are told
+        # to: see dmq.sidecar.settings.
+        is_last = attempts >= self._catalog.policy(found.group_id).max_attempts
+        await self._fail(found, receipt_handle, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
+
+    async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
+        """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+        found = await self._subscriptions.subscribe_known(group, topic)
+        _, _, lease, _ = await self._lease_of(found, receipt_handle)
+        await self._fail(found, receipt_handle, lease, SentBack(delay_level))
+
+    async def _fail(
+        self,
+        found: Subscription,
+        handle: str,
+        lease: Lease,
+        failure: Failure,
+        attempts_told: int = 0,
+    ) -> None:
+        """Let a delivery fail whose ``lease`` was found, durable on return; one that failed a moment ago did so."""
+        queue, receipt = _resolve(self._receipts, found, handle)
+        while lease.is_returning:
+            await self._commits.flush()
+            if not lease.is_coming_back:
+                return
+            _, _, lease, _ = await self._lease_of(found, handle)  # as long as nobody else has it by now
+        done = self._failures.fail(
+            queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told, handle=handle
+        )
+        await self._commits.wait(done)
+        found.wake_next()
+
+    async def _known(self, found: Subscription, handle: str) -> _Known:
+        """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
+        try:
+            queue, receipt = _resolve(self._receipts, found, handle)
+            lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
+            if lease.message_id:
+                _check_name(receipt, lease.message_id)
+            elif queue.check(receipt):
+                try:
+                    _, _, lease, _ = await self._lease_of(found, handle)
+                except Refused:  # finished, or handed out again, while it was read; or of another message
+                    if queue.check(receipt):
+                        raise
+        except Refused as refused:
+            return refused
+        return queue, receipt, lease
+
+    async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, Lease, str]:
+        """Return the queue, the lease and the message group of a good handle; refuse one of a finished message."""
+        queue, receipt = _resolve(self._receipts, found, handle)
+        if not queue.check(receipt):
+            raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
+        lease = queue.leases.get(receipt.queue_offset)
+        message_group = queue.order.group_of(receipt.queue_offset)
+        if lease is None or not lease.message_id:  # it ended, or it is from before a restart
+            (record,) = await self._reader.messages([(queue, receipt.queue_offset)])
+            if found.is_retired:
+                raise _retired(handle)
+            if not queue.check(receipt):  # meanwhile
+                raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
+            _check_name(receipt, record.message_id)
+            message_group = record.message_group
+            lease = queue.leased(receipt, message_group)
+            lease.know(record)
+        else:
+            _check_name(receipt, lease.message_id)
+        return queue, receipt, lease, message_group
+
+
+def _at_hand(found: Subscription, handle: str) -> _Known | None:
+    """As ``_known`` for the very handle that a lease in memory was given out with; ``None`` for any other."""
+    try:
+        receipt = read_handle(handle)
+    except (ValueError, struct.error):
+        return None
+    if receipt.group_id != found.group_id:
+        return None
+    queue = found.queue_at(receipt.topic_id, receipt.queue_id)
+    lease = queue.leases.get(receipt.queue_offset) if queue is not None else None
+    if queue is None or lease is None or not compare_digest(lease.handle, handle):
+        return None
+    return queue, receipt, lease
+
+
+def _check_name(receipt: Receipt, message_id: bytes) -> None:
+    """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
+    if receipt.message != name_of(message_id):
+        raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
+
+
+def _retired(handle: str) -> Refused:
+    return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or the group was reset", value=handle)
+
+
+def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt]:
+    receipt = known.decode(handle)
+    queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
+    if queue is None:
+        raise Refused(Rule.RECEIPT_HANDLE, "the handle belongs to another group or topic", value=handle)
+    if receipt.epoch <= found.reset_epoch:
+        raise _retired(handle)
+    return queue, receipt

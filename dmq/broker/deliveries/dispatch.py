@@ -1,0 +1,278 @@
+"""Taking messages for a receive: chosen and leased first, then read, then those that may go out are handed out.
+
+A receive with a filter may have to look at many messages for each that it hands out. It does so in *looks*: one read,
+one unit that finishes what was passed over, and then the loop is free for everybody else. As long as looks find
+nothing they grow, up to a bound of messages and of bytes; what they pass over is durable before the next one, so a
+backlog is gone through once, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
+from dmq.audit.events import EventKind
+from dmq.broker.filters.filters import Filters, Passes
+from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.lease_timers import LeaseEnds
+from dmq.broker.groups.settled_letters import Settled
+from dmq.broker.groups.subscription import SubscribedQueue, Subscription, due_of
+from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.reader import Reader
+from dmq.broker.topics.catalog import Catalog
+from dmq.broker.topics.registry import Names
+from dmq.store.ops import Emit, Op
+from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.record import QueuedMessage
+from retry.policy import Reason
+
+RECEIVE_BYTES_MAX = 8 * 1024 * 1024
+LOOK_MAX = 256  # messages: a few milliseconds of the loop
+LOOK_BYTES_MAX = 8 * 1024 * 1024
+_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
+
+
+class Terms(NamedTuple):
+    """What a receive asks for."""
+
+    wanted: Wanted
+    batch_max: int
+    invisible_ms: int
+    renew_for: str  # a push consumer's client id, or empty
+    passes: Passes | None  # the filter
+
+    @property
+    def run_max(self) -> int:
+        """How many messages of one message group it may carry."""
+        return 1 if self.renew_for else self.batch_max
+
+
+class Looked(NamedTuple):
+    """What came of one look."""
+
+    deliveries: list[Delivery]
+    passed_over: asyncio.Future[list[Stored]] | None  # done when it is durable what was passed over
+    look_next: int  # how many messages to look at next, if nothing was found
+
+
+class _Taken(NamedTuple):
+    queue: SubscribedQueue
+    offset: int
+    lease: Lease
+
+
+class HandOut:
+    """Hands out messages to receives. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        filters: Filters,
+        ends: LeaseEnds,
+        settled: Settled,
+        receipts: ReceiptHandles,
+    ) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._filters = filters
+        self._ends = ends
+        self._settled = settled
+        self._receipts = receipts
+        self._clock = commits.store.clock
+
+    async def take(self, found: Subscription, terms: Terms, look: int) -> Looked:
+        """Look at ``look`` messages that are available and hand out those that pass, up to the batch; perhaps none."""
+        available = found.available(terms.wanted.queue_id)
+        if heads := found.without_head(available, look):
+            await self._read_heads(found, terms, heads)
+            available = found.available(terms.wanted.queue_id)
+        first_epoch = self._receipts.epoch + 1
+        taken = self._lease(found, terms, available, look)
+        found.wake_next()  # there may be more than this receive takes
+        verdicts: Sequence[bool] | None = None
+        try:
+            records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
+            if terms.passes is not None:
+                verdicts = await self._filters.verdicts(terms.passes, records)
+                records = records[: len(verdicts)]
+        except BaseException:
+            for each in reversed(taken):
+                each.queue.give_back(each.offset)
+            found.wake_next()
+            raise
+        if found.is_retired:
+            return Looked([], None, look)
+        _note_read(found, taken, records)
+        if len(records) < len(taken):  # the rest is too large, or takes too long, to be looked at as well
+            for each in reversed(taken[len(records) :]):
+                each.queue.give_back(each.offset)
+            found.wake_next()
+            del taken[len(records) :]
+        return self._deliver(found, terms, taken, records, verdicts, first_epoch)
+
+    async def _read_heads(self, found: Subscription, terms: Terms, heads: Sequence[SubscribedQueue]) -> None:
+        """Read the next message of queues; other receives wait for it meanwhile."""
+        taken = self._lease_of(terms, [(queue, 1) for queue in heads])
+        try:
+            records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
+        finally:
+            for each in reversed(taken):
+                each.queue.give_back(each.offset)
+            found.wake_next()
+        for each, record in zip(taken, records, strict=False):
+            each.queue.due_ms, each.queue.is_head_read = max(each.queue.due_ms, due_of(record) - 1), True
+
+    def _lease(
+        self, found: Subscription, terms: Terms, available: Sequence[SubscribedQueue], look: int
+    ) -> list[_Taken]:
+        """Take as many messages as are to be looked at, or all there are."""
+        taken = self._lease_of(terms, found.choose(available, look))
+        while len(taken) < look and len(available) > 1:
+            available = [each for each in available if each.has_available()]
+            taken += self._lease_of(terms, found.choose(available, look - len(taken)))
+        return taken
+
+    def _lease_of(self, terms: Terms, chosen: Sequence[tuple[SubscribedQueue, int]]) -> list[_Taken]:
+        """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
+        ends_ms = self._clock.boot_ms() + terms.invisible_ms
+        renew_for, is_push = terms.renew_for, bool(terms.renew_for)
+        next_epoch = self._receipts.next_epoch
+        taken: list[_Taken] = []
+        for queue, limit in chosen:
+            for offset, (attempt, _, failed_at_ms) in queue.take(limit):
+                lease = Lease(
+                    next_epoch(),
+                    attempt,
+                    ends_ms,
+                    renew_for=renew_for,
+                    first_failed_at_ms=failed_at_ms,
+                    is_push=is_push,
+                )
+                queue.lease(offset, lease)
+                taken.append(_new_tuple(_Taken, (queue, offset, lease)))
+        return taken
+
+    def _deliver(
+        self,
+        found: Subscription,
+        terms: Terms,
+        taken: Sequence[_Taken],
+        records: Sequence[QueuedMessage],
+        verdicts: Sequence[bool] | None,
+        first_epoch: int,
+    ) -> Looked:
+        deliveries: list[Delivery] = []
+        leased: list[_Taken] = []
+        passed_over: list[Op] = []
+        passed: list[_Taken] = []
+        max_attempts = self._catalog.policy(found.group_id).max_attempts
+        settled = self._settled.get(found.topic.topic_id)
+        condemned: set[str] = set()
+        run_max = terms.run_max
+        size = 0
+        try:
+            for number, (each, record) in enumerate(zip(taken, records, strict=True)):
+                queue, offset, lease = each
+                lease.know(record)
+                is_resolved = settled is not None and queue is not found.lane and settled.is_finished(offset)
+                if is_resolved or (verdicts is not None and not verdicts[number]):
+                    passed_over += _filtered(found, each)
+                    passed.append(each)
+                    continue
+                if len(deliveries) >= terms.batch_max:
+                    queue.give_back(offset)
+                    found.wake(queue.queue_id)
+                    continue
+                # Nothing goes out together with one of its message group that is about to die.
+                together_max = 1 if record.message_group in condemned else run_max
+                if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=together_max):
+                    continue
+                attempts = lease.attempts
+                is_late = lease.not_after_ms and self._is_too_late(lease)
+                if attempts > max_attempts or is_late:  # the policy may have changed meanwhile
+                    condemned.add(record.message_group)
+                    lease.attempt -= 1  # the one that is not made
+                    lease.ends_ms, lease.renew_for = 0, ""
+                    self._ends.watch(queue, offset, lease)
+                    continue
+                size += len(record.payload)
+                if deliveries and size > RECEIVE_BYTES_MAX:
+                    queue.give_back(offset)
+                    found.wake(queue.queue_id)
+                    continue
+                leased.append(each)
+                deliveries.append(self._delivery(found, each, record, attempts, terms.invisible_ms))
+        finally:  # whatever becomes of this receive: what is leased ends in its time
+            self._ends.watch_together(leased)
+        if not passed_over:
+            return Looked(deliveries, None, terms.batch_max)
+        # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure
+        # reaches everybody else.
+        done = self._commits.submit(passed_over)
+        found.release_after(done, [(each.queue, each.offset) for each in passed])
+        return Looked(deliveries, done, _next_look(records))
+
+    def _is_too_late(self, lease: Lease) -> bool:
+        """Say whether the sender does not want it delivered any more, by a clock that can be believed."""
+        return 0 < lease.not_after_ms < self._clock.now_ms() and self._clock.is_steady()
+
+    def _delivery(
+        self, found: Subscription, taken: _Taken, record: QueuedMessage, attempts: int, invisible_ms: int
+    ) -> Delivery:
+        queue, offset, lease = taken
+        _, stored_at_ms, deliver_at_ms, message_id, _, message_group, payload, history, _ = record
+        queue_id, name = queue.queue_id, name_of(message_id)
+        place = queue.group_id, queue.topic_id, queue_id, offset
+        receipt = _new_tuple(Receipt, (*place, lease.epoch, lease.attempt, lease.is_push, name))
+        handle = lease.handle = self._receipts.encode(receipt)
+        end = facts_of(self._catalog.names, record) if history is not None else None
+        # fmt: off
+        return _new_tuple(Delivery, (
+            found.topic.name, unpack_id(message_id), payload, queue_id, offset, handle, attempts, invisible_ms,
+            stored_at_ms, deliver_at_ms, end, message_group,
+        ))
+        # fmt: on
+
+
+def facts_of(names: Names, record: QueuedMessage) -> DeadLetterFacts | None:
+    """Return what a dead letter tells of its end, ``None`` for any other message."""
+    history = record.history
+    if history is None or not record.is_dead:
+        return None
+    return DeadLetterFacts(
+        names.topics_by_id[history.topic_id].name,
+        unpack_id(record.message_id),
+        record.attempts_before,
+        Reason(history.reason).name.lower(),
+        history.first_failed_at_ms,
+        history.last_failed_at_ms,
+    )
+
+
+def _note_read(found: Subscription, taken: Sequence[_Taken], records: Sequence[QueuedMessage]) -> None:
+    ends: dict[SubscribedQueue, tuple[QueuedMessage, QueuedMessage]] = {}
+    for (queue, _, _), record in zip(taken, records, strict=False):
+        first, _ = ends.get(queue, (record, record))
+        ends[queue] = first, record
+    for queue, (first, last) in ends.items():
+        found.was_read(queue, first, last)
+
+
+def _next_look(records: Sequence[QueuedMessage]) -> int:
+    """Return twice as many as were looked at, within the bounds, taking the next ones to be as large."""
+    size = sum(len(record.payload) for record in records)
+    return max(1, min(2 * len(records), LOOK_MAX, LOOK_BYTES_MAX * len(records) // max(1, size)))
+
+
+def _filtered(found: Subscription, taken: _Taken) -> list[Op]:
+    queue, offset, lease = taken
+    event = found.event(EventKind.FILTERED, queue, 0, offset, lease.message_id)
+    return [*queue.finish((offset,)), Emit(event, offset)]

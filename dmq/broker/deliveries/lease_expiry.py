@@ -1,0 +1,119 @@
+"""What happens when a lease ends: its message comes back, or what follows on a failure (``dmq.broker.failures.failures``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from broker_adapter.errors import BrokerError
+from dmq.audit.events import EventKind
+from dmq.broker.failures.failures import POSTPONED_MS, Failures
+from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
+from dmq.broker.groups.lease_timers import Ended, LeaseEnds
+from dmq.broker.groups.subscription import SubscribedQueue
+from dmq.errors import StoreError
+from dmq.store.ops import Emit, Op
+from dmq.store.schema.index import Receipt as Stored
+from dmq.store.store import Store
+from retry.flow import ComeBack, LeaseExpired
+
+log = structlog.get_logger("dmq.broker")
+
+_EXPIRED_PER_COMMIT_MAX = 1024
+_FAULT_PAUSE_S = 1.0
+
+
+class Leases:
+    """Ends every lease of the broker in its time; belongs to the event loop."""
+
+    def __init__(self, store: Store, ends: LeaseEnds, failures: Failures) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._ends = ends
+        self._failures = failures
+        self.expired_total = 0
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-leases")
+
+    async def close(self) -> None:
+        """Stop watching; leases are in memory and end with it, renewed ones are rows."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def give_back(self, queue: SubscribedQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
+        """End a lease now, whose message was read; the future is done when what follows is durable."""
+        if isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
+            return self._return([Ended(queue, offset, lease)], EventKind.GIVEN_BACK)
+        return self._failures.fail(queue, offset, lease, LeaseExpired())
+
+    async def expire(self) -> int:
+        """End what expired by now, durable on return; say how many leases that were.
+
+        A message that cannot be read is tried again later; the error is raised if the store has failed for good.
+        """
+        expired = self._ends.pop(_EXPIRED_PER_COMMIT_MAX)
+        if not expired:
+            return 0
+        back: list[Ended] = []
+        others: list[Ended] = []
+        for each in expired:
+            # Of a lease from before a restart nothing is known until its message was read.
+            comes_back = bool(each.lease.message_id) and self._comes_back(each)
+            (back if comes_back else others).append(each)
+        failed = [self._failures.fail(*each, LeaseExpired()) for each in others]
+        if back:
+            await self._return(back, EventKind.LEASE_EXPIRED)
+        for each, result in zip(others, await asyncio.gather(*failed, return_exceptions=True), strict=True):
+            if isinstance(result, Exception):
+                if self._store.failure is not None:
+                    raise result
+                self._postpone(*each, result)
+        self.expired_total += len(expired)
+        return len(expired)
+
+    def _comes_back(self, ended: Ended) -> bool:
+        try:
+            return isinstance(self._failures.outcome(ended.queue, ended.lease, LeaseExpired()), ComeBack)
+        except Exception:  # noqa: BLE001 - it is met again, and told, where its failure is decided by itself
+            return False
+
+    def _postpone(self, queue: SubscribedQueue, offset: int, lease: Lease, error: Exception) -> None:
+        log.error("expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
+        if queue.leases.get(offset) is lease:
+            lease.ends_ms = self._clock.boot_ms() + POSTPONED_MS
+            self._ends.watch(queue, offset, lease)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not await self.expire():
+                    await self._ends.wait()
+            except (BrokerError, StoreError):
+                return  # the store has failed for good; the daemon is ending
+            except Exception:  # if this ended, no lease would
+                log.exception("leases_not_ended")
+                await asyncio.sleep(_FAULT_PAUSE_S)
+
+    def _return(self, leases: Sequence[Ended], kind: EventKind) -> asyncio.Future[Any]:
+        ops: list[Op] = []
+        planned: list[tuple[Ended, int]] = []
+        for each in leases:
+            queue, offset, lease = each
+            attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
+            total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
+            event = queue.subscription.event(kind, queue, total, offset, lease.message_id)
+            ops += [*rows, Emit(event, offset)]
+            planned.append((each, attempt))
+        done = self._store.commit_async(ops, is_urgent=True)
+        done.add_done_callback(lambda future: _come_back(planned, future))
+        return done
+
+
+def _come_back(planned: Sequence[tuple[Ended, int]], done: asyncio.Future[list[Stored]]) -> None:
+    if done.cancelled() or done.exception() is not None:
+        return
+    for (queue, offset, lease), attempt in planned:
+        if queue.come_back(offset, lease, attempt):
+            queue.subscription.wake(queue.queue_id)

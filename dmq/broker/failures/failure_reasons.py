@@ -1,0 +1,91 @@
+"""Reasons of failures that clients reported ahead of the failure itself, until it comes.
+
+A report and the failure are two calls of one client, in this order on one connection. A report whose failure does not
+come is dropped after ``KEPT_S``. What does not fit into the bounds is dropped too: a reason is a help, and no message
+depends on it. An acknowledgement never looks here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Final, NamedTuple
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Refused
+from dmq.broker.handles.receipt_handle import ReceiptHandles
+from dmq.broker.topics.registry import Names
+from retry.failure_reason import FailureReason, bounded
+
+KEPT_S: Final = 30.0
+BYTES_MAX: Final = 8 * 1024 * 1024  # of all groups
+GROUP_BYTES_MAX: Final = 1024 * 1024  # so that no group takes the room of the others
+_REASON_BYTES: Final = 1024  # an entry with its handle, in addition to its texts
+
+
+class _Reported(NamedTuple):
+    group: str
+    reason: FailureReason
+    since_s: float
+    size: int
+
+
+class FailureReasons:
+    """Reasons by receipt handle. Belongs to the event loop."""
+
+    def __init__(self, names: Names, receipts: ReceiptHandles, clock: Clock, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self.dropped_total = 0  # for want of room
+        self._names = names
+        self._receipts = receipts
+        self._clock = clock
+        self._reported: OrderedDict[str, _Reported] = OrderedDict()  # the oldest first
+        self._bytes: Counter[str] = Counter()  # by group
+        self._bytes_in_all = 0
+
+    def note(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
+        """Keep the reason of a failure that is about to come; False if no reasons are kept.
+
+        A handle of another group, and one that this store has not issued, is ignored.
+        """
+        if not self.is_on:
+            return False
+        try:
+            receipt = self._receipts.decode(receipt_handle)
+        except Refused:
+            return True
+        known = self._names.groups.get(group)
+        if known is not None and known.group_id == receipt.group_id:
+            self.keep(group, receipt_handle, reason)
+        return True
+
+    def keep(self, group: str, receipt_handle: str, reason: FailureReason) -> None:
+        """Keep the reason of a delivery that is known to be the group's."""
+        if not self.is_on:
+            return
+        now_s = self._clock.monotonic_s()
+        reason = bounded(reason)
+        if (earlier := self._pop(receipt_handle)) is not None:
+            reason = reason.or_else(earlier)
+        while self._reported and next(iter(self._reported.values())).since_s < now_s - KEPT_S:
+            self._pop(next(iter(self._reported)))
+        size = _REASON_BYTES + sum(map(len, reason))
+        if self._bytes_in_all + size > BYTES_MAX or self._bytes[group] + size > GROUP_BYTES_MAX:
+            self.dropped_total += 1
+            return
+        self._reported[receipt_handle] = _Reported(group, reason, now_s, size)
+        self._bytes[group] += size
+        self._bytes_in_all += size
+
+    def take(self, receipt_handle: str) -> FailureReason | None:
+        """Return the reason of a delivery that has failed, and forget it; None if none was reported."""
+        return self._pop(receipt_handle) if self._reported else None
+
+    def _pop(self, receipt_handle: str) -> FailureReason | None:
+        found = self._reported.pop(receipt_handle, None)
+        if found is None:
+            return None
+        self._bytes_in_all -= found.size
+        self._bytes[found.group] -= found.size
+        if not self._bytes[found.group]:
+            del self._bytes[found.group]
+        return found.reason

@@ -1,0 +1,257 @@
+"""Retries that wait for their time, in an operator's hand: list them, run them now, or end them as dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import unpack_id
+from dmq.audit.events import LANE, EventKind, encode_event
+from dmq.broker.failures.failures import Failures
+from dmq.broker.io.commits import Commits
+from dmq.broker.topics.catalog import Catalog
+from dmq.broker.topics.registry import Group
+from dmq.store.ops import Append, IfKnown, Op, Tally, Withdraw
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.failure_reason import decode_reason
+from dmq.store.schema.index import EntryState, failed_id
+from dmq.store.schema.keys import HELD_BEGIN, Family, pack_timeline_key, timeline_key, unpack_timeline_key
+from dmq.store.schema.ledger import Term
+from dmq.store.schema.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    QueuedMessage,
+    decode_queued,
+    decode_waiting,
+    encode_queued,
+)
+from dmq.store.store import Store
+from retry.failure_reason import FailureReason
+from retry.policy import Reason
+
+_ROWS_PER_SCAN = 1_000
+ROWS_PER_CALL_MAX = 20_000  # looked at by one call that lists retries
+BYTES_PER_CALL_MAX = 16 * 1024 * 1024
+ENTRIES_PER_UNIT_MAX = 32  # each may be 4 MiB in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingRetry:
+    """A retry that waits. ``entry`` names it for ``run_now`` and ``end``."""
+
+    entry: str
+    group: str
+    topic: str
+    message_id: str
+    attempt: int  # the one that comes next
+    due_at_ms: int
+    first_failed_at_ms: int
+    last_failed_at_ms: int
+    payload: bytes
+    failure: FailureReason | None = None  # the last one; None: nothing is known of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPage:
+    """Some retries in the order of their time; go on with ``next_token``, empty at the end.
+
+    A page may be short, or empty, before the end: one call looks at a bounded number of rows.
+    """
+
+    retries: Sequence[WaitingRetry]
+    next_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryOutcomes:
+    """What a command did to the retries it named: each is counted once."""
+
+    moved: int = 0
+    gone: int = 0  # it had been delivered, moved or ended before
+
+
+class _Retry(NamedTuple):
+    """A waiting retry, as it stands on the timeline."""
+
+    key: bytes
+    due_at_ms: int
+    lane_id: int
+    message: QueuedMessage  # as it will lie in its lane
+    value: bytes  # of its lane
+
+
+_Instead = Callable[[_Retry], tuple[list[Op], list[Append | Tally]]]
+
+
+class WaitingRetries:
+    """The retries of all groups. Belongs to the event loop; looks at a bounded number of rows in a call.
+
+    ``Refused`` for a group or a topic that does not exist, and for an entry that cannot be one.
+    """
+
+    def __init__(self, catalog: Catalog, commits: Commits, failures: Failures) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._store = commits.store
+        self._failures = failures
+
+    async def page(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
+        """Return waiting retries of a group in the order of their time."""
+        found = self._catalog.known_group(group)
+        topic_id = 0
+        if topic:
+            topic_id = self._catalog.known_topic(topic).topic_id
+        start = _key_of(token) if token else timeline_key(self._store.marks.low())
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._retries, found, topic_id, start, limit)
+
+    def _retries(self, group: Group, topic_id: int, at: bytes, limit: int) -> RetryPage:
+        found: list[WaitingRetry] = []
+        if not self._store.pending().get(group.group_id):
+            return RetryPage(retries=found)
+        looked = size = 0
+        while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
+            at = next_of(self._store, group.group_id, at)
+            rows = self._store.scan(
+                Family.TIMELINE, at, HELD_BEGIN, limit=_ROWS_PER_SCAN, bytes_max=BYTES_PER_CALL_MAX - size
+            )
+            for key, value in rows.rows:
+                looked += 1
+                size += len(value)
+                if len(found) == limit:
+                    return RetryPage(retries=found, next_token=_entry_of(key))
+                entry = decode_waiting(value)
+                if entry.kind != EntryKind.RETRY or entry.scope != group.group_id:
+                    continue
+                retry = _retry_of(key, value, entry.deliver_at_ms)
+                history = retry.message.history
+                assert history is not None
+                if not topic_id or history.topic_id == topic_id:
+                    found.append(self._shown(group, retry))
+            if rows.is_complete:
+                return RetryPage(retries=found)
+            at = timeline_key(int.from_bytes(rows.rows[-1][0], "big") + 1)
+        return RetryPage(retries=found, next_token=_entry_of(at))
+
+    def _shown(self, group: Group, retry: _Retry) -> WaitingRetry:
+        message, history = retry.message, retry.message.history
+        assert history is not None
+        return WaitingRetry(
+            entry=_entry_of(retry.key),
+            group=group.name,
+            topic=self._names.topics_by_id[history.topic_id].name,
+            message_id=unpack_id(message.message_id),
+            attempt=message.attempts_before + 1,
+            due_at_ms=retry.due_at_ms,
+            first_failed_at_ms=history.first_failed_at_ms,
+            last_failed_at_ms=history.last_failed_at_ms,
+            payload=message.payload,
+            failure=decode_reason(history.failure) if history.failure else None,
+        )
+
+    async def run_now(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
+        """Make waiting retries visible at once, durable on return."""
+        found = self._catalog.known_group(group)
+
+        def moved(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
+            history = retry.message.history
+            assert history is not None
+            event = encode_event(
+                EventKind.RETRY_MOVED,
+                history.topic_id,
+                found.group_id,
+                LANE,
+                retry.message.attempts_before + 1,
+                retry.due_at_ms,
+                retry.message.message_id,
+            )
+            return [], [Append(found.group_id, _index_id(retry), retry.lane_id, 0, retry.value, event)]
+
+        return await self._withdraw(found, entries, moved)
+
+    async def end(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
+        """Send waiting retries to the group's dead-letter queue, durable on return."""
+        found = self._catalog.known_group(group)
+
+        def ended(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
+            history = retry.message.history
+            assert history is not None
+            ended = history._replace(reason=Reason.OPERATOR)
+            before, copy = self._failures.bury_ops(
+                found.group_id, history.topic_id, retry.message, ended, retry.message.attempts_before
+            )
+            return before, [copy, Tally(history.topic_id, found.group_id, Term.DEAD_WAITING, 1)]
+
+        outcomes = await self._withdraw(found, entries, ended)
+        self._failures.dead_total += outcomes.moved
+        return outcomes
+
+    async def _withdraw(self, group: Group, entries: Sequence[str], instead: _Instead) -> RetryOutcomes:
+        """Take retries off the timeline, a few at a time, each with what is done instead in one unit."""
+        keys = list(dict.fromkeys(_key_of(entry) for entry in entries))
+        moved = 0
+        for start in range(0, len(keys), ENTRIES_PER_UNIT_MAX):
+            moved += await self._withdraw_unit(group, keys[start : start + ENTRIES_PER_UNIT_MAX], instead)
+        return RetryOutcomes(moved=moved, gone=len(keys) - moved)
+
+    async def _withdraw_unit(self, group: Group, keys: Sequence[bytes], instead: _Instead) -> int:
+        loop = asyncio.get_running_loop()
+        values = await loop.run_in_executor(None, self._store.get_many, Family.TIMELINE, keys)
+        ops: list[Op] = []
+        for key, value in zip(keys, values, strict=True):
+            entry = decode_waiting(value) if value is not None else None
+            if value is None or entry is None or entry.kind != EntryKind.RETRY or entry.scope != group.group_id:
+                continue
+            retry = _retry_of(key, value, entry.deliver_at_ms, now_ms=self._store.clock.now_ms())
+            before, then = instead(retry)
+            ops += before
+            retry_id = _index_id(retry)
+            ops.append(
+                # What is beside it makes a dead-letter queue, which may stay empty.
+                Withdraw(
+                    *(key, group.group_id, retry_id, entry.deliver_at_ms, len(value)),
+                    instead=tuple(then),
+                    if_gone=IfKnown.ANSWER,
+                )
+            )
+        # Also with nothing to write: what is gone may be so by a unit that is not durable yet.
+        receipts = await self._commits.commit(ops)
+        return sum(receipt.state is EntryState.WITHDRAWN for receipt in receipts)
+
+
+def next_of(store: Store, scope: int, at: bytes) -> bytes:
+    """Return where the next entry of a scope can be: what is due later lies under its own time, and is counted."""
+    at_ms = unpack_timeline_key(at)[0]
+    if at_ms <= store.clock.now_ms() + BUCKET_MS:
+        return at
+    following = store.due_counts(scope, at_ms, 2**53, limit=1)
+    if not following:
+        return HELD_BEGIN
+    return max(at, pack_timeline_key(following[0].until_ms - BUCKET_MS, 0))
+
+
+def _retry_of(key: bytes, value: bytes, due_at_ms: int, *, now_ms: int = 0) -> _Retry:
+    entry = decode_waiting(value)
+    queued = encode_queued(entry.retry_count, now_ms, 0, value[WAITING_HEADER_BYTES:], has_history=True)
+    return _Retry(key, due_at_ms, entry.topic_id, decode_queued(queued), queued)
+
+
+def _index_id(retry: _Retry) -> bytes:
+    message, history = retry.message, retry.message.history
+    assert history is not None
+    return failed_id(message.message_id, history, message.attempts_before)
+
+
+def _entry_of(key: bytes) -> str:
+    return "-".join(str(number) for number in unpack_timeline_key(key))
+
+
+def _key_of(entry: str) -> bytes:
+    due, _, sequence = entry.partition("-")
+    if not (due.isdecimal() and sequence.isdecimal() and max(len(due), len(sequence)) <= 19):
+        raise Refused(Rule.REQUEST, "not an entry of the list of retries", value=entry)
+    return pack_timeline_key(int(due), int(sequence))

@@ -1,0 +1,144 @@
+"""SQL92 filter expressions over the properties of a message, compiled once into nested functions.
+
+The language is that of Apache RocketMQ 5: ``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, BETWEEN, IN, IS NULL, CONTAINS,
+STARTSWITH and ENDSWITH, the words also with NOT; AND, OR, NOT and parentheses. Keywords in any case; names of
+properties as they are; ``TAGS`` and ``KEYS`` stand for a message's tag and for its keys, joined by blanks. Strings in
+single quotes, a quote in them doubled; numbers; TRUE and FALSE.
+
+Properties are strings. Beside a number, a property is read as one; beside TRUE or FALSE it is true if it says so. What
+is missing, or is no number where one is needed, makes a condition *unknown*, neither true nor false, and so is its NOT.
+Only what is true passes.
+
+Kinder than RocketMQ: NOT binds weaker than a comparison (there ``NOT a = 1`` never passes), IN takes numbers too, 5.0
+equals 5, and what cannot be compared does not fail what it is joined to by OR. Stricter: a property alone is no
+condition (there it never passes), and the string that CONTAINS and its like look for is not empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+from lark import Lark, Token
+from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedToken
+
+from broker_adapter.errors import Refused, Rule
+from dmq.broker.filters.sql_terms import Condition, Terms, WrongTerm, condition_of
+
+CHARS_MAX = 8192
+TOKENS_MAX = 2048  # each takes some three microseconds of the parser
+COMPILED_KEPT = 256
+_NEAR_CHARS = 20
+_TOKEN = re.compile(r"'(?:''|[^'])*'|[\w$.]+|[^\s\w]")  # about: signs of two characters count twice
+
+_GRAMMAR = r"""
+start: any_of
+?any_of: all_of (_OR all_of)*
+?all_of: negatable (_AND negatable)*
+?negatable: negation | predicate
+negation: NOT negatable
+
+?predicate: operand
+    | operand COMPARE operand                        -> compared
+    | operand IS NULL                                -> is_null
+    | operand IS NOT NULL                            -> is_not_null
+    | operand BETWEEN operand _AND operand           -> between
+    | operand NOT BETWEEN operand _AND operand       -> not_between
+    | operand IN "(" literal ("," literal)* ")"      -> is_in
+    | operand NOT IN "(" literal ("," literal)* ")"  -> is_not_in
+    | operand TEXT_TEST literal                      -> tested
+    | operand NOT TEXT_TEST literal                  -> not_tested
+
+?operand: literal
+    | NAME -> name
+    | "(" any_of ")"
+?literal: STRING -> text
+    | SIGN? NUMBER -> number
+    | TRUE -> true
+    | FALSE -> false
+    | NULL -> null
+
+COMPARE: "<=" | ">=" | "<>" | "=" | "<" | ">"
+SIGN: "-" | "+"
+_OR.2: /OR(?![A-Z0-9_$])/i
+_AND.2: /AND(?![A-Z0-9_$])/i
+NOT.2: /NOT(?![A-Z0-9_$])/i
+IS.2: /IS(?![A-Z0-9_$])/i
+IN.2: /IN(?![A-Z0-9_$])/i
+NULL.2: /NULL(?![A-Z0-9_$])/i
+TRUE.2: /TRUE(?![A-Z0-9_$])/i
+FALSE.2: /FALSE(?![A-Z0-9_$])/i
+BETWEEN.2: /BETWEEN(?![A-Z0-9_$])/i
+TEXT_TEST.2: /(CONTAINS|STARTSWITH|ENDSWITH)(?![A-Z0-9_$])/i
+NAME: /[A-Z_$][A-Z0-9_$]*/i
+NUMBER: /([0-9]+(\.[0-9]*)?|\.[0-9]+)(E[+-]?[0-9]+)?L?(?![A-Z0-9_$.])/i
+STRING: /'(?:''|[^'])*'/
+COMMENT: /--[^\r\n]*/ | /\/\*(?:[^*]|\*(?!\/))*\*\//
+%ignore COMMENT
+%ignore /[ \t\r\n\f]+/
+"""
+
+
+class SqlFilter:
+    """A compiled expression."""
+
+    __slots__ = ("_condition", "text")
+
+    def __init__(self, text: str, condition: Condition) -> None:
+        self.text = text
+        self._condition = condition
+
+    def passes(self, properties: Mapping[str, str]) -> bool:
+        """Say whether the expression is true of these properties; never raises."""
+        return self._condition(properties) is True
+
+
+class _Wrong(NamedTuple):
+    why: str
+    position: int  # of the character, from 1
+
+
+def compile_sql(text: str) -> SqlFilter:
+    """Return a filter, perhaps one made before; ``Refused(FILTER)`` says what is wrong with the text, and where."""
+    if len(text) > CHARS_MAX:
+        limit = f"{CHARS_MAX} characters"
+        raise Refused(Rule.FILTER, "the SQL expression is too long", value=len(text), limit=limit)
+    found = _compiled(text)
+    if isinstance(found, _Wrong):
+        value = text[max(0, found.position - 1) :][:_NEAR_CHARS]
+        raise Refused(Rule.FILTER, f"{found.why}, at position {found.position}", value=value)
+    return found
+
+
+@lru_cache(maxsize=COMPILED_KEPT)
+def _compiled(text: str) -> SqlFilter | _Wrong:
+    # Wrong ones are kept too: a consumer repeats its expression with every receive.
+    beyond = next(islice(_TOKEN.finditer(text), TOKENS_MAX, None), None)
+    if beyond is not None:
+        return _Wrong(f"more than {TOKENS_MAX} words, values and signs", beyond.start() + 1)
+    try:
+        term: Any = _parser().parse(text)
+        return SqlFilter(text, condition_of(term))
+    except WrongTerm as wrong:
+        return _Wrong(wrong.why, wrong.at + 1)
+    except UnexpectedCharacters as wrong:
+        at: Any = wrong.pos_in_stream  # declared as None
+        why = "the string has no end" if text[at : at + 1] == "'" else "a character is not understood"
+        return _Wrong(why, at + 1)
+    except UnexpectedToken as wrong:
+        token: Token = wrong.token
+        if token.type == "$END":
+            why = "the expression ends too early" if text.strip() else "the expression is empty"
+            return _Wrong(why, len(text) + 1)
+        return _Wrong(f"{token.value[:_NEAR_CHARS]!r} is not expected", (token.start_pos or 0) + 1)
+    except LarkError as wrong:
+        return _Wrong(f"the expression cannot be read: {type(wrong).__name__}", 1)
+
+
+@cache
+def _parser() -> Lark:
+    # With a transformer no tree is built: its methods get what they need while the parser goes along.
+    return Lark(_GRAMMAR, parser="lalr", transformer=Terms(), maybe_placeholders=False)

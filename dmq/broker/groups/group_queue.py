@@ -1,0 +1,486 @@
+"""One group's progress on one queue: a pure state machine, told the time, returning ops.
+
+Offsets below ``floor`` are finished. Above it a bitmap per chunk of 1024 offsets says which are; ``cursor`` is the next
+offset never handed out in this run; ``ready`` holds offsets that came back. What is leased and not finished sits in
+``leases``. Its rows, floor, chunks and exceptions, are drawn in ``dmq.store.schema.group``; all are absolute values.
+
+An exception is a lease that is a row, or, with visible_at_ms 0, a message that came back: the attempt is then the one
+that comes next. The epoch is that of the last hand-out. A lease ends by the boot clock, which nobody sets. A run that
+loads its row gives it what is left of it by the wall clock, and never more than it had from the beginning.
+
+Messages of a message group go out in their order (``dmq.broker.groups.message_groups``); which group a message belongs to is only
+known once it was read, so an offset that was taken is *unread* until it is admitted.
+
+A plain lease is in memory only: after a restart its message is handed out again, and the old handle stays good until
+then. Renewals and everything that counts an attempt are rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from broker_adapter.clock import Moment
+from broker_adapter.errors import Refused, Rule
+from dmq.broker.groups.message_groups import MessageOrder, Remembered
+from dmq.broker.handles.receipt_handle import Receipt
+from dmq.store.ops import Delete, Op, Put, Tally
+from dmq.store.schema.group import (
+    CHUNK_BYTES,
+    CHUNK_OFFSETS,
+    SUSPENDED,
+    GroupKind,
+    decode_exception,
+    encode_hidden,
+    encode_returned,
+    pack_group_key,
+    unpack_group_row,
+)
+from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.schema.ledger import Term
+from dmq.store.schema.record import QueuedMessage
+
+LEASES_MAX = 10_000
+ATTEMPT_MAX = 0xFFFF  # what its field holds
+PARKED_MAX = 100_000  # beyond it, nothing new of the queue is looked at until some of them were handed out
+REMEMBERED_MAX = 4_000_000  # messages of all queues that are parked or came back; each is some 150 to 250 bytes
+REMEMBERED_SHARE = 32  # what a queue may have beyond that before it looks at new ones
+_MOVED_KEPT = 4096
+
+_NO_TIME = Moment(0, 0)
+# Plain numbers: comparing with enum members costs more for each row.
+_FLOOR, _CHUNK, _EXCEPTION = int(GroupKind.FLOOR), int(GroupKind.CHUNK), int(GroupKind.EXCEPTION)
+_FULL = b"\xff" * CHUNK_BYTES
+
+
+class Returned(NamedTuple):
+    """What is known of a message that came back."""
+
+    attempt: int = 1  # the next one
+    epoch: int = 0  # of the last hand-out
+    first_failed_at_ms: int = 0
+
+
+_FIRST = Returned()
+
+
+@dataclass(slots=True)
+class Lease:
+    """One hand-out that is not finished. ``message_id`` is empty until the message was read."""
+
+    epoch: int
+    attempt: int  # in this queue
+    ends_ms: int  # by the boot clock
+    handle: str = ""  # as it was given out in this run
+    message_id: bytes = b""
+    attempts_before: int = 0  # made before the message came to this queue
+    since_ms: int = 0  # when the message became visible to its group first
+    not_after_ms: int = 0  # when its sender does not want it delivered any more; 0: there is no such time
+    first_failed_at_ms: int = 0
+    is_push: bool = False
+    renew_for: str = ""
+    renew_until_ms: int = 0  # by the boot clock
+    is_suspended: bool = False  # its next hand-out does not count as an attempt
+    is_returning: bool = False  # its end was decided and is being written
+    is_coming_back: bool = False  # and that is that its message comes again at once
+    is_changed: bool = False  # its consumer had it, and said when it ends, or failed
+    has_reason: bool = False  # its row has the reason of the failure that it follows on
+
+    @property
+    def attempts(self) -> int:
+        """How often the message was handed out to its group, this time included."""
+        attempts = self.attempts_before + self.attempt
+        return attempts if attempts < ATTEMPT_MAX else ATTEMPT_MAX  # noqa: FURB136 - of every message
+
+    def know(self, message: QueuedMessage) -> None:
+        """Keep what decides what becomes of the message, once it was read."""
+        self.message_id = message.message_id
+        self.attempts_before = message.attempts_so_far
+        self.since_ms = message.since_ms
+        self.not_after_ms = 0 if message.is_dead else message.not_after_ms
+
+
+class GroupQueue:
+    """State of one (group, topic, queue)."""
+
+    def __init__(self, group_id: int, topic_id: int, queue_id: int) -> None:
+        self.group_id = group_id
+        self.topic_id = topic_id
+        self.queue_id = queue_id
+        self.end = 0  # offset after the last durable message, as far as the broker was told
+        self.floor = 0
+        self.cursor = 0
+        self.leases: dict[int, Lease] = {}
+        self._ready: list[int] = []
+        self._returned: dict[int, Returned] = {}
+        self._unread: set[int] = set()  # taken, perhaps given back, and not admitted yet
+        self._moved: dict[int, None] = {}  # offsets that left as copies in this run, oldest first
+        self.order = MessageOrder()
+        self.beside: Sequence[
+            GroupQueue
+        ] = ()  # where the same message groups may lie: the lane, or of a lane the queues
+        self._rows: set[int] = set()  # offsets that have an exception row
+        self._owed: list[Op] = []  # to ride with the next rows
+        self._chunks: dict[int, bytearray] = {}
+
+    def load(self, rows: Sequence[tuple[bytes, bytes]], now: Moment = _NO_TIME) -> None:
+        """Continue from the group's rows at ``now``; leases that were renewed come back as leases.
+
+        Who only asks what is finished need not say what time it is.
+        """
+        for key, value in rows:
+            kind, number = unpack_group_row(key)
+            if kind == _FLOOR:
+                self.floor = unpack_u64(value)
+            elif kind == _CHUNK:
+                self._chunks[number] = bytearray(value)
+        self._raise_floor()
+        self.cursor = self.floor
+        for key, value in rows:
+            kind, offset = unpack_group_row(key)
+            if kind != _EXCEPTION or self.is_finished(offset):
+                continue
+            row = decode_exception(value)
+            self._rows.add(offset)
+            if row.visible_at_ms:
+                self.leases[offset] = Lease(
+                    row.epoch,
+                    row.attempt,
+                    now.boot_ms + row.left_ms(now.wall_ms),
+                    first_failed_at_ms=row.first_failed_at_ms,
+                    is_suspended=row.is_suspended,
+                    has_reason=bool(row.failure),
+                )
+                if row.message_group:
+                    self.order.hold(offset, row.message_group, row.epoch)
+            else:
+                self._remember(offset, Returned(row.attempt, row.epoch, row.first_failed_at_ms))
+
+    def start_at(self, offset: int) -> list[Op]:
+        """Begin a new group at ``offset``."""
+        return [*self._floor_at(offset), self._tally(Term.QUEUES, 1), self._tally(Term.BEFORE, offset)]
+
+    def go_on_at(self, offset: int, end: int) -> list[Op]:
+        """Let a group that has finished all below ``end``, and nothing above, go on from elsewhere."""
+        owed, self._owed = self._owed, []
+        return [*owed, *self._floor_at(offset), self._tally(Term.BEFORE, offset - end)]
+
+    def _floor_at(self, offset: int) -> list[Op]:
+        self.floor = self.cursor = offset
+        return [Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(offset))]
+
+    def _tally(self, term: Term, by: int) -> Tally:
+        return Tally(self.topic_id, self.group_id, term, by)
+
+    def skip_to(self, begin: int) -> list[Op]:
+        """Finish all below ``begin``, which was removed; return the ops that say so, none if nothing changes.
+
+        ``release`` what of it belongs to message groups once they are durable.
+        """
+        if begin <= self.floor:
+            return []
+        finished = self.finished_count
+        self.floor = begin
+        for offset in [each for each in self.leases if each < begin]:
+            del self.leases[offset]
+        for offset in [each for each in self._returned if each < begin]:
+            self._forget(offset)
+        self._unread = {offset for offset in self._unread if offset >= begin}
+        gone = [offset for offset in self._rows if offset < begin]
+        self._rows.difference_update(gone)
+        dropped = [number for number in self._chunks if (number + 1) * CHUNK_OFFSETS <= begin]
+        for number in dropped:
+            del self._chunks[number]
+        dropped += self._raise_floor()
+        self.cursor = max(self.cursor, self.floor)
+        skipped = self.finished_count - finished
+        return [
+            *([self._tally(Term.SKIPPED, skipped)] if skipped else []),
+            Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(self.floor)),
+            *(Delete(Family.GROUP, self._key(_CHUNK, number)) for number in dropped),
+            *(Delete(Family.GROUP, self._key(_EXCEPTION, offset)) for offset in gone),
+        ]
+
+    def skip_later(self, begin: int) -> None:
+        """As ``skip_to``, for who may only look: what says so rides with the next rows that are written, if any are."""
+        self._owed += self.skip_to(begin)
+
+    def is_finished(self, offset: int) -> bool:
+        """Say whether the group is done with an offset."""
+        if offset < self.floor:
+            return True
+        chunk = self._chunks.get(offset // CHUNK_OFFSETS)
+        return chunk is not None and bool(chunk[offset % CHUNK_OFFSETS >> 3] >> (offset & 7) & 1)
+
+    @property
+    def finished_count(self) -> int:
+        """How many offsets are finished."""
+        above = ((number * CHUNK_OFFSETS, chunk) for number, chunk in self._chunks.items())
+        # The floor's own chunk has bits of what lies below it, of all of that or of some.
+        return self.floor + sum(
+            (int.from_bytes(chunk, "little") >> max(0, self.floor - first)).bit_count() for first, chunk in above
+        )
+
+    @property
+    def available_max(self) -> int:
+        """An upper bound of the messages that ``take`` would return."""
+        return self.end - self.cursor + len(self._ready)
+
+    def has_available(self) -> bool:
+        """Say whether ``take`` would return something."""
+        leases, ready = self.leases, self._ready
+        # A receive asks all queues of its topic, more than once, and most of them have nothing.
+        if (self.cursor >= self.end and not ready) or len(leases) >= LEASES_MAX:
+            return False
+        while ready and (ready[0] in leases or self.is_finished(ready[0])):
+            heappop(ready)
+        if ready:
+            return True
+        parked = self.order.parked_count
+        # While nothing is in hand nothing comes by itself: what came back before a restart lies behind the cursor.
+        is_full = self.order.everywhere.total >= REMEMBERED_MAX and bool(leases)
+        if parked >= PARKED_MAX or (is_full and parked + len(self._returned) >= REMEMBERED_SHARE):
+            return False
+        cursor, end = self.cursor, self.end
+        while cursor < end and (cursor in leases or self.is_finished(cursor)):
+            cursor += 1
+        self.cursor = cursor
+        return cursor < end
+
+    def take(self, limit: int) -> list[tuple[int, Returned]]:
+        """Return up to ``limit`` offsets to read, those that came back first; ``lease`` each, and then ``admit`` it."""
+        if not self.has_available():
+            return []
+        limit = min(limit, LEASES_MAX - len(self.leases))
+        chosen: dict[int, None] = {}
+        while len(chosen) < limit and self.has_available():
+            if self._ready:
+                chosen[heappop(self._ready)] = None
+            else:
+                first = self.cursor
+                self.cursor = until = self._until(first, first + limit - len(chosen))
+                chosen.update(dict.fromkeys(range(first, until)))
+        self._unread.update(chosen)
+        returned = self._returned
+        return [(offset, returned.get(offset, _FIRST)) for offset in chosen]
+
+    def _until(self, first: int, stop: int) -> int:
+        """Return up to where all from ``first`` on, which is available and new, is so; at most ``stop``."""
+        stop = min(stop, self.end)
+        until = first + 1
+        while until < stop and until not in self.leases and not self.is_finished(until):
+            until += 1
+        return until
+
+    def admit(self, offset: int, message_group: str, *, first_epoch: int, run_max: int) -> bool:
+        """Say whether an offset that was read goes out now; if not, it is no longer leased, and comes in its time.
+
+        To be called in ascending order, with the first epoch of the receive.
+        """
+        self._unread.discard(offset)
+        if not message_group:
+            return True
+        if any(other < offset for other in self._unread):  # taken by another receive that was cancelled
+            self._unread.add(offset)
+            self.give_back(offset)
+            return False
+        epoch = self.leases[offset].epoch
+        if any(other.order.is_out(message_group) for other in self.beside):
+            self.order.park(offset, message_group)
+        elif self.order.admit(offset, message_group, epoch, first_epoch=first_epoch, run_max=run_max):
+            return True
+        del self.leases[offset]
+        return False
+
+    def give_back(self, offset: int) -> None:
+        """Undo ``take`` or ``lease``: the offset was not handed out after all.
+
+        It stays unread, unless its message group is known from an earlier look: then the order knows whose turn it is.
+        """
+        if self.order.is_grouped(offset):
+            self._unread.discard(offset)
+        self.leases.pop(offset, None)
+        self._offer(offset)
+
+    def _offer(self, offset: int) -> None:
+        self._ready_are(self.order.came_back(offset) if self.order.is_grouped(offset) else (offset,))
+
+    def _ready_are(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            if offset < self.cursor:  # else it comes in its turn, behind what was not looked at yet
+                heappush(self._ready, offset)
+
+    def lease(self, offset: int, lease: Lease) -> None:
+        """Remember a hand-out."""
+        self.leases[offset] = lease
+
+    def check(self, receipt: Receipt) -> bool:
+        """Return False if the message is finished already, True if the handle is good; refuse a stale one."""
+        offset = receipt.queue_offset
+        lease = self.leases.get(offset)
+        if lease is not None:  # then it is not finished
+            is_good = lease.epoch == receipt.epoch
+        elif self.is_finished(offset):
+            if offset in self._moved:
+                raise Refused(
+                    Rule.RECEIPT_HANDLE, "the message was given back and will be delivered again", value=offset
+                )
+            return False
+        else:  # expired, or from before a restart: good until the message is handed out again
+            is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST).epoch
+        if not is_good:
+            raise Refused(Rule.RECEIPT_HANDLE, "the message was delivered again since", value=offset)
+        return True
+
+    def finish(self, offsets: Iterable[int]) -> list[Op]:
+        """Mark offsets finished and return the rows that say so; ``release`` each once they are durable."""
+        ops, self._owed = self._owed, []
+        changed: dict[int, bytearray] = {}
+        for offset in offsets:
+            self.leases.pop(offset, None)
+            self._forget(offset)
+            self._unread.discard(offset)
+            number, at = divmod(offset, CHUNK_OFFSETS)
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = self._chunks[number] = bytearray(CHUNK_BYTES)
+            chunk[at >> 3] |= 1 << (at & 7)
+            changed[number] = chunk
+            if offset in self._rows:
+                self._rows.discard(offset)
+                ops.append(Delete(Family.GROUP, self._key(_EXCEPTION, offset)))
+        dropped = self._raise_floor()
+        for number, chunk in changed.items():
+            if number not in dropped:
+                ops.append(Put(Family.GROUP, self._key(_CHUNK, number), bytes(chunk)))
+        if dropped:
+            ops.append(Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(self.floor)))
+            ops += [Delete(Family.GROUP, self._key(_CHUNK, each)) for each in dropped]
+        return ops
+
+    def next_attempt(self, offset: int) -> int:
+        """Return which attempt in this queue the next hand-out of an offset is."""
+        return self._returned.get(offset, _FIRST).attempt
+
+    def release(self, offset: int) -> None:
+        """Let what waits behind a finished offset go.
+
+        Not before that is durable: after a crash the message would come again, behind those that were let go.
+        """
+        message_group = self.order.group_of(offset)
+        if not message_group:
+            return
+        self._ready_are(self.order.finished(offset))
+        if not self.order.is_out(message_group):
+            for other in self.beside:
+                other._ready_are(other.order.ready(message_group))
+
+    def leave(self, offset: int) -> list[Op]:
+        """Finish an offset whose message goes on as a copy: its handle is refused from here on."""
+        self._moved[offset] = None
+        if len(self._moved) > _MOVED_KEPT:
+            del self._moved[next(iter(self._moved))]
+        return self.finish((offset,))
+
+    def leased(self, receipt: Receipt, message_group: str) -> Lease:
+        """Return the lease of a good handle, made anew if it ended or if it is from before a restart."""
+        offset = receipt.queue_offset
+        lease = self.leases.get(offset)
+        if lease is None:
+            self._unread.discard(offset)
+            lease = self.leases[offset] = Lease(
+                receipt.epoch,
+                receipt.attempt,
+                0,
+                first_failed_at_ms=self._returned.get(offset, _FIRST).first_failed_at_ms,
+                is_push=receipt.is_push,
+            )
+            if message_group:
+                self.order.hold(offset, message_group, receipt.epoch)
+        return lease
+
+    def hide(
+        self,
+        offset: int,
+        lease: Lease,
+        now: Moment,
+        for_ms: int,
+        *,
+        is_suspended: bool = False,
+        message_group: str = "",
+        failure: bytes = b"",
+    ) -> list[Op]:
+        """Let a leased message become visible again ``for_ms`` after ``now``; the lease is a row from here on.
+
+        ``failure`` is the encoded reason of the failure that it follows on, if it is known.
+        """
+        lease.ends_ms = now.boot_ms + for_ms
+        lease.renew_for = ""  # whoever sets the time sets it
+        lease.is_suspended = is_suspended
+        lease.is_returning = lease.is_coming_back = False
+        lease.is_changed = True
+        lease.has_reason = bool(failure)
+        self._rows.add(offset)
+        now_ms, flags = now.wall_ms, SUSPENDED * is_suspended
+        until_ms, first_ms = now_ms + for_ms, lease.first_failed_at_ms
+        row = encode_hidden(lease.attempt, until_ms, lease.epoch, first_ms, flags, now_ms, message_group, failure)
+        return [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
+
+    def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
+        """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
+        attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, ATTEMPT_MAX)
+        if not lease.is_suspended and not lease.first_failed_at_ms:
+            lease.first_failed_at_ms = now_ms
+        lease.is_returning = lease.is_coming_back = True
+        self._rows.add(offset)
+        row = encode_returned(attempt, lease.epoch, lease.first_failed_at_ms)
+        return attempt, [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
+
+    def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:
+        """Make a message available again, unless it was finished or hidden anew meanwhile."""
+        if self.leases.get(offset) is not lease or not lease.is_returning:
+            return False
+        del self.leases[offset]
+        self._remember(offset, Returned(attempt, lease.epoch, lease.first_failed_at_ms))
+        self._offer(offset)
+        return True
+
+    def _remember(self, offset: int, returned: Returned) -> None:
+        self.order.everywhere.total += offset not in self._returned
+        self._returned[offset] = returned
+
+    def _forget(self, offset: int) -> None:
+        if self._returned.pop(offset, None) is not None:
+            self.order.everywhere.total -= 1
+
+    def count_apart(self) -> None:
+        """Count no more among the others: the queue is not used any more."""
+        self.order.everywhere.total -= self.order.parked_count + len(self._returned)
+        self.order.everywhere = Remembered()
+
+    def _raise_floor(self) -> list[int]:
+        """Move the floor over finished offsets; return the chunks that are complete and no longer needed."""
+        dropped: list[int] = []
+        while True:
+            number = self.floor // CHUNK_OFFSETS
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                return dropped
+            if chunk == _FULL and self.floor % CHUNK_OFFSETS == 0:
+                self.floor += CHUNK_OFFSETS
+            else:
+                while self.floor // CHUNK_OFFSETS == number and self.is_finished(self.floor):
+                    self.floor += 1
+            if self.floor // CHUNK_OFFSETS == number:
+                return dropped
+            del self._chunks[number]
+            dropped.append(number)
+
+    def exception_key(self, offset: int) -> bytes:
+        """Return the key of the row of a lease that is one."""
+        return self._key(_EXCEPTION, offset)
+
+    def _key(self, kind: int, number: int) -> bytes:
+        return pack_group_key(self.group_id, self.topic_id, self.queue_id, kind, number)

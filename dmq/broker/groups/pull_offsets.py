@@ -1,0 +1,58 @@
+"""Where groups that pull continue: one durable row for each (group, topic, queue), whatever pop knows of the group.
+
+A group that pulls is no subscriber, gets no retries, and does not begin anywhere by pulling.
+"""
+
+from __future__ import annotations
+
+from broker_adapter.errors import Refused, Rule
+from dmq.audit.events import offset_set_event
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.queue_log import Place
+from dmq.broker.io.reader import Reader
+from dmq.broker.topics.catalog import Catalog, check_not_forwarder
+from dmq.store.ops import Emit, Put
+from dmq.store.schema.group import committed_key
+from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+
+NOBODY = 2**64  # further than anybody reads
+
+
+class Offsets:
+    """Keeps committed offsets. Of them only those set beside a look of retention are in memory."""
+
+    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._lowest: dict[Place, int] = {}  # of the queues that are looked at: lowest offset set meanwhile
+
+    async def get(self, group_name: str, place: Place) -> int | None:
+        """Return where a group continues, ``None`` if it never said."""
+        group = self._catalog.names.groups.get(group_name)
+        if group is None:
+            return None
+        (value,) = await self._reader.values(
+            Family.GROUP, [committed_key(place.topic_id, place.queue_id, group.group_id)]
+        )
+        return unpack_u64(value) if value is not None else None
+
+    async def set(self, group_name: str, place: Place, offset: int, end: int) -> None:
+        """Keep where a group continues, durable on return. ``end`` is that of the queue."""
+        if not 0 <= offset <= end:
+            raise Refused(Rule.OFFSET, "the offset is outside of the queue", value=offset, limit=f"0..{end}")
+        check_not_forwarder(group_name)
+        group = await self._catalog.group(group_name)
+        event = offset_set_event(place.topic_id, group.group_id, place.queue_id, offset)
+        if place in self._lowest:
+            self._lowest[place] = min(self._lowest[place], offset)
+        row = Put(Family.GROUP, committed_key(place.topic_id, place.queue_id, group.group_id), pack_u64(offset))
+        await self._commits.commit([row, Emit(event, offset)])
+
+    def look(self, place: Place) -> None:
+        """Note from here on the lowest offset that any group sets on a queue."""
+        self._lowest[place] = NOBODY
+
+    def looked(self, place: Place) -> int:
+        """Return the lowest offset that was set since ``look``; ``NOBODY`` if none was."""
+        return self._lowest.pop(place)

@@ -1,0 +1,318 @@
+"""The subscriptions of this run: loaded when they are first used, told of new messages, retired by operators."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Final, Literal
+
+from broker_adapter.clock import moment
+from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.limits import SUBSCRIPTIONS_MAX
+from broker_adapter.topics import DEAD_LETTER_PREFIX
+from dmq.audit.events import subscribed_event
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.groups.lease_timers import LeaseEnds
+from dmq.broker.groups.message_groups import Remembered
+from dmq.broker.groups.queue_front import finished_by_all
+from dmq.broker.groups.settled_letters import Settled
+from dmq.broker.groups.subscription import Readers, SubscribedQueue, Subscription
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.queue_log import Place
+from dmq.broker.io.reader import Reader
+from dmq.broker.io.tail_cache import LAG_MAX
+from dmq.broker.topics.catalog import Catalog
+from dmq.broker.topics.registry import Group, Topic
+from dmq.store.ops import Appended, Emit, Op
+from dmq.store.schema.index import Receipt
+from dmq.store.schema.keys import Family, reset_key, unpack_u64
+
+GroupStart = Literal["earliest", "latest"]
+# So many messages of a queue are appended before its readers are looked at again: most are where they were.
+_RECHECK_MESSAGES: Final = 256
+
+
+class Subscriptions:
+    """Finds and loads what groups have of topics. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        ends: LeaseEnds,
+        *,
+        group_start: GroupStart,
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._clock = commits.store.clock
+        self._reader = reader
+        self.settled = Settled(reader)
+        self._ends = ends
+        self._group_start = group_start
+        self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic
+        self._readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
+        self._by_topic: dict[int, list[Subscription]] = {}
+        self._lanes: dict[int, Subscription] = {}  # by lane
+        self._retired: list[Subscription] = []
+        self._remembered = Remembered()
+        self._shared = Readers()
+        self._begins: dict[Place, int] = {}  # of queues that lost their front in this run, from the order on
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def all(self) -> list[Subscription]:
+        """Return the subscriptions of this run, loaded or about to be, also those that only hold a place."""
+        return list(self._by_key.values())
+
+    def get(self, group_id: int, topic_id: int) -> Subscription | None:
+        """Return a subscription if it is there, loaded or not."""
+        return self._by_key.get((group_id, topic_id))
+
+    def to(self, topic_id: int) -> list[Subscription]:
+        """Return the subscriptions to a topic that are loaded, or about to be."""
+        return [found for found in self._by_topic.get(topic_id, ()) if not found.is_retired]
+
+    def readers_of(self, topic_id: int) -> set[int]:
+        """Return the ids of the groups that subscribed to a topic in this run."""
+        return self._readers.get(topic_id, set())
+
+    def has(self, group_name: str, topic_name: str) -> bool:
+        """Say whether a subscription is there, loaded or about to be."""
+        group, topic = self._names.groups.get(group_name), self._names.topics.get(topic_name)
+        return group is not None and topic is not None and (group.group_id, topic.topic_id) in self._by_key
+
+    async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
+        """As ``subscribe``, for a receipt handle: creates nothing, since it was given out for what exists."""
+        if group_name not in self._names.groups or topic_name not in self._names.topics:
+            raise _no_such_delivery(group_name, topic_name)
+        return await self.subscribe(group_name, topic_name, is_known=True)
+
+    async def subscribe(
+        self, group_name: str, topic_name: str, *, is_known: bool = False, group_start: GroupStart | None = None
+    ) -> Subscription:
+        """Return the state of (group, topic), loaded; creates what is missing, unless it has to be known.
+
+        A group begins as configured, or by ``group_start``. ``Overloaded`` if there are too many subscriptions.
+        """
+        await self._catalog.group(group_name)
+        await self._catalog.topic(topic_name)
+        while True:  # either may have been removed while something was awaited
+            group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
+            known = self._by_key.get((group.group_id, topic.topic_id))
+            if known is None:
+                break
+            if known.is_loaded.is_set():
+                return known
+            await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+        if len(self._by_key) >= SUBSCRIPTIONS_MAX and group.group_id != self._names.forwarder_id:
+            raise Overloaded("too many groups receive from too many topics", limit=f"{SUBSCRIPTIONS_MAX} pairs")
+        has_queues = self._names.reads(group.group_id, topic.name)
+        found = Subscription(
+            group.group_id, topic, has_queues=has_queues, remembered=self._remembered, readers=self._shared
+        )
+        self._by_key[group.group_id, topic.topic_id] = found
+        self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
+        self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
+        lane = self._names.lanes.get((group.group_id, topic.topic_id))
+        if lane is not None:
+            self._attach(found, lane)
+        try:
+            begun = await self._load(found, group_start or self._group_start, is_known=is_known)
+        except BaseException:
+            self._detach(found)
+            found.is_loaded.set()
+            raise
+        # It is written, whether this caller waits for that or not: another one that began anew would count it twice.
+        begun.add_done_callback(partial(self._loaded, found))
+        await self._commits.wait(begun)
+        return found
+
+    def _loaded(self, found: Subscription, begun: asyncio.Future[list[Receipt]]) -> None:
+        if begun.cancelled() or begun.exception() is not None:
+            self._detach(found)
+        else:
+            for queue in found.all_queues:
+                queue.look_at_again()
+                for offset, lease in queue.leases.items():
+                    self._ends.watch(queue, offset, lease)
+        found.is_loaded.set()
+
+    def _detach(self, found: Subscription) -> None:
+        for queue in found.all_queues:
+            queue.count_apart()
+        key = found.group_id, found.topic.topic_id
+        if self._by_key.get(key) is found:  # and not what holds its place
+            del self._by_key[key]
+        if found in self._by_topic.get(found.topic.topic_id, ()):
+            self._by_topic[found.topic.topic_id].remove(found)
+        if found.lane is not None:
+            self._lanes.pop(found.lane.topic_id, None)
+
+    # -- retiring subscriptions: of a topic (no group id), of a group (no topic id), or one ---------------------------
+
+    def retire(self, topic_id: int, group_id: int, *, is_held: bool) -> None:
+        """Stop serving subscriptions. With ``is_held`` who subscribes waits until they are let go."""
+        for key, found in self._by_key.items():
+            if group_id in {0, key[0]} and topic_id in {0, key[1]} and not found.is_retired:
+                found.retire()
+                self._retired.append(found)
+        if is_held:
+            held = self._by_key[group_id, topic_id] = Subscription(group_id, self._names.topics_by_id[topic_id])
+            held.retire()  # nobody gets it: it only holds the place
+
+    async def retired(self, topic_id: int, group_id: int) -> None:
+        """Return when nothing that was under way on retired subscriptions writes any more, and all of it is written."""
+        for found in self._retired_of(topic_id, group_id):
+            await found.is_loaded.wait()
+            found.retire()  # with the leases it was loaded with
+        await self._commits.flush()
+
+    def let_go(self, topic_id: int, group_id: int) -> None:
+        """Forget retired subscriptions: who subscribes now begins with what is stored."""
+        for found in self._retired_of(topic_id, group_id):
+            self._retired.remove(found)
+            self._detach(found)
+        held = self._by_key.pop((group_id, topic_id), None)
+        if held is not None:
+            held.is_loaded.set()
+        if not topic_id:
+            for groups in self._readers.values():
+                groups.discard(group_id)
+        if not group_id:
+            self._readers.pop(topic_id, None)
+            self._begins = {place: begin for place, begin in self._begins.items() if place.topic_id != topic_id}
+
+    def _retired_of(self, topic_id: int, group_id: int) -> list[Subscription]:
+        return [
+            found
+            for found in self._retired
+            if group_id in {0, found.group_id} and topic_id in {0, found.topic.topic_id}
+        ]
+
+    async def successor(self, found: Subscription) -> Subscription:
+        """Return what took the place of a retired subscription; ``Refused`` if its topic or its group was removed."""
+        group_name, topic_name = self._names.groups_by_id[found.group_id].name, found.topic.name
+        group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
+        if group.group_id != found.group_id:
+            raise Refused(Rule.GROUP_UNKNOWN, "it was removed, and made anew", value=group_name)
+        if topic.topic_id != found.topic.topic_id:
+            raise Refused(Rule.TOPIC_UNKNOWN, "it was removed, and made anew", value=topic_name)
+        return await self.subscribe(group_name, topic_name)
+
+    async def _load(
+        self, found: Subscription, group_start: GroupStart, *, is_known: bool
+    ) -> asyncio.Future[list[Receipt]]:
+        """Read what is stored of it, and return the unit that it begins with, which was submitted."""
+        ops: list[Op] = []
+        (reset,) = await self._reader.values(Family.META, [reset_key(found.group_id, found.topic.topic_id)])
+        found.reset_epoch = unpack_u64(reset) if reset is not None else 0
+        queues = found.all_queues
+        if found.topic.name.startswith(DEAD_LETTER_PREFIX):
+            await self.settled.load(found.topic.topic_id)
+        progress = await self._reader.progress(queues)
+        if is_known and not any(rows for rows, _, _ in progress):
+            raise _no_such_delivery(self._names.groups_by_id[found.group_id].name, found.topic.name)
+        for queue, (rows, begin, end) in zip(queues, progress, strict=True):
+            queue.end = max(queue.end, end)
+            begin = max(begin, self._begins.get(Place(queue.topic_id, queue.queue_id), 0))  # noqa: PLW2901
+            if rows:
+                queue.load(rows, moment(self._clock))
+                ops += queue.skip_to(begin)
+            else:
+                ops += await self._begin(found, queue, begin, group_start)
+        # Also without ops: behind this unit, what lies below the ends that were read is durable.
+        return self._commits.submit(ops)
+
+    async def _begin(
+        self, found: Subscription, queue: SubscribedQueue, begin: int, group_start: GroupStart
+    ) -> list[Op]:
+        """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event.
+
+        What went to a cluster is not for groups here, and what all groups here have finished is not for the cluster.
+        """
+        if queue is found.lane:
+            return queue.start_at(begin)
+        forwarder_id = self._names.forwarder_id
+        is_late = group_start == "latest" and found.group_id != forwarder_id
+        offset, above = queue.end if is_late else begin, list[int]()
+        if forwarder_id and not is_late:
+            is_forwarder = found.group_id == forwarder_id
+            others = [each.group_id for each in self._names.groups.values() if each.group_id != forwarder_id]
+            groups, place = others if is_forwarder else [forwarder_id], Place(queue.topic_id, queue.queue_id)
+            there = await self._reader.run(partial(finished_by_all, place=place, groups=groups, end=queue.end))
+            if there is not None:
+                offset = max(begin, there.floor)
+                above = [each for each in there.above if each > offset]
+        event = subscribed_event(queue.topic_id, queue.group_id, queue.queue_id, offset)
+        ops = [*queue.start_at(offset), Emit(event, offset)]
+        if above:
+            records = await self._reader.messages([(queue, each) for each in above])
+            ops += found.passed_over(queue, above, records)
+        return ops
+
+    def lane(self, found: Subscription) -> tuple[SubscribedQueue, list[Op]]:
+        """Return where retries of a loaded subscription go, and the ops that must ride with its first use."""
+        if found.lane is not None:
+            return found.lane, []
+        group = self._names.groups_by_id[found.group_id]
+        lane, ops = self._names.lane(group, found.topic.topic_id, self._clock.now_ms())
+        queue = self._attach(found, lane)
+        return queue, [*ops, *queue.start_at(0)]
+
+    def lane_id(self, group: Group, topic: Topic) -> tuple[int, list[Op]]:
+        """As ``lane``, whether the group is there or has ever read the topic or not: the id of where retries go."""
+        found = self._by_key.get((group.group_id, topic.topic_id))
+        if found is not None and not found.is_retired:
+            queue, ops = self.lane(found)
+            return queue.topic_id, ops
+        lane, ops = self._names.lane(group, topic.topic_id, self._clock.now_ms())
+        start = GroupQueue(group.group_id, lane.topic_id, 0).start_at(0)
+        return lane.topic_id, [*ops, *start] if ops else []
+
+    def _attach(self, found: Subscription, lane: Topic) -> SubscribedQueue:
+        self._lanes[lane.topic_id] = found
+        return found.attach(lane.topic_id)
+
+    def shortened(self, place: Place, begin: int) -> None:
+        """Note where a queue begins now, for subscriptions that are being loaded."""
+        self._begins[place] = begin
+
+    def on_appended(self, appended: Appended) -> None:
+        """Tell who waits that queues have grown."""
+        shared = self._shared
+        waiting: dict[Subscription, None] = {}
+        for place, growth in appended.items():
+            end = shared.known_end(place)
+            if end is None:
+                self._reader.recent.forget(place)
+                continue
+            end.offset = max(end.offset, growth.end)
+            if growth.first >= end.recheck_at:
+                end.recheck_at = growth.end + _RECHECK_MESSAGES
+                end.is_recent_read = self._is_near_read(place, growth.first)
+            if end.is_recent_read:
+                self._reader.recent.keep(place, growth)
+            else:
+                self._reader.recent.forget(place)
+            waiting.update(dict.fromkeys(self._waiting(place[0])))
+        for found in waiting:
+            found.wake_next()  # one: who takes something and leaves something wakes the next
+
+    def _waiting(self, topic_id: int) -> list[Subscription]:
+        """Return the subscriptions with receives that wait for a topic, or for the retries that are in a lane."""
+        lane = self._lanes.get(topic_id)
+        return [lane] if lane is not None else self._shared.waiting(topic_id)
+
+    def _is_near_read(self, place: tuple[int, int], offset: int) -> bool:
+        """Return True if a group is so near an offset of a queue that it will look for it in memory."""
+        lane = self._lanes.get(place[0])
+        readers = [lane] if lane is not None else self._by_topic.get(place[0], ())
+        queues = (found.queue_at(*place) for found in readers)
+        return any(queue is not None and offset - queue.cursor <= LAG_MAX for queue in queues)
+
+
+def _no_such_delivery(group_name: str, topic_name: str) -> Refused:
+    return Refused(Rule.RECEIPT_HANDLE, "no such delivery", value=f"{group_name}, {topic_name}")

@@ -1,0 +1,307 @@
+"""What operators do to topics and groups as objects: make, change, remove, set back or forth. Durable on return."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
+from broker_adapter.message import MessageType
+from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
+from dmq.audit.events import subscribed_event
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.io.commits import Commits
+from dmq.broker.io.queue_log import Place, begin_of, offset_stored_at
+from dmq.broker.io.reader import Reader
+from dmq.broker.operations.dead_letters import DeadLetters
+from dmq.broker.operations.lag import Lags
+from dmq.broker.operations.message_states import GroupStates
+from dmq.broker.operations.removal_jobs import Procedures
+from dmq.broker.operations.retention import Retention
+from dmq.broker.schedules.schedules import Schedules
+from dmq.broker.topics.catalog import Catalog, ScheduleLimits, check_not_forwarder
+from dmq.broker.topics.registry import Group, Topic
+from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
+from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
+from dmq.store.ops import Emit
+from dmq.store.schema.keys import half_scope
+from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
+from dmq.store.store import Store
+
+BEGIN, END = -1, -2  # where to reset a group to, beside a time
+
+
+class Reading(NamedTuple):
+    """How much of a topic a group has not finished."""
+
+    group: str
+    unread: int
+
+
+class Unfinished(NamedTuple):
+    """How much of a topic a group has not finished."""
+
+    topic: str
+    unread: int
+
+
+class Operator:
+    """Topics and groups in an operator's hand. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        procedures: Procedures,
+        dead_letters: DeadLetters,
+        retention: Retention,
+        limits: ScheduleLimits,
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._progress = procedures.progress
+        self.group_states = GroupStates(self._names, commits, reader, subscriptions, self._progress)
+        self._settled = subscriptions.settled
+        self._procedures = procedures
+        self._dead_letters = dead_letters
+        self._retention = retention
+        self.schedules = Schedules(catalog, commits, reader, limits)
+        self.lags = Lags(commits.store, catalog.names, subscriptions)
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange = KEEP_STAYS
+    ) -> None:
+        """Make a topic; with ``queues`` 0 it has as many as the configuration says."""
+        if name in self._names.topics:
+            raise Refused(Rule.REQUEST, "the topic exists already", value=name)
+        if name.startswith(DEAD_LETTER_PREFIX):
+            raise Refused(Rule.TOPIC, "dead-letter queues are created when they are needed", value=name)
+        _check_queues(queues, 0)
+        await self._catalog.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
+        self._retention.look_again()
+
+    async def set_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 0,
+        settings: TopicSettings | None = None,
+        keep: KeepChange = KEEP_STAYS,
+        flow: FlowChange = FLOW_STAYS,
+        quotas: QuotaChange = QUOTAS_STAY,
+    ) -> None:
+        """Change a topic; with ``queues`` 0, and without ``settings`` (whose type alone counts), what it has stays.
+
+        Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
+        """
+        topic = self._catalog.known_topic(name)
+        if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
+            raise Refused(
+                Rule.TOPIC, "a dead-letter queue stays as it is, but for how long it keeps letters", value=name
+            )
+        if flow != FLOW_STAYS and self._names.is_derived(name):
+            raise Refused(
+                Rule.TOPIC, "retries and dead letters are not delayed messages; pause their group", value=name
+            )
+        if quotas != QUOTAS_STAY and self._names.is_derived(name):
+            raise Refused(Rule.TOPIC, "retries and dead letters are never refused", value=name)
+        _check_queues(queues, topic.queues)
+        groups = await self._progress.readers_of(topic) if queues > topic.queues else []
+        while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
+            await loading[0].is_loaded.wait()
+        topic = self._catalog.known_topic(name)  # nothing is awaited from here on
+        _check_queues(queues, topic.queues)
+        if queues > topic.queues and topic.holds & GROUPED:
+            why = "it holds messages of message groups, which would go on in other queues and lose their order"
+            raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
+        changed = topic._replace(queues=max(queues, topic.queues))
+        if settings is not None:
+            self.schedules.check_type(topic, settings.message_type)
+            changed = changed._replace(message_type=settings.message_type)
+        changed = changed._replace(keep=keep.applied_to(changed.keep))
+        changed = flow.applied_to(changed, self._commits.store.clock.now_ms())
+        changed = changed._replace(quotas=quotas.applied_to(changed.quotas))
+        ops = self._names.plan_change(changed, " ".join(filter(None, (flow.said(), quotas.said()))))
+        group_ids = {group.group_id for group in groups if group.name in self._names.groups}
+        loaded = self._subscriptions.to(topic.topic_id)
+        for group_id in sorted(group_ids | {found.group_id for found in loaded if found.has_queues}):
+            for queue_id in range(topic.queues, changed.queues):
+                event = subscribed_event(topic.topic_id, group_id, queue_id, 0)
+                ops += [*GroupQueue(group_id, topic.topic_id, queue_id).start_at(0), Emit(event, 0)]
+        done = self._commits.submit(ops)
+        self._names.add_topic(changed)
+        for found in loaded:
+            found.grow(changed)
+        await self._commits.committed(done)
+        self._retention.look_again()
+        if flow != FLOW_STAYS:
+            self._commits.store.marks.wake()
+
+    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
+        """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
+        topic = self._catalog.known_topic(name)
+        if self._names.is_derived(name) and not self._names.is_left(topic):
+            raise Refused(
+                Rule.TOPIC,
+                "retry and dead-letter topics are removed with 'dead purge', or with their group",
+                value=name,
+            )
+        if name.startswith(DEAD_LETTER_PREFIX):
+            await self._remove_letters(topic, is_forced=is_forced)
+            return
+        self.schedules.check_none(topic)
+        if not is_forced:
+            await self._check_empty(topic)
+            topic = self._catalog.known_topic(name)
+            self.schedules.check_none(topic)
+            self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
+            try:
+                await self._commits.flush()
+                await self._check_empty(topic)
+            except BaseException:
+                self._names.add_topic(topic)
+                self._names.free_name(topic)
+                raise
+        if is_forced:
+            topic = self._catalog.known_topic(name)
+            self.schedules.check_none(topic)
+        await self._procedures.remove(topic)
+
+    async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
+        """Remove the dead-letter queue of a group that is gone, with the outcomes of its letters."""
+        left = 0 if is_forced else await self._letters_left(topic)
+        if left:
+            why = f"{left} dead letters have no outcome; 'dmq dead purge' gives each one, --force loses them"
+            raise Refused(Rule.REQUEST, why, value=topic.name)
+        topic = self._catalog.known_topic(topic.name)  # nothing is awaited from here on
+        if not self._names.is_left(topic):
+            raise Refused(Rule.TOPIC, "its group was made anew", value=topic.name)
+        self._check_no_job(topic.name.removeprefix(DEAD_LETTER_PREFIX))
+        await self._procedures.remove(topic)
+
+    async def _letters_left(self, topic: Topic) -> int:
+        settled = await self._settled.load(topic.topic_id)
+        return await self._reader.end(topic.topic_id, 0) - settled.finished_count
+
+    def _check_no_job(self, group: str) -> None:
+        if self._dead_letters.is_at_work(group):
+            raise Refused(Rule.REQUEST, "a job is at work on the group's dead letters; stop it first", value=group)
+
+    async def _check_empty(self, topic: Topic) -> None:
+        waiting, readings = await self.waiting(topic), await self.readings(topic)
+        facts = [f"{waiting} wait for their time"] if waiting else []
+        facts += [f"{each.unread} are unread by group {each.group!r}" for each in readings if each.unread]
+        stored = await self.stored(topic) if not readings else 0
+        facts += [f"{stored} lie there and no group reads them"] if stored else []
+        if facts:
+            raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; --force loses them")
+
+    async def waiting(self, topic: Topic) -> int:
+        """Return how many messages and half messages of a topic wait on the timeline."""
+        pending = await self._reader.figures()
+        return pending.get(topic.topic_id, 0) + pending.get(half_scope(topic.topic_id), 0)
+
+    async def readings(self, topic: Topic) -> list[Reading]:
+        """Return the groups that read a topic, by name."""
+        groups = sorted(await self._progress.readers_of(topic), key=lambda group: group.name)
+        return [
+            Reading(group.name, await self._progress.unread(group, topic))
+            for group in groups
+            if group.name in self._names.groups and self._names.reads(group.group_id, topic.name)
+        ]
+
+    async def stored(self, topic: Topic) -> int:
+        """Return how many messages lie in the queues of a topic."""
+        return await self._reader.count(topic.topic_id, topic.queues)
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    async def create_group(self, name: str) -> None:
+        """Make a group with the default policy."""
+        if name in self._names.groups:
+            raise Refused(Rule.REQUEST, "the consumer group exists already", value=name)
+        await self._catalog.make_group(name)
+
+    async def unread(self, group: Group) -> list[Unfinished]:
+        """Return what a group has not finished, by topic; what comes back to it is included."""
+        found = {*await self._progress.topics_of(group), *self._progress.failed_of(group)}
+        topics = sorted(found, key=lambda topic: topic.name)
+        unread = [Unfinished(topic.name, await self._progress.unread(group, topic)) for topic in topics]
+        return [each for each in unread if each.unread]
+
+    async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool = False) -> None:
+        """Remove a group, its settings, its progress and its retries; unless forced, not if something is unread.
+
+        Its dead letters stay where they are, under its name, unless they are to go too: all of them, whoever of that
+        name left them.
+        """
+        group = self._catalog.known_group(name)
+        check_not_forwarder(name)
+        if name == GIVEN_UP_GROUP:
+            raise Refused(Rule.GROUP, "this group is reserved for transactions that nobody decided", value=name)
+        if not is_forced:
+            facts = []
+            waiting = (await self._reader.figures()).get(group.group_id, 0)
+            sent_back = self._names.topics.get(retry_topic(name))
+            waiting += await self.waiting(sent_back) if sent_back is not None else 0
+            facts += [f"{waiting} retries wait"] if waiting else []
+            facts += [f"{each.unread} of topic {each.topic!r} are unread" for each in await self.unread(group)]
+            if facts:
+                why = f"the group still has work: {', '.join(facts)}; --force gives that up"
+                raise Refused(Rule.REQUEST, why)
+        group = self._catalog.known_group(name)  # nothing is awaited from here on
+        letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None
+        if letters is not None:
+            self._check_no_job(name)
+        retries = self._names.topics.get(retry_topic(name))
+        await self._procedures.remove(group, *(topic for topic in (letters, retries) if topic is not None))
+
+    async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
+        """Let a group go on from the beginning, the end, or the first message stored at or after a time.
+
+        Returns the offset in each queue. ``to`` is ``BEGIN``, ``END`` or epoch ms. What the group failed and waits, or
+        is visible again, comes all the same.
+        """
+        check_not_forwarder(group_name)
+        group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
+        if not self._names.reads(group.group_id, topic_name):
+            why = f"topic {topic_name!r} is the cluster's, and so is how far a group is with it: reset it there"
+            raise Refused(Rule.TOPIC, why, value=group_name)
+        if not await self._progress.readers_of(topic, [group]):
+            raise Refused(Rule.NOT_FOUND, f"the group has never read topic {topic_name!r}", value=group_name)
+        reader = self._reader
+        ends = [await reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)]
+        first = [
+            end if to == END else await self._offset_at(topic, queue_id, end, to) for queue_id, end in enumerate(ends)
+        ]
+        await self._procedures.reset(
+            self._catalog.known_topic(topic_name), self._catalog.known_group(group_name), first, ends
+        )
+        return tuple(first)
+
+    async def _offset_at(self, topic: Topic, queue_id: int, end: int, at_ms: int) -> int:
+        """Return the first offset there is, or that was stored at or after a time."""
+        place = Place(topic.topic_id, queue_id)
+
+        def find(store: Store) -> int:
+            begin = begin_of(store, place, 0, end)
+            return begin if at_ms == BEGIN else offset_stored_at(store, place, begin, end, at_ms)
+
+        return await self._reader.run(find)
+
+
+def _check_queues(queues: int, least: int) -> None:
+    if queues and not max(1, least) <= queues <= QUEUES_PER_TOPIC_MAX:
+        limit = f"{max(1, least)} to {QUEUES_PER_TOPIC_MAX}"
+        raise Refused(
+            Rule.REQUEST, "the number of queues is out of range (queues cannot be removed)", value=queues, limit=limit
+        )

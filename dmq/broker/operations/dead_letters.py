@@ -1,0 +1,513 @@
+"""Dead-letter queues as a place to work: looked through, sent again, thrown away, each with one outcome.
+
+``%DLQ%<group>`` is a topic with one queue. Which of its messages are *settled*, since they have an outcome, is the
+progress (the floor and bitmaps of ``dmq.broker.groups.group_queue``) of group 0, and what the outcome was is a row of its
+own. Redrives and purges are
+*jobs*: a job looks at each message once, in order, and writes what it did and where it stands in one unit. A crash
+leaves a message before or after its outcome, and the job goes on from there.
+
+A letter is sent again to the group that failed it: into the group's lane of the topic, where it begins at attempt 1 and
+nobody else sees it. A job may say otherwise (``all_groups``, ``to_topic``), and a half message that nobody decided was
+failed by no group: these are new messages of a topic, for everybody.
+A letter that cannot be read is listed without its facts, and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from broker_adapter.errors import BrokerError, Refused, Rule
+from broker_adapter.message import Envelope, MessageType, pack_id, unpack_id
+from broker_adapter.message_id import new_message_id
+from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
+from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
+from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.io.commits import Commits, look_at
+from dmq.broker.io.reader import Reader
+from dmq.broker.sending.placement import Placement
+from dmq.broker.topics.catalog import Catalog
+from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Topic
+from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put, Tally
+from dmq.store.schema.failure_reason import decode_reason
+from dmq.store.schema.group import Outcome, decode_outcome, encode_outcome, outcome_key
+from dmq.store.schema.index import redriven_history, redriven_id
+from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
+from dmq.store.schema.ledger import Term
+from dmq.store.schema.names import GROUPED, PLAIN
+from dmq.store.schema.orders import decode_job, encode_job
+from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
+from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, UNREADABLE, Dead, DeadFilter, Job, JobKind, JobState
+from retry.policy import Reason
+
+log = structlog.get_logger("dmq.broker")
+
+ROWS_PER_CALL_MAX = 2_000  # looked at by one call that lists
+BYTES_PER_CALL_MAX = 16 * 1024 * 1024
+_ROWS_PER_LOOK = 64  # they are taken apart on the event loop, where others have their turn between two looks
+ROWS_PER_UNIT_MAX = 128
+BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
+UNITS_PER_S = 10  # of a job with a rate: what it may do in a second is spread over so many units
+JOBS_KEPT = 1_000  # beside those that run
+_JOB_ROWS_MAX = 1_000_000
+_PAUSE_S_MAX = 0.5
+_FAILED_PAUSE_S = 10.0  # what could not be read now will hardly be read in a moment
+
+
+class Letter(NamedTuple):
+    """A dead letter as it is looked at."""
+
+    dead: Dead
+    payload: bytes
+    dead_at_ms: int
+    outcome: Outcome | None
+
+
+class Page(NamedTuple):
+    """Some letters, and the offset to go on from; -1 at the end."""
+
+    letters: list[Letter]
+    next_offset: int
+
+
+class _Row(NamedTuple):
+    """A message of a dead-letter queue, taken apart as far as it can be read."""
+
+    offset: int
+    dead: Dead
+    record: QueuedMessage
+    message: wire.Message | None
+
+
+_UNREADABLE = QueuedMessage(0, 0, 0, b"", "", "", b"", None)
+
+
+class DeadLetters:
+    """Lists, redrives and purges. Belongs to the event loop; jobs that were running go on when it is made."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        placement: Placement,
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._settled = subscriptions.settled
+        self._placement = placement
+        self._store = commits.store
+        self._clock = self._store.clock
+        self._jobs: dict[int, Job] = {}  # in the order of their ids
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.redriven_total = 0
+        self.purged_total = 0
+        for _, value in self._store.scan(Family.META, *meta_range(META_JOB), limit=_JOB_ROWS_MAX).rows:
+            try:
+                job = decode_job(value)
+            except ValueError as error:
+                raise StoreCorrupt(str(error)) from error
+            if job.state is JobState.RUNNING and dead_letter_topic(job.group) not in self._names.topics:
+                raise StoreCorrupt(f"job {job.job_id} is at work on a dead-letter queue that has no record")
+            self._jobs[job.job_id] = job
+        for job in self._jobs.values():
+            if job.state is JobState.RUNNING:
+                self._begin(job.job_id)
+
+    async def close(self) -> None:
+        """Stop the jobs where they are; they go on in the next run."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def count(self, topic: Topic) -> int:
+        """Return how many dead letters have no outcome."""
+        settled = await self._settled.load(topic.topic_id)
+        end = await self._reader.end(topic.topic_id, 0)
+        return end - settled.finished_count
+
+    async def page(self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool) -> Page:
+        """Return up to ``limit`` letters from ``offset`` on, looking at ``ROWS_PER_CALL_MAX`` messages at most."""
+        topic = self._names.topics.get(dead_letter_topic(group))
+        if topic is None:
+            return Page([], -1)
+        settled = await self._settled.load(topic.topic_id)
+        first = offset if with_outcome else max(offset, settled.floor)
+
+        def is_wanted(row: _Row) -> bool:
+            return chosen.matches(row.dead) and (with_outcome or not settled.is_finished(row.offset))
+
+        found, next_offset = await self._find(topic, first, is_wanted, limit)
+        outcomes = await self._outcomes(topic, found) if with_outcome else [None] * len(found)
+        letters = [
+            Letter(row.dead, row.record.payload, row.record.stored_at_ms, outcome)
+            for row, outcome in zip(found, outcomes, strict=True)
+        ]
+        return Page(letters, next_offset)
+
+    async def _find(
+        self, topic: Topic, first: int, is_wanted: Callable[[_Row], bool], limit: int
+    ) -> tuple[list[_Row], int]:
+        """Return the first rows that are wanted, and the offset to go on from; -1 at the end."""
+        found: list[_Row] = []
+        looked = size = 0
+        while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
+            rows_max, bytes_max = min(_ROWS_PER_LOOK, ROWS_PER_CALL_MAX - looked), BYTES_PER_CALL_MAX - size
+            rows, is_complete = await self._rows(topic, first, 2**63, rows_max, bytes_max)
+            for row in rows:
+                if is_wanted(row):
+                    if len(found) == limit:
+                        return found, row.offset
+                    found.append(row)
+                first = row.offset + 1
+                size += len(row.record.payload)
+            if is_complete or not rows:
+                return found, -1
+            looked += len(rows)
+        return found, first
+
+    async def _rows(self, topic: Topic, first: int, end: int, rows_max: int, bytes_max: int) -> tuple[list[_Row], bool]:
+        found = await self._reader.rows(
+            Family.QUEUE,
+            pack_queue_key(topic.topic_id, 0, first),
+            pack_queue_key(topic.topic_id, 0, end),
+            limit=rows_max,
+            bytes_max=bytes_max,
+        )
+        return [self._row(topic, queue_offset_of(key), value) for key, value in found.rows], found.is_complete
+
+    def _row(self, topic: Topic, offset: int, value: bytes) -> _Row:
+        try:
+            record = decode_queued(value)
+            dead = self._dead(offset, record)
+        except (StoreCorrupt, KeyError, ValueError) as error:
+            log.error("dead_letter_unreadable", topic=topic.name, offset=offset, error=str(error))  # noqa: TRY400
+            return _Row(offset, Dead(offset=offset, message_id=""), _UNREADABLE, None)
+        with suppress(DecodeError):
+            message = wire.Message.FromString(record.payload)
+            return _Row(offset, replace(dead, keys=tuple(message.system_properties.keys)), record, message)
+        return _Row(offset, dead, record, None)
+
+    def _dead(self, offset: int, record: QueuedMessage) -> Dead:
+        message_id, history = unpack_id(record.message_id), record.history
+        if history is None or not record.is_dead:  # somebody sent it here
+            return Dead(offset=offset, message_id=message_id, tag=record.tag, last_failed_at_ms=record.stored_at_ms)
+        return Dead(
+            offset=offset,
+            message_id=message_id,
+            origin_topic=self._names.topics_by_id[history.topic_id].name,
+            reason=Reason(history.reason),
+            attempts=record.attempts_before,
+            first_failed_at_ms=history.first_failed_at_ms,
+            last_failed_at_ms=history.last_failed_at_ms,
+            tag=record.tag,
+            failure=decode_reason(history.failure) if history.failure else None,
+        )
+
+    async def _outcomes(self, topic: Topic, rows: Sequence[_Row]) -> list[Outcome | None]:
+        values = await self._reader.values(Family.GROUP, [outcome_key(topic.topic_id, row.offset) for row in rows])
+        return [decode_outcome(value) if value is not None else None for value in values]
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def jobs(self, group: str = "") -> list[Job]:
+        """Return the jobs of a group, or all, newest first."""
+        return [job for job in reversed(self._jobs.values()) if not group or job.group == group]
+
+    async def start(self, job: Job, *, is_dry_run: bool) -> Job:
+        """Start ``job``, durable on return, or, for a dry run, count what it would do.
+
+        It looks at what is in the queue now, without the letters in front that all have an outcome already.
+        """
+        self._check_target(job)
+        if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
+            why = "the group does not exist: its letters can go to all groups of their topics, or to a topic"
+            raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
+        topic = self._names.topics.get(dead_letter_topic(job.group))
+        first = end = 0
+        if topic is not None:
+            first = (await self._settled.load(topic.topic_id)).floor
+            end = await self._reader.end(topic.topic_id, 0)
+        job = replace(
+            job, created_at_ms=self._clock.now_ms(), first_offset=first, next_offset=first, end_offset=end
+        ).advanced(first)
+        if is_dry_run:
+            return await self._counted(topic, job)
+        self._check_alone(job)
+        if job.to_topic and self._names.leaves(job.to_topic):  # whether it exists is the cluster's to say
+            await self._catalog.topic(job.to_topic)
+            self._check_alone(job)
+        if topic is not None and self._names.topics.get(topic.name) is not topic:
+            raise Refused(Rule.NOT_FOUND, "the dead letters of the group are being removed", value=job.group)
+        job = replace(job, job_id=max(self._jobs, default=0) + 1)
+        ops = [_job_row(job), *self._forget()]
+        self._jobs[job.job_id] = job
+        done = self._commits.submit(ops)
+        if job.state is JobState.RUNNING:  # what it writes is behind this unit; and the caller may go away now
+            self._begin(job.job_id)
+        await self._commits.committed(done)
+        return job
+
+    async def stop(self, job_id: int) -> Job:
+        """End a job where it is, durable on return."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
+        ops: list[Op] = []
+        if job.state is JobState.RUNNING:
+            job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)
+            ops.append(_job_row(job))
+        await self._commits.commit(ops)  # also without: its end may not be durable yet
+        return job
+
+    def is_at_work(self, group: str) -> bool:
+        """Say whether a job is running on the dead letters of a group."""
+        return any(job.group == group and job.state is JobState.RUNNING for job in self._jobs.values())
+
+    def _check_target(self, job: Job) -> None:
+        """Refuse a topic that takes no dead letters, and one that is not there: a misspelt name would get them all."""
+        if not job.to_topic:
+            return
+        if check_topic(job.to_topic).startswith(RETRY_PREFIX) or job.to_topic == dead_letter_topic(job.group):
+            raise Refused(Rule.TOPIC, "dead letters cannot be sent to this topic", value=job.to_topic)
+        if job.to_topic not in self._names.topics and not self._names.leaves(job.to_topic):
+            why = "create it with 'dmq topic create' first: a redrive makes none"
+            raise Refused(Rule.TOPIC_UNKNOWN, why, value=job.to_topic)
+
+    def _check_alone(self, job: Job) -> None:
+        if self.is_at_work(job.group):
+            raise Refused(Rule.REQUEST, "another job of this group is running", value=job.group)
+
+    async def _counted(self, topic: Topic | None, job: Job) -> Job:
+        while topic is not None and job.state is JobState.RUNNING:
+            rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
+            settled = await self._settled.load(topic.topic_id)
+            _, job = _look(job, settled, partial(self._is_possible, job, is_dry_run=True), rows, len(rows))
+        return job
+
+    def _forget(self) -> list[Op]:
+        """Make room for one more by forgetting the oldest jobs that have ended, and return the ops for that."""
+        ended = [job_id for job_id, job in self._jobs.items() if job.state is not JobState.RUNNING]
+        ops: list[Op] = []
+        for job_id in ended[: max(0, len(self._jobs) + 1 - JOBS_KEPT)]:
+            del self._jobs[job_id]
+            ops.append(Delete(Family.META, job_key(job_id)))
+        return ops
+
+    def _begin(self, job_id: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(job_id), name=f"dmq-job-{job_id}")
+        self._tasks[job_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
+
+    async def _run(self, job_id: int) -> None:
+        job = self._jobs[job_id]
+        log.info("job_running", job=job_id, kind=job.kind, group=job.group, next=job.next_offset, end=job.end_offset)
+        free_at_s = 0.0
+        while (job := self._jobs[job_id]).state is JobState.RUNNING:
+            now_s = self._clock.monotonic_s()
+            # A redrive sends, and a full disk refuses sends; a purge deletes, and deletes go on.
+            is_held = job.kind is JobKind.REDRIVE and self._store.is_disk_low()
+            if now_s < free_at_s or is_held:
+                await asyncio.sleep(_PAUSE_S_MAX if is_held else min(free_at_s - now_s, _PAUSE_S_MAX))
+                continue
+            try:
+                done = await self._advance(job)
+            except Exception as error:  # whatever it is: to end without a word would look like running
+                is_bug = not isinstance(error, BrokerError | StoreError)
+                log.error("job_failed", job=job_id, error=str(error), exc_info=is_bug)  # noqa: TRY400
+                if self._store.failure is not None:
+                    return
+                await asyncio.sleep(_FAILED_PAUSE_S)
+                continue
+            if job.rate_per_s:  # from this unit on: a pause is not made up for by hurrying later
+                free_at_s = now_s + done / job.rate_per_s
+        log.info("job_ended", job=job_id, state=job.state, done=job.done, passed=job.passed, failed=job.failed)
+
+    async def _advance(self, job: Job) -> int:
+        """Do one unit of a job, durable on return; say how many messages got their outcome."""
+        done_max = ROWS_PER_UNIT_MAX
+        if job.rate_per_s:
+            done_max = max(1, min(done_max, int(job.rate_per_s / UNITS_PER_S)))
+        topic = self._names.topics[dead_letter_topic(job.group)]
+        settled = await self._settled.load(topic.topic_id)
+        rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
+        if self._jobs[job.job_id] is not job:  # stopped meanwhile
+            return 0
+        meant, after = _look(job, settled, partial(self._is_possible, job), rows, done_max)
+        self._make_lanes(job, meant)
+        ops: list[Op] = [_job_row(after)]
+        for row in meant:
+            ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
+        for row in meant:
+            ops += settled.finish((row.offset,))
+        self._jobs[job.job_id] = after
+        await self._commits.commit(ops)
+        if job.kind is JobKind.REDRIVE:
+            self.redriven_total += len(meant)
+        else:
+            self.purged_total += len(meant)
+        return len(meant)
+
+    # -- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _make_lanes(self, job: Job, rows: Sequence[_Row]) -> None:
+        """Have lanes made that letters go to, in front of the unit that needs them: whatever fails there, they are."""
+        meant = (row for row in rows if self._is_for_group(job, row) and self._retry_topic(job, row) is None)
+        names = {row.dead.origin_topic: None for row in meant}
+        ops: list[Op] = []
+        for name in names:
+            ops += self._subscriptions.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
+        if ops:
+            self._commits.submit(ops).add_done_callback(look_at)  # a failure of the store reaches the unit too
+
+    def _is_possible(self, job: Job, row: _Row, *, is_dry_run: bool = False) -> bool:
+        """Say whether a letter can get the job's outcome; a dry run counts on a cluster's topic not known yet."""
+        if job.kind is JobKind.PURGE:
+            return row.record is not _UNREADABLE
+        if row.message is None:
+            return False
+        target = self._names.topics.get(job.to_topic or row.dead.origin_topic)
+        if target is None:
+            return is_dry_run and bool(job.to_topic)
+        if self._is_for_group(job, row):
+            return job.group in self._names.groups
+        is_grouped = bool(row.message.system_properties.message_group)
+        return target.message_type is None or (target.message_type is MessageType.FIFO) == is_grouped
+
+    def _is_for_group(self, job: Job, row: _Row) -> bool:
+        """As the function; what the cluster refused of a topic that is this broker's now is for everybody here."""
+        has_moved = job.group == FORWARDER_GROUP and not self._names.leaves(row.dead.origin_topic)
+        return _is_for_group(job, row) and not has_moved
+
+    def _retry_topic(self, job: Job, row: _Row) -> Topic | None:
+        """Return where a letter goes whose group pulls: to the topic from which its consumers take what they failed.
+
+        They sent it back, and so it says which delivery it was; of what was received by pop the group's progress does.
+        """
+        is_sent_back = row.message is not None and row.message.system_properties.delivery_attempt > 0
+        return self._names.topics.get(retry_topic(job.group)) if is_sent_back else None
+
+    def _redriven(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
+        message = row.message
+        assert message is not None
+        now_ms = self._clock.now_ms()
+        target = self._names.topics[job.to_topic or row.dead.origin_topic]
+        message_id = new_message_id(now_ms, os.getpid(), secrets.token_bytes(10))
+        if full_name(message.topic) != target.name:
+            message.topic.CopyFrom(resource_of(target.name))
+        message.system_properties.message_id = message_id
+        message.system_properties.ClearField("delivery_timestamp")
+        if row.record.history is None:  # what the daemon wrote on it goes no further
+            message.user_properties.pop(UNREADABLE, None)
+        elif row.dead.reason is Reason.REFUSED:
+            message.user_properties.pop(REFUSED, None)
+        message.user_properties.pop(NOT_AFTER_MS, None)  # whoever sends it again wants it delivered
+        message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
+        retries = self._retry_topic(job, row)
+        message.system_properties.ClearField("delivery_attempt")
+        envelope = to_envelope(message)._replace(own_key="", keeps_first=False)  # what waits there was said later
+        note = f"{target.name} {message_id}"
+        if self._is_for_group(job, row):
+            if retries is None:
+                ops = self._to_group(self._names.groups[job.group], target, envelope, row, now_ms)
+            else:
+                ops = [self._placement.accept(retries, envelope, now_ms)._replace(if_known=IfKnown.WRITE)]
+            note += f" for group {job.group}"
+        else:
+            changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
+            self._names.change_topics(changed)  # a unit of a job is urgent, and never refused
+            ops.append(self._placement.accept(target, envelope, now_ms)._replace(if_known=IfKnown.WRITE))
+        return [*ops, *self._outcome_ops(topic, job, row, Outcome("redriven", now_ms, note))]
+
+    def _to_group(self, group: Group, topic: Topic, envelope: Envelope, row: _Row, now_ms: int) -> list[Op]:
+        """Put a message into the group's lane of a topic, as one that the group failed and never tried."""
+        lane_id, ops = self._subscriptions.lane_id(group, topic)
+        assert not ops, "the lane was made in front of the unit"
+        message_id = pack_id(envelope.message_id)
+        history = encode_history(redriven_history(topic.topic_id, now_ms))
+        body = encode_body(message_id, envelope.tag.encode(), envelope.message_group.encode(), envelope.payload)
+        record = encode_queued(0, now_ms, 0, history + body, has_history=True)
+        event = encode_event(
+            EventKind.QUEUED_FOR_GROUP, topic.topic_id, group.group_id, LANE, 1, row.offset, message_id
+        )
+        entry_id = redriven_id(message_id, topic.topic_id)
+        return [Append(group.group_id, entry_id, lane_id, 0, record, event, IfKnown.WRITE)]
+
+    def _purged(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
+        """What the letter was and how it died stays; what it said does not."""
+        record, message, history = row.record, row.message, row.record.history
+        payload = b""
+        if message is not None:
+            payload = wire.Message(topic=message.topic, system_properties=message.system_properties).SerializeToString()
+        body = encode_body(record.message_id, record.tag.encode(), record.message_group.encode(), payload)
+        if history is not None:
+            body = encode_history(history) + body
+        value = encode_queued(
+            record.attempts_before, record.stored_at_ms, record.deliver_at_ms, body, has_history=history is not None
+        )
+        put = Put(Family.QUEUE, pack_queue_key(topic.topic_id, 0, row.offset), value)
+        return [put, *self._outcome_ops(topic, job, row, Outcome("purged", self._clock.now_ms(), job.why))]
+
+    def _outcome_ops(self, topic: Topic, job: Job, row: _Row, outcome: Outcome) -> list[Op]:
+        record = row.record
+        kind = EventKind.REDRIVEN if job.kind is JobKind.REDRIVE else EventKind.PURGED
+        origin = record.history.topic_id if record.history is not None else topic.topic_id
+        group = self._names.group_of_letters(job.group)
+        group_id = group.group_id if group is not None else 0
+        event = encode_event(kind, origin, group_id, NO_QUEUE, record.attempts_before, row.offset, record.message_id)
+        row_of = Put(Family.GROUP, outcome_key(topic.topic_id, row.offset), encode_outcome(outcome))
+        term = Term.LETTERS_REDRIVEN if job.kind is JobKind.REDRIVE else Term.LETTERS_PURGED
+        return [row_of, Emit(event, row.offset), Tally(topic.topic_id, 0, term, 1)]
+
+
+def _look(
+    job: Job, settled: GroupQueue, is_possible: Callable[[_Row], bool], rows: Sequence[_Row], done_max: int
+) -> tuple[list[_Row], Job]:
+    """Return which of ``rows`` get their outcome now, at most ``done_max``, and the job after that."""
+    meant: list[_Row] = []
+    passed = failed = 0
+    following = rows[-1].offset + 1 if rows else job.end_offset
+    for row in rows:
+        if settled.is_finished(row.offset) or not job.filter.matches(row.dead):
+            passed += 1
+        elif not is_possible(row):
+            failed += 1
+        elif len(meant) == done_max:
+            following = row.offset
+            break
+        else:
+            meant.append(row)
+    return meant, job.advanced(following, done=len(meant), passed=passed, failed=failed)
+
+
+def _is_for_group(job: Job, row: _Row | None = None) -> bool:
+    """Say whether a job sends a letter to its group alone; no group failed a half message that nobody decided."""
+    if job.kind is JobKind.PURGE or job.to_topic or job.all_groups:
+        return False
+    history = row.record.history if row is not None else None
+    return history is None or history.queue_id != NO_QUEUE
+
+
+def _job_row(job: Job) -> Put:
+    return Put(Family.META, job_key(job.job_id), encode_job(job))

@@ -1,0 +1,84 @@
+"""Who reads what and how far, as it is stored: for operators, who may ask about groups and topics nobody uses now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from dmq.broker.groups.subscription import Subscription
+from dmq.broker.groups.subscriptions import Subscriptions
+from dmq.broker.io.reader import Reader
+from dmq.broker.topics.registry import Group, Names, Topic
+from dmq.store.schema.group import group_queue_range
+from dmq.store.schema.keys import Family
+from dmq.store.store import Store
+
+_PAIRS_PER_LOOK = 64
+
+
+class Progress:
+    """Looks at the progress of groups. Belongs to the event loop."""
+
+    def __init__(self, names: Names, reader: Reader, subscriptions: Subscriptions) -> None:
+        self._names = names
+        self._reader = reader
+        self._subscriptions = subscriptions
+
+    async def readers_of(self, topic: Topic, among: Sequence[Group] = ()) -> list[Group]:
+        """Return the groups that have progress on a topic: one seek per group that is known, or among those given."""
+        groups = among or [*self._names.groups_by_id.values()]
+        found = await self._have_rows([(group.group_id, topic.topic_id) for group in groups])
+        return [group for group, is_there in zip(groups, found, strict=True) if is_there]
+
+    async def topics_of(self, group: Group) -> list[Topic]:
+        """Return the topics that a group has progress on: one seek per topic that is known."""
+        lanes = {lane.topic_id for lane in self._names.lanes.values()}
+        topics = [each for each in self._names.topics_by_id.values() if each.topic_id not in lanes]
+        found = await self._have_rows([(group.group_id, topic.topic_id) for topic in topics])
+        return [topic for topic, is_there in zip(topics, found, strict=True) if is_there]
+
+    def failed_of(self, group: Group) -> list[Topic]:
+        """Return the topics that a group failed messages of here."""
+        topics = self._names.topics_by_id
+        return [topics[topic_id] for group_id, topic_id in self._names.lanes if group_id == group.group_id]
+
+    async def _have_rows(self, pairs: Sequence[tuple[int, int]]) -> list[bool]:
+        found: list[bool] = []
+        while len(found) < len(pairs):  # a few at a time: consumers have their messages read by the same thread
+            found += await self._reader.run(partial(_have_rows, pairs[len(found) : len(found) + _PAIRS_PER_LOOK]))
+        return found
+
+    async def unread(self, group: Group, topic: Topic) -> int:
+        """Return how many messages of a topic a group has not finished, those that come back to it included.
+
+        Of a topic whose queues it does not read these are all there are.
+        """
+        found = self._subscriptions.get(group.group_id, topic.topic_id)
+        if found is None or not found.is_loaded.is_set():
+            found = await self.load(group.group_id, topic)
+        has_queues = self._names.reads(group.group_id, topic.name) and group in await self.readers_of(topic, [group])
+        queues = found.queues if has_queues else []
+        return sum(each.end - each.finished_count for each in [*queues, *([found.lane] if found.lane else [])])
+
+    async def load(self, group_id: int, topic: Topic) -> Subscription:
+        """Return a group's progress on a topic as it is stored, as a copy for the caller."""
+        found = Subscription(group_id, topic)
+        lane = self._names.lanes.get((group_id, topic.topic_id))
+        if lane is not None:
+            found.attach(lane.topic_id)
+        queues = found.all_queues
+        for queue, (rows, begin, end) in zip(queues, await self._reader.progress(queues), strict=True):
+            queue.end = end
+            queue.load(rows)
+            queue.skip_later(begin)
+        return found
+
+
+def _have_rows(pairs: Sequence[tuple[int, int]], store: Store) -> list[bool]:
+    """Say of groups and topics whether there is anything stored of the one's progress on the other."""
+    return [
+        bool(
+            store.scan(Family.GROUP, group_queue_range(*pair, 0)[0], group_queue_range(*pair, 0xFFFF)[1], limit=1).rows
+        )
+        for pair in pairs
+    ]

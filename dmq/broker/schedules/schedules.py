@@ -1,0 +1,482 @@
+"""Schedules of recurring messages, in an operator's hand: made, listed, paused, resumed, removed. Durable on return.
+
+A schedule is three rows of the meta family and, while it waits, an entry of the timeline; what becomes of the entry
+when its time comes is decided in ``dmq.broker.schedules.firing``. Whatever is changed here withdraws the entry in the same
+unit, so the writer decides between that and an occurrence; a change that comes second looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.limits import DELIVER_AT_MS_MAX, TOPIC_CHARS_MAX
+from broker_adapter.message import MessageType, pack_id
+from broker_adapter.topics import check_topic
+from dmq.broker.io.commits import Commits, look_at
+from dmq.broker.io.reader import Reader
+from dmq.broker.schedules.cron import (
+    EVERY_MS_MIN,
+    JITTER_MS_MAX,
+    RuleError,
+    due_ms,
+    next_time,
+    read_cron,
+    zone_of,
+)
+from dmq.broker.schedules.firing import changed_event, waiting_record
+from dmq.broker.topics.catalog import LIMITS_DEFAULT, Catalog, ScheduleLimits
+from dmq.broker.topics.registry import Topic
+from dmq.errors import StoreCorrupt, UnitRefused
+from dmq.slices import in_slices
+from dmq.store.ops import Delete, Emit, Op, Put, Withdraw
+from dmq.store.ops import Schedule as ScheduleOp
+from dmq.store.schema.index import Receipt
+from dmq.store.schema.keys import (
+    META_SCHEDULE,
+    Family,
+    meta_range,
+    recurring_scope,
+)
+from dmq.store.schema.names import GROUPED, PLAIN
+from dmq.store.schema.record import body_payload, decode_waiting, encode_body
+from dmq.store.schema.recurring import (
+    CatchUp,
+    Phase,
+    Progress,
+    Schedule,
+    decode_message,
+    decode_progress,
+    decode_schedule,
+    encode_message,
+    encode_progress,
+    encode_schedule,
+    schedule_keys,
+    schedule_name,
+)
+from dmq.store.store import Store
+
+_TRIES_MAX = 16  # a schedule that moves on between two looks at it is looked at again
+_ROWS_MAX = 1_000_000
+_FOLLOWING_SHOWN = 3
+_SHOWN_MAX = 10  # names in a refusal
+_Result = TypeVar("_Result")
+
+
+class Wanted(NamedTuple):
+    """A schedule that is asked for. ``payload`` is a serialized wire message without an id; see ``Schedule``.
+
+    With ``start_after_ms`` or ``end_after_ms`` it starts or ends so long after (or before) it is made: asked for again,
+    it is the same.
+    """
+
+    name: str
+    topic: str
+    payload: bytes
+    tag: str = ""
+    every_ms: int = 0
+    cron: str = ""
+    zone: str = ""
+    start_ms: int = 0
+    end_ms: int = 0
+    count: int = 0  # type: ignore[assignment]  # hides a method of tuples nobody calls
+    jitter_ms: int = 0
+    catch_up: CatchUp = CatchUp.ONE
+    message_group: str = ""
+    start_after_ms: int | None = None
+    end_after_ms: int | None = None
+
+    def made_at(self, topic_id: int, now_ms: int) -> Schedule:
+        """Return what is kept of it, once it is made at ``now_ms``."""
+        start_ms = self.start_ms if self.start_after_ms is None else max(1, now_ms + self.start_after_ms)
+        end_ms = self.end_ms if self.end_after_ms is None else max(1, now_ms + self.end_after_ms)
+        return Schedule(
+            topic_id=topic_id,
+            every_ms=self.every_ms,
+            cron=self.cron,
+            zone=self.zone,
+            start_ms=start_ms,
+            end_ms=end_ms,
+            count=self.count,
+            jitter_ms=self.jitter_ms,
+            catch_up=self.catch_up,
+            message_group=self.message_group,
+            created_at_ms=now_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleStatus:
+    """A schedule as it is. Times are epoch ms, 0: none; ``next_due_ms`` is when the next occurrence is to be sent."""
+
+    name: str
+    topic: str
+    schedule: Schedule
+    progress: Progress
+    next_due_ms: int
+    following_ms: Sequence[int] = ()  # the times of the rule after the next one; of a single schedule
+    payload: bytes = b""  # of a single schedule
+
+
+class _Found(NamedTuple):
+    schedule: Schedule
+    progress: Progress
+    body: bytes
+    key: bytes  # of its entry, empty if there is none
+    due_ms: int
+
+
+class Schedules:
+    """Belongs to the event loop. ``Refused`` and ``Overloaded`` leave everything as it was."""
+
+    def __init__(
+        self, catalog: Catalog, commits: Commits, reader: Reader, limits: ScheduleLimits = LIMITS_DEFAULT
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._reader = reader
+        self._limits = limits
+        self._store = commits.store
+        self._clock = self._store.clock
+        self._topics: dict[str, int] = {}  # topic id by schedule, those included that are about to be made
+        self._asked_for: Counter[str] = Counter()  # names by adds that are under way
+        self._grouped: set[str] = set()  # schedules whose message has a message group
+        self._turn = asyncio.Lock()  # changes come one after the other: they are few
+        self._changes: set[asyncio.Task[object]] = set()
+        self._load()
+
+    def _load(self) -> None:
+        of_cron: Schedule | None = None
+        for key, value in self._store.scan(Family.META, *meta_range(META_SCHEDULE), limit=_ROWS_MAX).rows:
+            schedule, name = decode_schedule(value), schedule_name(key)
+            self._topics[name] = schedule.topic_id
+            if schedule.message_group:
+                self._grouped.add(name)
+            if schedule.cron:
+                of_cron = schedule
+        if of_cron is not None:
+            _following(of_cron, self._clock.now_ms(), 1)  # what finds times takes long to load, and is loaded now
+
+    async def close(self) -> None:
+        """Let changes that are under way come to their end."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    def is_known(self, name: str) -> bool:
+        """Say whether there is one of this name, also one that has ended, or is asked for at this moment."""
+        return name in self._topics or name in self._asked_for
+
+    def of_topic(self, topic: Topic) -> list[str]:
+        """Return the names of a topic's schedules, in order, those included that are about to be made."""
+        return sorted(name for name, topic_id in self._topics.items() if topic_id == topic.topic_id)
+
+    def check_none(self, topic: Topic) -> None:
+        """Refuse to remove a topic that has schedules."""
+        if found := self.of_topic(topic):
+            why = f"schedules send to it: {_shown(found)}; remove them first with 'dmq cron rm'"
+            raise Refused(Rule.REQUEST, why, value=topic.name)
+
+    def check_type(self, topic: Topic, message_type: MessageType | None) -> None:
+        """Refuse a type of a topic that does not take what its schedules send."""
+        wrong = [name for name in self.of_topic(topic) if _type_problem(message_type, is_grouped=name in self._grouped)]
+        if wrong:
+            assert message_type is not None
+            why = f"a topic of type {message_type.name} does not take what its schedules send: {_shown(wrong)}"
+            raise Refused(Rule.MESSAGE_TYPE, f"{why}; remove them first", value=topic.name)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def show(self, name: str) -> ScheduleStatus:
+        """Return one schedule, with its message and its following times."""
+        found = await self._find(check_name(name))
+        status = self._status(name, found.schedule, found.progress)
+        following: tuple[int, ...] = ()
+        if found.progress.phase is Phase.WAITING:
+            left = found.schedule.count - found.progress.occurrences - 1 if found.schedule.count else _FOLLOWING_SHOWN
+            following = _following(found.schedule, found.progress.next_ms, min(left, _FOLLOWING_SHOWN))
+        return replace(status, payload=body_payload(found.body), following_ms=following)
+
+    async def page(self, *, topic: str, token: str, limit: int) -> tuple[list[ScheduleStatus], str]:
+        """Return schedules by name from behind ``token`` on, and the token of the next page, empty at the end."""
+        topic_id = self._catalog.known_topic(topic).topic_id if topic else 0
+        names = sorted(name for name, of in self._topics.items() if name > token and topic_id in {0, of})
+        wanted = names[:limit]
+
+        def read(store: Store) -> list[bytes | None]:
+            return store.get_many(Family.META, [key for name in wanted for key in schedule_keys(name)[:2]])
+
+        values = iter(await self._reader.run(read))
+        found: list[ScheduleStatus] = []
+        async for name, schedule, progress in in_slices(zip(wanted, values, values, strict=False)):
+            if schedule is not None and progress is not None:  # else it is about to be made, or has been removed
+                found.append(self._status(name, decode_schedule(schedule), decode_progress(progress)))
+        return found, wanted[-1] if len(names) > limit else ""
+
+    def _status(self, name: str, schedule: Schedule, progress: Progress) -> ScheduleStatus:
+        next_due_ms = due_ms(schedule, name, progress.next_ms) if progress.next_ms else 0
+        topic = self._names.topics_by_id[schedule.topic_id].name
+        return ScheduleStatus(name=name, topic=topic, schedule=schedule, progress=progress, next_due_ms=next_due_ms)
+
+    async def _find(self, name: str) -> _Found:
+        topic_id = self._topics.get(name)
+        if topic_id is None:
+            raise Refused(Rule.NOT_FOUND, "there is no schedule of this name", value=name)
+
+        def read(store: Store) -> tuple[Receipt | None, bytes | None, list[bytes | None]]:
+            # The entry first: if an occurrence comes in between, its key is gone, and no unit with it is taken.
+            waiting = store.find(recurring_scope(topic_id), pack_id(name))
+            value = store.get_many(Family.TIMELINE, [waiting.key])[0] if waiting is not None else None
+            return waiting, value, store.get_many(Family.META, schedule_keys(name))
+
+        waiting, value, (schedule, progress, message) = await self._reader.run(read)
+        if schedule is None or progress is None or message is None:
+            raise Refused(Rule.NOT_FOUND, "there is no schedule of this name", value=name)
+        key = waiting.key if waiting is not None else b""
+        due = decode_waiting(value).deliver_at_ms if value is not None else 0  # without one the key is gone already
+        return _Found(decode_schedule(schedule), decode_progress(progress), decode_message(message), key, due)
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    async def add(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
+        """Make a schedule; say how it is, and whether anything was done.
+
+        One that is there with the same content is left as it is, one with another content is refused unless it is to be
+        replaced; then it begins anew.
+        """
+        check_name(wanted.name)
+        _check_own(wanted.topic, self._names.is_derived(wanted.topic))
+        _check_rule(wanted.made_at(0, self._clock.now_ms()))
+        self._asked_for[wanted.name] += 1
+        try:
+            return await self._change(lambda: self._add(wanted, is_replacing=is_replacing))
+        finally:
+            self._asked_for[wanted.name] -= 1
+            if not self._asked_for[wanted.name]:
+                del self._asked_for[wanted.name]
+
+    async def pause(self, name: str) -> ScheduleStatus:
+        """Send nothing until it is resumed. One that is paused stays so."""
+        return await self._change(lambda: self._pause(check_name(name)))
+
+    async def resume(self, name: str) -> ScheduleStatus:
+        """Go on from now; what passed meanwhile is not sent. One that is not paused stays as it is."""
+        return await self._change(lambda: self._resume(check_name(name)))
+
+    async def remove(self, name: str) -> ScheduleStatus:
+        """Remove a schedule, and say how it was. What it sent stays."""
+        return await self._change(lambda: self._remove(check_name(name)))
+
+    async def _change(self, change: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Make a change in its turn, to its end even if its caller goes away; again if an occurrence was quicker."""
+
+        async def run() -> _Result:
+            async with self._turn:
+                for _ in range(_TRIES_MAX):
+                    await self._commits.flush()  # behind it, what is read is durable
+                    try:
+                        return await change()
+                    except BrokerUnavailable as error:
+                        if not isinstance(error.__cause__, UnitRefused):
+                            raise
+                raise BrokerUnavailable("the schedule moves all the time")
+
+        task = asyncio.get_running_loop().create_task(run(), name="dmq-schedules")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(look_at)
+        return await asyncio.shield(task)
+
+    async def _add(self, wanted: Wanted, *, is_replacing: bool) -> tuple[ScheduleStatus, bool]:
+        name, now_ms = wanted.name, self._clock.now_ms()
+        before = await self._find(name) if name in self._topics else None
+        topic = self._names.topics.get(wanted.topic)
+        topic_id = topic.topic_id if topic is not None else 0
+        body = encode_body(pack_id(name), wanted.tag.encode(), wanted.message_group.encode(), wanted.payload)
+        if before is not None:
+            if (wanted.made_at(topic_id, before.schedule.created_at_ms), body) == (before.schedule, before.body):
+                return self._status(name, before.schedule, before.progress), False
+            if not is_replacing:
+                why = "there is one of this name with another content; replace it (--replace), or choose another name"
+                raise Refused(Rule.REQUEST, why, value=name)
+        if self._store.is_disk_low():
+            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+        self._check_room(name, topic_id)
+        schedule = wanted.made_at(topic_id, now_ms)
+        following = _following(schedule, now_ms, 1)
+        if not following:
+            raise Refused(
+                Rule.REQUEST,
+                "the schedule never occurs from now on, or not within nine years",
+                value=schedule.cron or name,
+            )
+        if topic is None:
+            await self._catalog.topic(wanted.topic)
+        topic = self._catalog.known_topic(wanted.topic)  # nothing is awaited from here on
+        if problem := _type_problem(topic.message_type, is_grouped=bool(wanted.message_group)):
+            raise Refused(Rule.MESSAGE_TYPE, problem, value=topic.name)
+        schedule = schedule._replace(topic_id=topic.topic_id)
+        progress = Progress(Phase.WAITING, next_ms=following[0])
+        ops: list[Op] = self._withdrawn(name, before) if before is not None else []
+        values = encode_schedule(schedule), encode_progress(progress), encode_message(body)
+        ops += [Put(Family.META, key, value) for key, value in zip(schedule_keys(name), values, strict=True)]
+        ops.append(self._entry(name, schedule, progress, "replaced" if before is not None else "made"))
+        changed, more = self._names.plan_first({topic.name: GROUPED if schedule.message_group else PLAIN})
+        done = self._commits.submit([*ops, *more])
+        known, self._topics[name] = self._topics.get(name), topic.topic_id  # so that the topic is not removed meanwhile
+        self._names.change_topics(changed)
+        try:
+            await self._commits.committed(done)
+        except BaseException:
+            del self._topics[name]
+            if known is not None:
+                self._topics[name] = known
+            raise
+        (self._grouped.add if schedule.message_group else self._grouped.discard)(name)
+        return self._status(name, schedule, progress), True
+
+    def _check_room(self, name: str, topic_id: int) -> None:
+        others = Counter(of for other, of in self._topics.items() if other != name)
+        if others.total() >= self._limits.total:
+            raise Overloaded("there are too many schedules", limit=f"schedules_max = {self._limits.total}")
+        if others[topic_id] >= self._limits.per_topic:
+            raise Overloaded(
+                "the topic has too many schedules", limit=f"schedules_per_topic_max = {self._limits.per_topic}"
+            )
+
+    async def _pause(self, name: str) -> ScheduleStatus:
+        found = await self._find(name)
+        if found.progress.phase is Phase.ENDED:
+            raise Refused(Rule.REQUEST, "the schedule has ended: there is nothing to pause", value=name)
+        if found.progress.phase is Phase.PAUSED:
+            return self._status(name, found.schedule, found.progress)
+        progress = found.progress._replace(phase=Phase.PAUSED, next_ms=0, why="")
+        ops = [*self._withdrawn(name, found), self._kept(name, progress)]
+        await self._commits.commit([*ops, Emit(changed_event(found.schedule.topic_id, "paused", name, 0))])
+        return self._status(name, found.schedule, progress)
+
+    async def _resume(self, name: str) -> ScheduleStatus:
+        schedule, progress, *_ = await self._find(name)
+        if progress.phase is Phase.ENDED:
+            raise Refused(Rule.REQUEST, "the schedule has ended; replace it to begin anew", value=name)
+        if progress.phase is Phase.WAITING:
+            return self._status(name, schedule, progress)
+        # Not a time that it had already: the clock may have been set back meanwhile.
+        following = _following(schedule, max(self._clock.now_ms(), progress.last_ms), 1)
+        progress = progress._replace(
+            phase=Phase.WAITING if following else Phase.ENDED, next_ms=following[0] if following else 0, why=""
+        )
+        ops: list[Op] = [self._kept(name, progress)]
+        if following:
+            ops.append(self._entry(name, schedule, progress, "resumed"))
+        else:
+            ops.append(Emit(changed_event(schedule.topic_id, "ended", name, 0)))
+        await self._commits.commit(ops)
+        return self._status(name, schedule, progress)
+
+    async def _remove(self, name: str) -> ScheduleStatus:
+        found = await self._find(name)
+        ops = self._withdrawn(name, found)
+        ops += [Delete(Family.META, key) for key in schedule_keys(name)]
+        await self._commits.commit([*ops, Emit(changed_event(found.schedule.topic_id, "removed", name, 0))])
+        del self._topics[name]
+        self._grouped.discard(name)
+        return self._status(name, found.schedule, found.progress)
+
+    @staticmethod
+    def _withdrawn(name: str, found: _Found) -> list[Op]:
+        """Return the op that takes the entry of a schedule off the timeline, if it has one."""
+        if found.progress.phase is not Phase.WAITING:
+            return []
+        if not found.key:
+            raise StoreCorrupt(f"the schedule {name!r} waits, and has no entry on the timeline")
+        return [Withdraw(found.key, recurring_scope(found.schedule.topic_id), pack_id(name), found.due_ms, 0)]
+
+    @staticmethod
+    def _kept(name: str, progress: Progress) -> Put:
+        return Put(Family.META, schedule_keys(name)[1], encode_progress(progress))
+
+    def _entry(self, name: str, schedule: Schedule, progress: Progress, what: str) -> ScheduleOp:
+        at_ms = due_ms(schedule, name, progress.next_ms)
+        record = waiting_record(schedule.topic_id, name, schedule.message_group, at_ms, self._clock.now_ms())
+        event = changed_event(schedule.topic_id, what, name, progress.next_ms)
+        scope = recurring_scope(schedule.topic_id)
+        return ScheduleOp(scope, pack_id(name), at_ms, record, event, is_new=True)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if a schedule can have it: the rule of topics' names."""
+    try:
+        if len(name) > TOPIC_CHARS_MAX:
+            raise Refused(Rule.REQUEST, "")
+        return check_topic(name)
+    except Refused as error:
+        limit = f"1 to {TOPIC_CHARS_MAX} of a-z, A-Z, 0-9, _, -, % and |"
+        raise Refused(Rule.REQUEST, "a schedule cannot have this name", value=name, limit=limit) from error
+
+
+def _check_own(topic: str, is_derived: bool) -> None:
+    if check_topic(topic) and is_derived:
+        raise Refused(Rule.TOPIC, "retries and dead letters are nothing to send to", value=topic)
+
+
+def _check_rule(wanted: Schedule) -> None:
+    if bool(wanted.every_ms) == bool(wanted.cron):
+        raise Refused(Rule.REQUEST, "a schedule has an interval or a cron expression: one of them, and not both")
+    if wanted.every_ms and wanted.zone:
+        raise Refused(Rule.REQUEST, "a time zone is for a cron expression", value=wanted.zone)
+    for what, value, least, most in (
+        ("the interval in ms", wanted.every_ms or EVERY_MS_MIN, EVERY_MS_MIN, DELIVER_AT_MS_MAX),
+        ("the start in epoch ms", wanted.start_ms, 0, DELIVER_AT_MS_MAX),
+        ("the end in epoch ms", wanted.end_ms, 0, DELIVER_AT_MS_MAX),
+        ("the count", wanted.count, 0, 2**53),
+        ("the jitter in ms", wanted.jitter_ms, 0, min(wanted.every_ms or JITTER_MS_MAX, JITTER_MS_MAX)),
+    ):
+        if not least <= value <= most:
+            raise Refused(Rule.REQUEST, f"{what} is out of range", value=value, limit=f"{least} to {most}")
+    if wanted.end_ms and wanted.end_ms < wanted.start_ms:
+        raise Refused(Rule.REQUEST, "the schedule ends before it starts", value=wanted.end_ms)
+    try:
+        if wanted.cron:
+            read_cron(wanted.cron)
+            zone_of(wanted.zone)
+    except RuleError as error:
+        raise Refused(Rule.REQUEST, str(error)) from error
+
+
+def _following(schedule: Schedule, after_ms: int, number: int) -> tuple[int, ...]:
+    """Return the first times of a rule after ``after_ms``; fewer, or none, if there are no more."""
+    found: list[int] = []
+    try:
+        while len(found) < number and (following := next_time(schedule, after_ms)) is not None:
+            found.append(following)
+            after_ms = following
+    except RuleError:  # of a zone that this host does not know: it was made on another one
+        pass
+    return tuple(found)
+
+
+def _type_problem(message_type: MessageType | None, *, is_grouped: bool) -> str:
+    """Say why a topic of a type does not take what a schedule sends; empty: it does."""
+    if message_type is MessageType.TRANSACTION:
+        return "a topic of type TRANSACTION takes transactions only, which a schedule cannot send"
+    if message_type is MessageType.FIFO and not is_grouped:
+        return "a topic of type FIFO takes messages with a message group only, and this one has none"
+    if message_type is MessageType.NORMAL and is_grouped:
+        return "a topic of type NORMAL takes no messages with a message group"
+    return ""
+
+
+def check_types(topic: str, types: Sequence[MessageType], *, is_grouped: bool) -> None:
+    """Refuse a schedule for a topic of a cluster that takes none of what it would send."""
+    problems = [_type_problem(each, is_grouped=is_grouped) for each in types]
+    if problems and all(problems):
+        raise Refused(Rule.MESSAGE_TYPE, problems[0], value=topic)
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
+    return ", ".join(names[:_SHOWN_MAX]) + more

@@ -1,0 +1,204 @@
+"""Accepting messages: the path of one send, from the envelope to the receipt, without a coroutine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from broker_adapter.deferred import Deferred
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import Envelope, SendReceipt, unpack_id
+from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.broker.io.commits import Commits
+from dmq.broker.limits.topic_quotas import SendQuotas
+from dmq.broker.sending.placement import Placement, wrong_type
+from dmq.broker.topics.catalog import Catalog
+from dmq.broker.topics.registry import Topic
+from dmq.errors import MessageIdTaken, OverBound, StoreError
+from dmq.store.commit import Unit
+from dmq.store.ops import Append, Emit, Schedule
+from dmq.store.schema.index import EntryState
+from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
+
+Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
+RECALL = HandleKind.RECALL  # members of enums, looked up once
+QUEUED, WITHDRAWN, ABSORBED = EntryState.QUEUED, EntryState.WITHDRAWN, EntryState.ABSORBED
+
+
+class Sends:
+    """Sends messages to topics, and counts them."""
+
+    def __init__(
+        self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles, quotas: TopicQuotas
+    ) -> None:
+        self.accepted_total = 0  # messages, without those that were known already, or absorbed
+        self.repeated_total = 0
+        self.refused_total = 0  # because a bound is reached
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._placement = placement
+        self._handles = handles
+        self._store = commits.store
+        self._clock = self._store.clock
+        self.quotas = SendQuotas(catalog.names, self._clock, quotas)
+
+    def count_refused(self, messages: int) -> None:
+        """Count messages that another path refused because a bound is reached."""
+        self.refused_total += messages
+
+    def send(
+        self, envelopes: Sequence[Envelope], note: Note | None = None, *, is_spent: bool = False
+    ) -> Deferred[Sequence[SendReceipt]]:
+        """As ``PopBroker.send``; what ``note`` returns for each is recorded with it, also if it was known already.
+
+        A send with a note is of what was accepted elsewhere: no quota refuses it. Nor, if it is all due now, one of
+        which the rate ``is_spent`` already.
+        """
+        is_free = is_spent or note is not None
+        if self._store.is_disk_low():
+            self.refused_total += len(envelopes)
+            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+        topics = self._names.topics
+        if len(envelopes) == 1 and note is None and not self.quotas.may_refuse:
+            (envelope,) = envelopes
+            topic = topics.get(envelope.topic)
+            holds = GROUPED if envelope.message_group else PLAIN
+            if topic is not None and topic.message_type is None and topic.holds & holds:
+                return self._send_one(topic, envelope)
+        for envelope in envelopes:
+            if envelope.topic not in topics:
+                return Deferred.of(self._send_to_new(envelopes, note, is_free=is_free))
+        return self._send(envelopes, note, is_free=is_free)
+
+    def _send_one(self, topic: Topic, envelope: Envelope) -> Deferred[Sequence[SendReceipt]]:
+        """As ``_send``, of what most sends are: one message that nothing can refuse but a full store."""
+        op = self._placement.accept(topic, envelope, self._clock.now_ms())
+        sent = _OneSent(self, self._handles, envelope, op)
+        try:
+            self._commits.submit_one(op, sent.committed)
+        except Overloaded:
+            self.refused_total += 1
+            raise
+        return sent
+
+    async def _send_to_new(
+        self, envelopes: Sequence[Envelope], note: Note | None, *, is_free: bool
+    ) -> Sequence[SendReceipt]:
+        for envelope in envelopes:
+            if envelope.topic not in self._names.topics:
+                await self._catalog.topic(envelope.topic)
+        return await self._send(envelopes, note, is_free=is_free)
+
+    def _send(
+        self, envelopes: Sequence[Envelope], note: Note | None, *, is_free: bool
+    ) -> Deferred[Sequence[SendReceipt]]:
+        topics = self._names.topics
+        now_ms = self._clock.now_ms()
+        ops: list[Schedule | Append] = []
+        sent_to: list[Topic] = []
+        taken: dict[str, int] = {}
+        for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
+            topic = topics.get(envelope.topic) or self._catalog.known_topic(envelope.topic)
+            if topic.message_type is not None and topic.message_type is not envelope.message_type:
+                raise wrong_type(topic, envelope.message_type)
+            holds = GROUPED if envelope.message_group else PLAIN
+            if not topic.holds & holds:
+                taken[topic.name] = taken.get(topic.name, 0) | holds
+            ops.append(self._placement.accept(topic, envelope, now_ms))
+            sent_to.append(topic)
+        quotas = self.quotas
+        asked = quotas.ask(() if is_free else sent_to)
+        changed, more = self._names.plan_first(taken) if taken else ([], [])
+        notes = [Emit(note(topics[each.topic], each)) for each in envelopes] if note is not None else []
+        sent: Deferred[Sequence[SendReceipt]] = Deferred()
+
+        def settle(unit: Unit) -> None:
+            if unit.error is not None:
+                quotas.give_back(asked.spent)
+                if isinstance(unit.error, OverBound):
+                    self.refused_total += len(envelopes)
+                    sent.fail(quotas.refusal(unit.error, asked, self._clock.now_ms()))
+                else:
+                    sent.fail(failure_of(unit.error))
+                return
+            receipts, repeated, absorbed = _receipts(self._handles, envelopes, ops, unit.receipts)
+            if repeated and asked.spent:
+                quotas.give_back_repeated(asked, [receipt.repeated for receipt in receipts], sent_to)
+            self.repeated_total += repeated
+            self.accepted_total += len(receipts) - repeated - absorbed
+            sent.settle(receipts)
+
+        try:
+            if more:  # others go by them from here on, also if this send is refused
+                self._commits.submit_then(more, lambda _: None)
+                self._names.change_topics(changed)
+            self._commits.submit_then([*ops, *notes, *asked.bounds], settle)
+        except Overloaded:
+            quotas.give_back(asked.spent)
+            self.refused_total += len(envelopes)
+            raise
+        return sent
+
+
+class _OneSent(Deferred[Sequence[SendReceipt]]):
+    """The receipt of one message that was sent alone."""
+
+    __slots__ = ("_envelope", "_handles", "_op", "_sends")
+
+    def __init__(self, sends: Sends, handles: EntryHandles, envelope: Envelope, op: Schedule | Append) -> None:
+        super().__init__()
+        self._sends = sends
+        self._handles = handles
+        self._envelope = envelope
+        self._op = op
+
+    def committed(self, stored: Stored | None, error: StoreError | None) -> None:
+        """Tell it, once the message is durable or the store has failed."""
+        if stored is None:
+            self.fail(failure_of(error))
+            return
+        if stored.repeated:
+            self._sends.repeated_total += 1
+        elif stored.state is not ABSORBED:
+            self._sends.accepted_total += 1
+        self.settle([_receipt(self._handles, self._envelope, self._op, stored)])
+
+
+def failure_of(error: StoreError | None) -> BrokerError:
+    """Return what the sender of messages is answered that the store did not accept for ``error``."""
+    if not isinstance(error, MessageIdTaken):
+        return BrokerUnavailable(str(error))
+    other = "a half message" if error.by_half else "a message that is no half message"
+    why = f"the topic has {other} with this id: send this one under a new id"
+    return Refused(Rule.MESSAGE_ID, why, value=unpack_id(error.message_id))
+
+
+def _receipts(
+    handles: EntryHandles, envelopes: Sequence[Envelope], ops: Sequence[Schedule | Append], stored: Sequence[Stored]
+) -> tuple[list[SendReceipt], int, int]:
+    """Return the receipts of a send, and how many of its messages were known already, and how many were absorbed."""
+    receipts: list[SendReceipt] = []
+    repeated = absorbed = 0
+    for envelope, op, told in zip(envelopes, ops, stored, strict=False):
+        receipts.append(_receipt(handles, envelope, op, told))
+        if told.repeated:
+            repeated += 1
+        elif told.state is ABSORBED:
+            absorbed += 1
+    return receipts, repeated, absorbed
+
+
+def _receipt(handles: EntryHandles, envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:
+    message_id = envelope.message_id
+    state, _, queue_id, queue_offset, at_ms, repeated, _ = stored
+    if state is QUEUED:
+        return SendReceipt(message_id, queue_id, queue_offset, repeated)
+    if state is WITHDRAWN:
+        return SendReceipt(message_id, -1, -1, repeated, recalled_at_ms=at_ms)
+    packed_id = op.message_id
+    if state is ABSORBED:  # the message that waits, or did when this one came, is the one that counts
+        packed_id = stored.instead
+        message_id = unpack_id(packed_id)
+    handle = handles.encode(RECALL, EntryHandle(stored.sequence, envelope.topic, packed_id))
+    return SendReceipt(message_id, queue_id, queue_offset, repeated, handle)

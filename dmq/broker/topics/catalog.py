@@ -1,0 +1,136 @@
+"""The catalog: finds topics and groups by name, and makes them by being used, if the configuration says so."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
+from broker_adapter.limits import QUEUES_PER_TOPIC_DEFAULT
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic, retry_topic
+from dmq.broker.io.commits import Commits
+from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
+from dmq.store.schema.names import MIXED, TopicSettings
+from retry.policy import RetryPolicy
+
+DEFAULT_POLICY = RetryPolicy()
+QUEUES_DEFAULT = QUEUES_PER_TOPIC_DEFAULT  # of a topic that is made by its use
+
+
+class AutoCreate(NamedTuple):
+    """Whether topics and groups that are used and not known are made."""
+
+    topics: bool = True
+    groups: bool = True
+
+
+AUTO_CREATE = AutoCreate()
+
+
+class ScheduleLimits(NamedTuple):
+    """How many schedules of recurring messages there may be, in all and of one topic."""
+
+    total: int = 10_000
+    per_topic: int = 1_000
+
+
+LIMITS_DEFAULT = ScheduleLimits()
+
+
+class Catalog:
+    """Topics and groups by name. Belongs to the event loop."""
+
+    def __init__(
+        self, names: Names, commits: Commits, *, queues_per_topic: int, auto_create: AutoCreate = AUTO_CREATE
+    ) -> None:
+        self.names = names
+        self._commits = commits
+        self._clock = commits.store.clock
+        self._queues_per_topic = queues_per_topic
+        self._auto_create = auto_create
+
+    async def topic(self, name: str) -> Topic:
+        """Return a topic, made if it is not known and topics are made by using them; else ``Refused``."""
+        found = self.names.topics.get(name)
+        if found is not None:
+            return found
+        is_made = self._auto_create.topics or name.removeprefix(DEAD_LETTER_PREFIX) in self.names.groups
+        if not is_made and check_topic(name):
+            raise Refused(Rule.TOPIC_UNKNOWN, "it does not exist, and topic_auto_create is off", value=name)
+        return await self.make_topic(name)
+
+    def is_known(self, kind: str, name: str) -> bool:
+        """Say whether using one of ``topics`` or ``groups`` makes none: there is one, or none is made by using it."""
+        if kind == "topics":
+            return name in self.names.topics or not self._auto_create.topics
+        return name in self.names.groups or not self._auto_create.groups
+
+    async def make_topic(self, name: str, queues: int = 0, settings: TopicSettings = MIXED) -> Topic:
+        """Make a topic, durable on return; with ``queues`` 0 it has as many as the configuration says."""
+        if check_topic(name).startswith(RETRY_PREFIX):
+            why = "what a group failed comes to its consumers under the topic it was sent to"
+            raise Refused(Rule.TOPIC, why, value=name)
+        queues = queues or (1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic)
+        return await self._make_topic(name, queues, settings)
+
+    async def retry_topic(self, group: str) -> Topic:
+        """Return the topic where messages come again that a group's consumers sent back, made if need be, as the group.
+
+        Only consumers that divide queues among themselves have one; what others fail is in lanes.
+        """
+        name = retry_topic(check_group(group))
+        await self.group(group)
+        return self.names.topics.get(name) or await self._make_topic(name, 1, MIXED)
+
+    async def _make_topic(self, name: str, queues: int, settings: TopicSettings) -> Topic:
+        if (Topic, name) in self.names.removing:
+            raise Refused(Rule.TOPIC_UNKNOWN, "it is being removed", value=name)
+        topic, ops = self.names.plan_topic(name, queues, self._clock.now_ms(), settings)
+        done = self._commits.submit(ops)
+        self.names.add_topic(topic)  # later units are committed after this one, so its id may be used at once
+        await self._commits.committed(done)
+        return self.known_topic(name)
+
+    def known_topic(self, name: str) -> Topic:
+        """Return a topic that is known; one that was a moment ago may have been removed since."""
+        found = self.names.topics.get(name)
+        if found is None:
+            raise topic_unknown(name)
+        return found
+
+    async def group(self, name: str) -> Group:
+        """Return a group, made if it is not known and groups are made by using them; else ``Refused``."""
+        found = self.names.groups.get(name)
+        if found is not None:
+            return found
+        if not self._auto_create.groups and check_group(name):
+            raise Refused(Rule.GROUP_UNKNOWN, "it does not exist, and group_auto_create is off", value=name)
+        return await self.make_group(name)
+
+    async def make_group(self, name: str) -> Group:
+        """Make a group, durable on return."""
+        check_not_forwarder(name)
+        if (Group, check_group(name)) in self.names.removing:
+            raise Refused(Rule.GROUP_UNKNOWN, "it is being removed", value=name)
+        group, ops = self.names.plan_group(name, self._clock.now_ms())
+        done = self._commits.submit(ops)
+        self.names.add_group(group)
+        await self._commits.committed(done)
+        return self.known_group(name)
+
+    def known_group(self, name: str) -> Group:
+        """As ``known_topic``, of a group."""
+        found = self.names.groups.get(name)
+        if found is None:
+            raise group_unknown(name)
+        return found
+
+    def policy(self, group_id: int) -> RetryPolicy:
+        """Return the retry policy of a group as it is now."""
+        return self.names.groups_by_id[group_id].policy or DEFAULT_POLICY
+
+
+def check_not_forwarder(group: str) -> None:
+    """Refuse to read as the group that takes messages to a cluster, or to move it: what it left would not get there."""
+    if group == FORWARDER_GROUP:
+        why = "this group takes messages to the cluster, and nobody else reads or moves it; 'topic rm --force' gives up"
+        raise Refused(Rule.GROUP, why, value=group)

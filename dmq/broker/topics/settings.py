@@ -1,0 +1,119 @@
+"""What an operator may change of a topic: how long it keeps messages, how fast they get there, how many may be sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from broker_adapter.errors import Refused, Rule
+from dmq.store.schema.keys import HELD_TOPIC_ID_MAX
+from dmq.store.schema.names import Keep, TopicQuotas
+from dmq.units import DURATION_MS_MAX
+
+if TYPE_CHECKING:
+    from dmq.broker.topics.registry import Topic
+
+KEEP_TIME_MS_LEAST = 1_000
+BACK = -1
+
+
+class KeepChange(NamedTuple):
+    """What is to be changed of a ``Keep``: ``None`` stays, ``BACK`` and "default" are as configured again."""
+
+    time_ms: int | None = None
+    size_bytes: int | None = None
+    unread: Literal["yes", "no", "default"] | None = None
+
+    def applied_to(self, keep: Keep) -> Keep:
+        """Return ``keep`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        if not (self.time_ms in {None, 0, BACK} or KEEP_TIME_MS_LEAST <= (self.time_ms or 0) <= DURATION_MS_MAX):
+            limit = f"{KEEP_TIME_MS_LEAST} to {DURATION_MS_MAX} ms"
+            raise Refused(Rule.REQUEST, "the keep time is out of range", value=self.time_ms, limit=limit)
+        if self.size_bytes is not None and not BACK <= self.size_bytes < 2**63:
+            raise Refused(Rule.REQUEST, "the number of bytes to keep is out of range", value=self.size_bytes)
+        return Keep(
+            _bound(self.time_ms, keep.time_ms),
+            _bound(self.size_bytes, keep.size_bytes),
+            keep.unread if self.unread is None else {"yes": True, "no": False, "default": None}[self.unread],
+        )
+
+
+def _bound(change: int | None, before: int | None) -> int | None:
+    return before if change is None else None if change == BACK else change
+
+
+KEEP_STAYS = KeepChange()
+DELIVER_RATE_MAX = 1_000_000
+
+
+class FlowChange(NamedTuple):
+    """What is to be changed of how delayed messages get to a topic's queues, or a group gets what it is handed out.
+
+    ``None`` stays, rate 0 is no limit.
+    """
+
+    is_paused: bool | None = None
+    deliver_rate: int | None = None
+
+    def applied_to(self, topic: Topic, now_ms: int) -> Topic:
+        """Return ``topic`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        self.check()
+        rate = self.deliver_rate
+        if (self.is_paused or rate) and topic.topic_id > HELD_TOPIC_ID_MAX:
+            why = f"the store gave out more than {HELD_TOPIC_ID_MAX} names before it: it cannot hold messages back"
+            raise Refused(Rule.REQUEST, why, value=topic.name)
+        return topic._replace(
+            paused_since_ms=paused_since(topic.paused_since_ms, self.is_paused, now_ms),
+            deliver_rate=topic.deliver_rate if rate is None else rate or None,
+        )
+
+    def check(self) -> None:
+        """Raise ``Refused(REQUEST)`` for a rate that cannot be."""
+        if self.deliver_rate is not None and not 0 <= self.deliver_rate <= DELIVER_RATE_MAX:
+            limit = f"1 to {DELIVER_RATE_MAX} messages a second, 0: no limit"
+            raise Refused(Rule.REQUEST, "the delivery rate is out of range", value=self.deliver_rate, limit=limit)
+
+    def said(self) -> str:
+        """Return what the trail says of it."""
+        said = {True: "paused", False: "resumed", None: ""}[self.is_paused]
+        rate = f"deliver_rate={self.deliver_rate}" if self.deliver_rate is not None else ""
+        return " ".join(filter(None, (said, rate)))
+
+
+def paused_since(before_ms: int | None, is_paused: bool | None, now_ms: int) -> int | None:
+    """Return since when a topic or a group is paused; one that is paused again is paused since it was."""
+    if is_paused is None:
+        return before_ms
+    return (now_ms if before_ms is None else before_ms) if is_paused else None
+
+
+FLOW_STAYS = FlowChange()
+PENDING_MAX = 2**40  # messages
+SEND_RATE_MAX = 1_000_000
+
+
+class QuotaChange(NamedTuple):
+    """What is to be changed of the quotas of a topic: ``None`` stays, ``BACK`` is as configured, 0 is no bound."""
+
+    max_pending: int | None = None
+    max_pending_bytes: int | None = None
+    send_rate: int | None = None
+
+    def applied_to(self, quotas: TopicQuotas) -> TopicQuotas:
+        """Return ``quotas`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        for what, value, most in (
+            ("number of messages that may be pending", self.max_pending, PENDING_MAX),
+            ("number of bytes that may be pending", self.max_pending_bytes, 2**63 - 1),
+            ("send rate", self.send_rate, SEND_RATE_MAX),
+        ):
+            if value is not None and not BACK <= value <= most:
+                limit = f"1 to {most}, 0: no limit, {BACK}: as configured"
+                raise Refused(Rule.REQUEST, f"the {what} is out of range", value=value, limit=limit)
+        return TopicQuotas(*(_bound(change, before) for change, before in zip(self, quotas, strict=True)))
+
+    def said(self) -> str:
+        """Return what the trail says of it."""
+        told = {name: value for name, value in self._asdict().items() if value is not None}
+        return " ".join(f"{name}={'default' if value == BACK else value}" for name, value in told.items())
+
+
+QUOTAS_STAY = QuotaChange()

@@ -1,0 +1,223 @@
+"""Half messages that nobody decided, in the scheduler's thread: who is asked, how often, and what becomes of the rest.
+
+A half message waits on the timeline under the time of its next check, in a scope of its own per topic. When that time
+comes it is not handed over: it waits again, with one more check counted, and once that is durable its producers are
+asked. With no producer to ask nothing is counted and it waits again, each time twice as long as before, up to
+``PAUSE_MS_MAX``. After its last check, or when it has waited for ``max_age_ms`` in all, it becomes a dead letter of the
+group ``unresolved-transactions``, where operators find it, send it again or throw it away.
+
+A check writes a small row. The body has a row of its own, written once and deleted in the batch that ends the half
+message. Rows of a store of format 2 hold their body themselves; their next check puts that right.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from broker_adapter.message import unpack_id
+from broker_adapter.topics import dead_letter_topic
+from broker_adapter.transactions import Check
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.broker.topics.registry import Names
+from dmq.errors import StoreCorrupt
+from dmq.store.ops import HandOver, Reschedule
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family, half_body_key
+from dmq.store.schema.record import (
+    EntryKind,
+    HalfRow,
+    History,
+    body_payload,
+    decode_half,
+    decode_half_body,
+    encode_half,
+    encode_half_body,
+    encode_history,
+    encode_queued,
+)
+from retry.policy import Reason
+
+GIVEN_UP_GROUP = "unresolved-transactions"
+UNDER_WAY_MAX = 1024  # checks that are decided and not yet on their way to a producer
+UNDER_WAY_BYTES_MAX = 32 * 1024 * 1024
+GIVEN_UP_BYTES_MAX = 8 * 1024 * 1024  # in a turn of the scheduler
+PAUSE_MS_MAX = 600_000  # unless the interval itself is longer
+BUSY_MS = 1_000  # until a check is tried again for which there was no room
+_GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """When producers are asked, and how often; RocketMQ's defaults."""
+
+    first_after_ms: int = 6_000
+    every_ms: int = 30_000
+    checks_max: int = 15
+    max_age_ms: int = 72 * 3_600_000
+
+
+class Checks:
+    """Decides in the scheduler's thread; ``settled`` and the totals are for any thread."""
+
+    def __init__(self, names: Names, options: CheckOptions, handles: EntryHandles) -> None:
+        self._names = names
+        self.options = options
+        self._handles = handles
+        self._is_live: Callable[[str], bool] = lambda _: False
+        self._ask: Callable[[list[Check]], None] | None = None
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._under_way_bytes = 0
+        self._asked: dict[bytes, Check] = {}  # of the turn, by timeline key
+        self.counted_total = 0
+        self.given_up_total = 0
+
+    def attach(self, *, is_live: Callable[[str], bool], ask: Callable[[list[Check]], None]) -> None:
+        """Ask producers from here on: whether a topic has one, and what to do with checks that are durable.
+
+        Both are called in the scheduler's thread and return at once.
+        """
+        self._ask, self._is_live = ask, is_live
+
+    def plan(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int, get_many: _GetMany) -> list[HandOver | Reschedule]:
+        """Return what becomes of half messages whose time has come, in the order of ``rows``.
+
+        Rows that were decided since they were read may be left out.
+        """
+        self._asked.clear()
+        bodies = _Bodies(get_many)
+        planned = (self._plan(key, decode_half(value), now_ms, bodies) for key, value in rows)
+        return [op for op in planned if op is not None]
+
+    def planned(self, ops: Sequence[HandOver | Reschedule], receipts: Sequence[Receipt]) -> None:
+        """What was planned is durable: pass on the checks, but of those that were decided meanwhile."""
+        checks: list[Check] = []
+        for op, receipt in zip(ops, receipts, strict=True):
+            if isinstance(op, HandOver):
+                self.given_up_total += receipt.state is EntryState.DELIVERED
+            elif (check := self._asked.pop(op.key, None)) is not None:
+                if receipt.state is EntryState.WAITING:
+                    checks.append(check)
+                else:
+                    self.settled(check)
+        if checks and self._ask is not None:
+            self.counted_total += len(checks)
+            self._ask(checks)
+
+    def settled(self, check: Check) -> None:
+        """Say that a check is on its way, or will never be."""
+        self._make_room(len(check.payload))
+
+    def _plan(self, key: bytes, half: HalfRow, now_ms: int, bodies: _Bodies) -> HandOver | Reschedule | None:
+        entry, vigil, options = half.entry, half.vigil, self.options
+        topic = self._names.topics_by_id.get(entry.topic_id)
+        if topic is None:
+            raise StoreCorrupt(f"a half message belongs to topic {entry.topic_id}, which has no record")
+        is_counted_out = entry.retry_count >= options.checks_max
+        number, unasked, event, pause_ms = entry.retry_count, vigil.unasked, b"", options.every_ms
+        if is_counted_out or vigil.waited_ms >= options.max_age_ms:
+            if bodies.has_room():
+                body = bodies.read(key, half)
+                return None if body is None else self._give_up(key, half, body, now_ms, is_counted_out=is_counted_out)
+            pause_ms = BUSY_MS
+        elif not self._is_live(topic.name):
+            unasked += 1
+            left_ms = max(options.max_age_ms - vigil.waited_ms, 1)
+            pause_ms = min(pause_of(options.every_ms, unasked, _sequence_of(key)), left_ms)
+        elif self._has_room(vigil.payload_bytes):
+            body = bodies.read(key, half)
+            if body is None:
+                self._make_room(vigil.payload_bytes)
+                return None
+            number, unasked = number + 1, 0
+            event = encode_event(
+                EventKind.TX_CHECKED, entry.topic_id, 0, NO_QUEUE, number, now_ms + pause_ms, half.message_id
+            )
+            transaction = EntryHandle(_sequence_of(key), topic.name, half.message_id)
+            handle = self._handles.encode(HandleKind.TRANSACTION, transaction)
+            self._asked[key] = Check(topic.name, unpack_id(half.message_id), handle, body_payload(body), number)
+        else:
+            pause_ms = min(BUSY_MS, options.every_ms)
+        next_ms = now_ms + pause_ms
+        again = entry._replace(kind=EntryKind.TRANSACTION, retry_count=number, deliver_at_ms=next_ms)
+        record = encode_half(
+            again, vigil._replace(waited_ms=vigil.waited_ms + pause_ms, unasked=unasked), half.message_id
+        )
+        moved = encode_half_body(half.body) if half.body is not None else b""
+        return Reschedule(key, entry.scope, half.message_id, entry.deliver_at_ms, next_ms, record, event, moved)
+
+    def _give_up(self, key: bytes, half: HalfRow, body: bytes, now_ms: int, *, is_counted_out: bool) -> HandOver:
+        letters = self._names.topics.get(dead_letter_topic(GIVEN_UP_GROUP))
+        group = self._names.groups.get(GIVEN_UP_GROUP)
+        if letters is None or group is None:
+            raise StoreCorrupt("there is a half message and no place for those that are given up")
+        entry, message_id = half.entry, half.message_id
+        accepted_ms, checks = entry.accepted_at_ms, entry.retry_count
+        kind, reason = EventKind.TX_GIVEN_UP, Reason.EXHAUSTED
+        if not is_counted_out:
+            kind, reason = EventKind.TX_TOO_OLD, Reason.TOO_OLD
+        history = History(entry.topic_id, NO_QUEUE, 0, accepted_ms, accepted_ms, now_ms, reason)
+        record = encode_queued(checks, now_ms, 0, encode_history(history) + body, has_history=True)
+        event = encode_event(kind, entry.topic_id, group.group_id, NO_QUEUE, checks, accepted_ms, message_id)
+        place = letters.topic_id, 0
+        return HandOver(
+            key, entry.scope, message_id, entry.deliver_at_ms, *place, record, event, half.size, is_half=True
+        )
+
+    def _has_room(self, payload_bytes: int) -> bool:
+        with self._lock:
+            is_full = self._under_way >= UNDER_WAY_MAX or self._under_way_bytes >= UNDER_WAY_BYTES_MAX
+            if not is_full:
+                self._under_way += 1
+                self._under_way_bytes += payload_bytes
+            return not is_full
+
+    def _make_room(self, payload_bytes: int) -> None:
+        with self._lock:
+            self._under_way -= 1
+            self._under_way_bytes -= payload_bytes
+
+
+class _Bodies:
+    """Reads bodies of half messages, as many as a turn of the scheduler should put into one batch."""
+
+    def __init__(self, get_many: _GetMany) -> None:
+        self._get_many = get_many
+        self._read_bytes = 0
+
+    def has_room(self) -> bool:
+        return self._read_bytes < GIVEN_UP_BYTES_MAX
+
+    def read(self, key: bytes, half: HalfRow) -> bytes | None:
+        """Return the body, or ``None`` if the half message was decided since its row was read."""
+        self._read_bytes += half.vigil.payload_bytes
+        if half.body is not None:
+            return half.body
+        (value,) = self._get_many(Family.TIMELINE, [_body_key(key)])
+        if value is not None:
+            return decode_half_body(value)
+        if self._get_many(Family.TIMELINE, [key])[0] is not None:  # the two are deleted together
+            raise StoreCorrupt(f"the half message {unpack_id(half.message_id)} has lost its body")
+        return None
+
+
+def pause_of(every_ms: int, unasked: int, sequence: int) -> int:
+    """Return how long to wait after ``unasked`` looks in a row that found no producer.
+
+    Doubled each time, and up to a quarter shorter, by the entry's number: those that were sent together drift apart.
+    """
+    if unasked <= 1:
+        return every_ms
+    pause_ms = min(every_ms << min(unasked - 1, 40), max(every_ms, PAUSE_MS_MAX))
+    return pause_ms - pause_ms * (sequence * 0x9E37_79B1 & 0xFFFF) // 0x4_0000
+
+
+def _sequence_of(key: bytes) -> int:
+    return int.from_bytes(key[8:], "big")
+
+
+def _body_key(key: bytes) -> bytes:
+    return half_body_key(_sequence_of(key))

@@ -1,0 +1,167 @@
+"""All lanes: one for each topic that holds something for the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import structlog
+
+from broker_adapter.adapter import PopBroker
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError, Refused
+from broker_adapter.limits import TOPICS_MAX
+from dmq.broker.broker import EmbeddedBroker
+from dmq.broker.io.queue_log import Place
+from dmq.cluster.forward_bounds import Bounds
+from dmq.cluster.in_doubt import Suspects
+from dmq.cluster.outgoing import Doubt, Forwards, QueueState
+from dmq.cluster.reach import Reach
+from dmq.cluster.topic_forwarder import TOGETHER_MAX, Lane, Totals
+from dmq.errors import StoreError
+from dmq.store.ops import Appended
+
+log = structlog.get_logger("dmq.cluster")
+
+_AT_ONCE = 32  # topics looked at together at the start
+_FAILED_PAUSE_S = 1.0
+
+
+class Forwarder:
+    """Sends what is due to the cluster. Belongs to the event loop; ``start`` and ``close`` it once."""
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker,
+        cluster: PopBroker,
+        clock: Clock,
+        *,
+        in_flight_max: int,
+        observe: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> None:
+        self.totals = Totals(observe=observe)
+        self.lanes: dict[str, Lane] = {}
+        self._broker = broker
+        self._forwards = Forwards(broker)
+        self._cluster = cluster
+        self._clock = clock
+        self._in_flight_max = in_flight_max
+        self._reach = Reach()
+        self._doubt = Doubt.NOTHING
+        self._states: Mapping[Place, QueueState] = {}  # when this run began
+        self._opened_at_ms = clock.now_ms()
+        self._to_look_at: set[str] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin; what lies here from before is found in the background.
+
+        To be called before the scheduler hands messages over: what is in the queues by then is from earlier runs.
+        """
+        self._doubt = await self._forwards.open()
+        if self._doubt is not Doubt.NOTHING:
+            log.warning("forwarding_in_doubt", of=self._doubt.name.lower())
+        topics = self._forwards.topics()
+        self._states = await self._forwards.states(topics)
+        self._to_look_at = set(topics)
+        self._broker.on_appended = self._grown
+        self._looking = asyncio.get_running_loop().create_task(self._look(), name="dmq-forwarder")
+
+    async def close(self, grace_s: float) -> None:
+        """Send nothing new, and wait a little for answers."""
+        self._broker.on_appended = lambda _: None
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await asyncio.gather(*(lane.close(grace_s) for lane in self.lanes.values()))
+        if not self._to_look_at and all(lane.is_settled for lane in self.lanes.values()):
+            with suppress(BrokerError):  # the store is ending: the next run takes this one for killed
+                await self._forwards.settle()
+
+    def lane(self, topic: str) -> Lane:
+        """Return the lane of a topic."""
+        lane = self.lanes.get(topic)
+        if lane is None:
+            lane = self.lanes[topic] = Lane(
+                topic,
+                self._forwards,
+                self._cluster,
+                self._clock,
+                self.totals,
+                reach=self._reach,
+                in_flight_max=self._in_flight_max,
+                suspects=self._suspects(topic),
+                bounds=Bounds({place: each.bound for place, each in self._of(topic) if each.bound is not None}),
+            )
+        return lane
+
+    def _of(self, topic: str) -> list[tuple[Place, QueueState]]:
+        places = self._forwards.places(topic)
+        return [(place, self._states[place]) for place in places if place in self._states]
+
+    def _suspects(self, topic: str) -> Suspects:
+        has_bounds = self._doubt is Doubt.IN_FLIGHT  # the bounds of a copy tell nothing of the original
+        return Suspects(
+            self._doubt,
+            {
+                place: min(each.end, each.bound) if has_bounds and each.bound is not None else each.end
+                for place, each in self._of(topic)
+            },
+            opened_at_ms=self._opened_at_ms,
+            in_flight_max=self._in_flight_max,
+            together_max=TOGETHER_MAX,
+        )
+
+    def failed(self, topic: str, message_ids: Sequence[str], why: str) -> None:
+        """Note that the cluster did not take messages that were passed on.
+
+        Of no more topics than there can be: clients name what they like, and need not have anything of it kept.
+        """
+        if topic in self.lanes or len(self.lanes) < TOPICS_MAX:
+            self.lane(topic).gate.failed(message_ids, why)
+
+    def is_busy(self, topic: str) -> bool:
+        """Whether anything of a topic is here that the cluster does not have, or may be."""
+        lane = self.lanes.get(topic)
+        return topic in self._to_look_at or (lane is not None and lane.is_busy)
+
+    def away(self) -> None:
+        """Try nothing until ``back``: no proxy of the cluster answers."""
+        self._reach.away()
+
+    def back(self) -> None:
+        """Go on: one answers."""
+        self._reach.back()
+
+    def try_now(self) -> None:
+        """Ask the cluster again without waiting: something of it has come back."""
+        for lane in self.lanes.values():
+            lane.gate.try_now()
+
+    async def _look(self) -> None:
+        """Find what lies here from before; of a topic that was not looked at yet nothing new is sent."""
+        topics = sorted(self._to_look_at)
+        for first in range(0, len(topics), _AT_ONCE):
+            await asyncio.gather(*(self._look_at(topic) for topic in topics[first : first + _AT_ONCE]))
+
+    async def _look_at(self, topic: str) -> None:
+        while True:
+            try:
+                await self._forwards.look_at(topic)
+            except Refused:  # it was removed
+                break
+            except (BrokerError, StoreError) as error:
+                log.warning("lane_cannot_read", topic=topic, error=str(error))
+                await asyncio.sleep(_FAILED_PAUSE_S)
+            else:
+                break
+        self._to_look_at.discard(topic)  # and nothing is awaited from here on
+        if self._forwards.has_more(topic):
+            self.lane(topic).grown()
+
+    def _grown(self, appended: Appended) -> None:
+        for topic_id, _ in appended:
+            topic = self._forwards.topic_of(topic_id)
+            if topic and topic not in self._to_look_at:
+                self.lane(topic).grown()

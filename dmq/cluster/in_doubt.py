@@ -1,0 +1,71 @@
+"""Messages that an earlier run may have sent without marking them as forwarded. Pure.
+
+after a kill    those that were in flight: at the front of the unfinished ones in each queue, and of each message group,
+                below the queue's bound and its end when this run began
+in a copy       all that the copy held, or that were due, when it was opened: the original may have sent them since
+
+More messages are suspected than were sent, never fewer. A message that became due while no run was alive is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dmq.broker.io.queue_log import Place
+from dmq.cluster.outgoing import Doubt
+
+
+@dataclass(slots=True)
+class _Front:
+    """Of a queue: where it ended, and how many at the front of it are still suspected."""
+
+    end: int
+    left: int
+    of_group: Counter[str] = field(default_factory=Counter)
+
+
+class Suspects:
+    """Of one topic."""
+
+    def __init__(
+        self, doubt: Doubt, ends: Mapping[Place, int], *, opened_at_ms: int, in_flight_max: int, together_max: int
+    ) -> None:
+        """``ends`` of its queues when this run began, or their bounds if these are lower.
+
+        At most ``together_max`` messages of a message group were in flight.
+        """
+        self._is_copy = doubt is Doubt.ALL
+        self._opened_at_ms = opened_at_ms
+        # Those in flight, and the first of message groups whose turn had come.
+        left = 2 * in_flight_max
+        self._together_max = together_max
+        self._fronts = {place: _Front(end, left) for place, end in ends.items()} if doubt is not Doubt.NOTHING else {}
+
+    def take(self, place: Place, offset: int, message_group: str, deliver_at_ms: int) -> bool:
+        """Say whether a message that is about to be sent may have been sent by an earlier run; to be asked once."""
+        if self._is_copy and 0 < deliver_at_ms <= self._opened_at_ms:
+            return True
+        front = self._fronts.get(place)
+        if front is None or offset >= front.end:
+            return False
+        if self._is_copy:
+            return True
+        if message_group:
+            front.of_group[message_group] += 1
+            if front.of_group[message_group] > 1:  # the first of it stands for all
+                return front.of_group[message_group] <= self._together_max
+        if not front.left:
+            return False
+        front.left -= 1
+        return True
+
+    def end(self, place: Place) -> int:
+        """Return the offset below which messages of a queue are suspected."""
+        front = self._fronts.get(place)
+        return front.end if front is not None else 0
+
+    def are_left(self, floors: Mapping[Place, int]) -> bool:
+        """Say whether some were not sent again yet, of a topic that is finished below ``floors``."""
+        return any(front.left and floors.get(place, front.end) < front.end for place, front in self._fronts.items())
