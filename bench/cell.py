@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from broker_adapter.clock import SystemClock
-from dmq.audit.events import gap_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 

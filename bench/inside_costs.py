@@ -20,7 +20,6 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope, SendReceipt, pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
-from dmq.audit.events import gap_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.sidecar import validate
@@ -36,6 +35,7 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema.identity import Place
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.outbox import OutboxState
+from dmq.trail.events import gap_event
 
 # In the order of the path. ``sync`` is the time one waits for the disk, the others are CPU time.
 STEPS = ("parse", "validate", "envelope", "place", "assemble", "write", "sync", "reply")

@@ -2,7 +2,7 @@
 
 Will hold the trail's schemas (`schema`), reading and session set-up (`tables`, `session`), pure transforms
 (`transforms`), the reports built from them (`report`), the jobs that join these (`jobs`) and a command line (`cli`).
-Imports nothing of ours: the files that `dmq.audit` exports are the whole contract.
+Imports nothing of ours: the files that `dmq.trail` exports are the whole contract.
 """
 
 from __future__ import annotations

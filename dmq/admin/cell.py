@@ -22,7 +22,6 @@ from dmq.admin.status import (
     Totals,
 )
 from dmq.admin.topic_quotas import fullest, refusals
-from dmq.audit.export import Exporter
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Names
 from dmq.cluster.inner import InnerTopic
@@ -31,6 +30,7 @@ from dmq.errors import with_advice
 from dmq.metrics import Metrics
 from dmq.store.schema.counts import end_of_minute
 from dmq.store.store import Store
+from dmq.trail.export.exporter import Exporter
 from dmq.usage import ProcessStatus
 
 

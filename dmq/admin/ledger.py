@@ -11,10 +11,10 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknow
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.cell import Cell
-from dmq.audit.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
 from dmq.broker.operations.lag import in_flight
 from dmq.errors import StoreError
 from dmq.store.schema.counts import BUCKET_MS
+from dmq.trail.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
 from dmq.upkeep.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000

@@ -196,7 +196,7 @@ def snapshot(
 
 def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
     from broker_adapter.clock import SystemClock
-    from dmq.audit.snapshot_take import snapshot_of
+    from dmq.trail.snapshots.taking import snapshot_of
 
     with stopped(data):
         reached = _export_all(data, trail)
@@ -231,7 +231,7 @@ def export(
 
 
 def _export_all(data: Path, trail: Path) -> int:
-    from dmq.audit.export import export_all
+    from dmq.trail.export.exporter import export_all
 
     return export_all(data, trail, role="spool" if _is_of_spool(data) else "daemon")
 
@@ -261,7 +261,7 @@ def ls(
     """List the cells of the trail with their events, gaps and snapshots."""
     where = _trail_of(session, trail, data, config)
     _check_is_trail(where)
-    from dmq.audit.cells import cells_of
+    from dmq.trail.cells import cells_of
 
     try:
         found = cells_of(Path(where))
@@ -399,7 +399,7 @@ def _read_back(
     session: Session, trail: Path, remoting: RemotingOptions, into: Path, timeout_s: float
 ) -> dict[str, object]:
     """Read back what the trail says that the cluster has; the command fails if nothing of it could be read."""
-    from dmq.audit.read_back import read_back
+    from dmq.trail.export.verification import read_back
 
     with Progress("reading the cluster", quiet=session.as_json) as progress:
         try:

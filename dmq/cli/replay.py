@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from broker_adapter.remoting.reading import Reading
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client import AdminClient
-    from dmq.audit.fetched import Spared
+    from dmq.trail.export.fetched import Spared
 
 app = single()
 
@@ -210,7 +210,7 @@ class _Call:
 
 
 def _spared(trails: list[Path] | tuple[()], lost: list[str] | tuple[()]) -> Spared:
-    from dmq.audit.fetched import Spared, spared_by
+    from dmq.trail.export.fetched import Spared, spared_by
 
     if not trails:
         return Spared()

@@ -56,8 +56,8 @@ def backup(
 
 def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
     with stopped(data):
-        from dmq.audit.snapshot_layout import open_quiet, read_cut
         from dmq.store.backup import back_up_stopped
+        from dmq.trail.snapshots.layout import open_quiet, read_cut
 
         clock = SystemClock()
         started_s = clock.monotonic_s()

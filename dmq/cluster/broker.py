@@ -23,7 +23,6 @@ from broker_adapter.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.transactions import Checker, Half, HalfReceipt, TransactionalBroker
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_types
 from dmq.broker.topics.registry import Topic
@@ -31,6 +30,7 @@ from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
 from dmq.cluster.retries_here import Asked, RetriesHere
 from dmq.cluster.topic_forwarder import forwarded_type
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from dmq.units import TopicPatterns
 from retry.failure_reason import FailureReason
 

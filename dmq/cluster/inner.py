@@ -24,11 +24,11 @@ from broker_adapter.message import Delivery, Envelope, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.schedules.properties import makes_schedule
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreError
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.dead_letter import UNREADABLE
 
 log = structlog.get_logger("dmq.cluster")

@@ -16,7 +16,6 @@ import structlog
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused, Rule
-from dmq.audit.events import EventKind, cell_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.cluster.topic_migration import MovedTopics
@@ -26,6 +25,7 @@ from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import Emit
+from dmq.trail.events import EventKind, cell_event
 
 log = structlog.get_logger("dmq.daemon")
 

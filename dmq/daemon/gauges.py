@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dmq.admin.cell import overdue
 from dmq.admin.periodic_backups import PeriodicBackups
-from dmq.audit.export import Exporter
 from dmq.broker.broker import EmbeddedBroker
 from dmq.metrics import Metrics
 from dmq.store.store import Store
+from dmq.trail.export.exporter import Exporter
 
 
 def follow(

@@ -12,10 +12,6 @@ import structlog
 
 from broker_adapter.clock import Clock
 from broker_adapter.extras import require
-from dmq.audit.events import EventKind, cell_event, gap_event
-from dmq.audit.export import Exporter
-from dmq.audit.export_values import ExportOptions
-from dmq.audit.ledger import LEDGER_KINDS
 from dmq.config import DaemonConfig
 from dmq.errors import StoreError
 from dmq.store.believed import ClockOptions
@@ -24,6 +20,10 @@ from dmq.store.durable import make_directory
 from dmq.store.ops import Emit
 from dmq.store.rocks import RocksOptions
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, cell_event, gap_event
+from dmq.trail.export.exporter import Exporter
+from dmq.trail.export.values import ExportOptions
+from dmq.trail.ledger import LEDGER_KINDS
 
 FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
 

@@ -17,7 +17,6 @@ from dmq.admin.quotas import QuotaCalls
 from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
-from dmq.audit.events import EventKind, cell_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.config import DaemonConfig
@@ -36,6 +35,7 @@ from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.validate import check_recurring
 from dmq.store.ops import Emit
 from dmq.store.store import Store
+from dmq.trail.events import EventKind, cell_event
 from dmq.units import Address
 from dmq.upkeep.ledger import LedgerVerifier
 from dmq.upkeep.snapshots import Snapshots

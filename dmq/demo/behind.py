@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker_adapter.message import unpack_id
-from dmq.audit.events import EventKind
+from dmq.trail.events import EventKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import structlog
 
 from broker_adapter.message import pack_id
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.store.believed import STEP_MS, ClockNews, News
 from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Reschedule
 from dmq.store.schema.clock import Move, decode_moves, encode_clock, encode_moves
@@ -31,6 +30,7 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from dmq.store.store import Store
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 log = structlog.get_logger("dmq.scheduler")
 

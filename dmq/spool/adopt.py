@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from broker_adapter.log import LibraryLog
-from dmq.audit.export_values import TrailUnavailable
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.damage import read_timeline
 from dmq.spool.entries import Entries
@@ -30,6 +29,7 @@ from dmq.store.schema import spool as schema
 from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import Taken
+from dmq.trail.export.values import TrailUnavailable
 from retry.sink import Entry
 
 log = LibraryLog("dmq.spool")

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.topics import check_topic
-from dmq.audit.events import EventKind
 from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
 from dmq.spool.key_queues import KeyQueues
@@ -40,6 +39,7 @@ from dmq.store.schema.spool import (
     turn_of,
 )
 from dmq.store.store import Store
+from dmq.trail.events import EventKind
 from retry.sink import DeadEntry, Death, Entry
 
 _OLDEST_LOOKED_AT = 64

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from dmq.audit.events import EventKind, decode_event, gap_count
 from dmq.errors import StoreCorrupt
 from dmq.spool.salvage_log import Tell
 from dmq.store.schema.outbox import OutboxState, decode_block
+from dmq.trail.events import EventKind, decode_event, gap_count
 
 SHOWN_MAX = 10  # findings of a kind that are told in words
 _PAGE = 512

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.clock import Clock
-from dmq.audit.events import gap_event
 from dmq.errors import SpoolCorrupt, StoreCorrupt, StoreError
 from dmq.spool.bounds import SpoolOptions
 from dmq.spool.copies import copy_directory, workplace
@@ -24,6 +23,7 @@ from dmq.store.schema.names import NameKind, decode_name
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import SPOOL_DEAD, SPOOL_PARKED, decode_dead, decode_entry, spool_rows, type_of
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 from retry.sink import DeadEntry, Entry
 
 _COPIES_MAX = 5  # of a directory whose files change meanwhile

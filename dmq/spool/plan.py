@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.topics.registry import Topic
 from dmq.spool.key_queues import Change
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, Delete, Emit, Op, Put, Schedule, Withdraw
 from dmq.store.schema.keys import timeline_key
 from dmq.store.schema.spool import KeyQueueId, Totals, entry_id
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.sink import Entry
 
 ENTRY_BYTES = 300  # what an entry costs beside its payload, measured: timeline row, index row, event

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker_adapter.clock import Clock, SystemClock
-from dmq.audit.events import gap_event
 from dmq.errors import SpoolCorrupt, StoreClosed, StoreCorrupt, StoreError
 from dmq.spool.adopt import Adopter
 from dmq.spool.bounds import WAIT_S, Bounds, SpoolOptions
@@ -27,6 +26,7 @@ from dmq.spool.trail import SpoolTrail
 from dmq.store.commit import Unit
 from dmq.store.schema.spool import Totals
 from dmq.store.store import StoreOptions
+from dmq.trail.events import gap_event
 from retry.sink import (
     KEY_BYTES_MAX,
     UID_BYTES,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker_adapter.extras import require
-from dmq.audit.events import EventKind, cell_event
 from dmq.errors import StoreError
 from dmq.store.ops import Emit
 from dmq.store.store import Store
+from dmq.trail.events import EventKind, cell_event
 
 if TYPE_CHECKING:
-    from dmq.audit.export import Exporter
+    from dmq.trail.export.exporter import Exporter
 
 CLOSE_S = 10.0
 _LIBRARIES = ("pyarrow", "numpy")
@@ -72,6 +72,6 @@ class SpoolTrail:
     def _made(self, store: Store) -> Exporter | None:
         if self.path is None:
             return None
-        from dmq.audit.export import Exporter, ExportOptions
+        from dmq.trail.export.exporter import Exporter, ExportOptions
 
         return Exporter(store, self.path, ExportOptions(role="spool", every_s=self._every_s))

@@ -24,9 +24,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmq.audit.ledger import read_books
-from dmq.audit.manifest import Layout, read_manifest
-from dmq.audit.snapshot_take import cell_of
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold
 from dmq.spool.findings import Findings, Pages, check_outbox
@@ -46,6 +43,9 @@ from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
 from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
+from dmq.trail.ledger import read_books
+from dmq.trail.manifest import Layout, read_manifest
+from dmq.trail.snapshots.taking import cell_of
 from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.upkeep.places import place_of, shown_id_of

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.clock import Clock
-from dmq.audit.snapshot_take import cell_of
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold, workplace, write_json
 from dmq.spool.findings import Findings
@@ -29,6 +28,7 @@ from dmq.store.schema.index import decode_index, encode_index_waiting
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued, waiting_bytes
+from dmq.trail.snapshots.taking import cell_of
 from dmq.upkeep.check import check_rows
 from dmq.upkeep.findings import Checked
 from dmq.upkeep.lost import LOST_FILE, Lost

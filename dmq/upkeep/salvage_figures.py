@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import decode_event, gap_event
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import keys
@@ -23,6 +22,7 @@ from dmq.store.schema.outbox import (
     encode_state,
     pack_record_head,
 )
+from dmq.trail.events import decode_event, gap_event
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import NAME_LETTERS
 from dmq.upkeep.new_store import NewStore

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
 
-from dmq.audit.events import EventKind, decode_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Op, Put
@@ -16,6 +15,7 @@ from dmq.store.schema.index import encode_index_finished
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import NOT_APPLICABLE, decode_block
 from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.trail.events import EventKind, decode_event
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames
 from dmq.upkeep.new_store import NewStore

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
-from dmq.audit.snapshot_take import Exporter, SnapshotResult, Taker, list_snapshots
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.store import Store
+from dmq.trail.snapshots.taking import Exporter, SnapshotResult, Taker, list_snapshots
 
 log = structlog.get_logger("dmq.daemon")
 

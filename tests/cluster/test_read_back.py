@@ -29,7 +29,7 @@ from broker_adapter.remoting.reading import Reading
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
-from dmq.audit.read_back import read_back
+from dmq.trail.export.verification import read_back
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
 PATIENCE_S = 120.0

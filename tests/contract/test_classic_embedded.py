@@ -30,8 +30,8 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
 from broker_adapter.own_keys import OWN_KEY
 from broker_adapter.topics import dead_letter_topic, retry_topic
-from dmq.audit.events import LANE, EventKind
 from dmq.broker.classic.clients import HEARTBEAT_S, SILENT_S_MAX
+from dmq.trail.events import LANE, EventKind
 
 TOPIC, GROUP = "orders", "workers"
 _LEVEL_1_MS = 1_000

@@ -19,11 +19,11 @@ from support.rigs import (
     send,
 )
 
-from dmq.audit.events import EventKind
 from dmq.store.ops import Delete, Put
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind
 from dmq.store.schema.keys import Family
+from dmq.trail.events import EventKind
 
 YEAR_MS = 365 * 24 * 3_600_000
 GLITCH_MS = 600  # how long the clock is wrong

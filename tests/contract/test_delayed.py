@@ -11,7 +11,6 @@ from support.rigs import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, r
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import pack_id
-from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.broker.delayed import changes as delayed
 from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
 from dmq.broker.topics.settings import FlowChange
@@ -19,6 +18,7 @@ from dmq.store.believed import ClockOptions
 from dmq.store.commit import STALL_S
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.store import StoreOptions
+from dmq.trail.events import NO_QUEUE, EventKind, gap_event
 
 SOON_MS, LATER_MS = 5_000, 600_000
 

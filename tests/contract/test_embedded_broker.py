@@ -26,13 +26,13 @@ from support.stores import GatedEngine, events
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import Delivery
-from dmq.audit.events import EventKind, decode_event
 from dmq.broker.groups import group_queue
 from dmq.broker.io.tail_cache import Recent
 from dmq.store.engine import Engine, EngineStats, Rows
 from dmq.store.ops import Batch, Op, Put
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.trail.events import EventKind, decode_event
 
 SOON_MS = 5_000
 

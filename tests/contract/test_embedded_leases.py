@@ -31,7 +31,6 @@ from broker_adapter.errors import Overloaded, Refused
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.message import Delivery, pack_id
 from dmq.admin.groups import Groups
-from dmq.audit.events import EventKind
 from dmq.broker.deliveries.dispatch import HandOut
 from dmq.broker.failures.failures import POSTPONED_MS
 from dmq.broker.groups import group_queue, subscriptions
@@ -40,6 +39,7 @@ from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.lease_timers import IN_HAND_SHARE, TIDY_AGAIN_S
 from dmq.broker.groups.subscription import SubscribedQueue
 from dmq.broker.operations.admin import END
+from dmq.trail.events import EventKind
 from retry.flow import Failure, Outcome
 
 SOON_MS = 5_000

@@ -18,11 +18,11 @@ from support.rigs import TOPIC, End, an_envelope, play, receive, until
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.audit.events import EventKind
 from dmq.broker.topics.registry import FORWARDER_GROUP
 from dmq.cluster import topic_forwarder as lane
 from dmq.cluster.outgoing import Doubt
 from dmq.cluster.topic_forwarder import TOGETHER_MAX
+from dmq.trail.events import EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, Job, JobKind
 from retry.hook.breaker import BreakerState
 

@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 from support.rigs import EmbeddedRig, an_envelope, every_durable_broker, receive
 
-from dmq.audit import ledger as ledger_module
-from dmq.audit.ledger import GroupBook, read_books
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.store import recount
 from dmq.store.ops import Appended
 from dmq.store.schema.names import decode_name
+from dmq.trail import ledger as ledger_module
+from dmq.trail.ledger import GroupBook, read_books
 
 
 def counting(calls: list[int]) -> Callable[[Subscriptions, Appended], None]:

@@ -13,8 +13,6 @@ from support.letters import PURGE, REDRIVE, die_many, finish, only
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, play, receive, send
 
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import EventKind
-from dmq.audit.ledger import LEDGER_KINDS, GroupBook, TopicBook, read_books
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.ops import Batch
@@ -22,6 +20,8 @@ from dmq.store.schema.group import CHUNK_OFFSETS
 from dmq.store.schema.keys import META_LEDGER_HEAD, META_NAME, Family
 from dmq.store.schema.ledger import Term
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind
+from dmq.trail.ledger import LEDGER_KINDS, GroupBook, TopicBook, read_books
 
 SOON_MS, LATER_MS = 1_000, 500_000
 

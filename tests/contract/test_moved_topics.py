@@ -11,13 +11,13 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, ids, play, receive
 
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
-from dmq.audit.events import EventKind
 from dmq.broker.deliveries.deliveries import Forwarded
 from dmq.broker.operations.retention import Retention
 from dmq.broker.topics.registry import FORWARDER_GROUP
 from dmq.cluster.outgoing import Forwards
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.store.schema.names import Keep
+from dmq.trail.events import EventKind
 from dmq.units import ALL_TOPICS, TopicPatterns
 
 OTHERS = TopicPatterns(frozenset({"bills"}))

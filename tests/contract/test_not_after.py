@@ -11,7 +11,7 @@ from support.rigs import GROUP, EmbeddedRig, End, ack, every_durable_broker, ids
 
 from broker_adapter.message import Envelope
 from broker_adapter.wire.mapping import NOT_AFTER_MS, decode, encode
-from dmq.audit.events import EventKind
+from dmq.trail.events import EventKind
 from retry.policy import Reason
 
 S = 1_000

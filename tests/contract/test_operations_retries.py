@@ -45,9 +45,9 @@ from support.rigs import (
 
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import pack_id
-from dmq.audit.events import EventKind
 from dmq.broker.failures.waiting_retries import RetryOutcomes
 from dmq.store.ops import Op
+from dmq.trail.events import EventKind
 from retry.policy import Fixed, Reason
 
 HOUR_MS = 3_600_000

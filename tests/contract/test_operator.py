@@ -29,11 +29,11 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import MessageType
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Half
-from dmq.audit.events import LANE, EventKind
 from dmq.broker.operations.admin import BEGIN, END, Operator
 from dmq.broker.topics.registry import Group, Topic
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import TopicSettings
+from dmq.trail.events import LANE, EventKind
 
 LATER_MS = 60_000
 

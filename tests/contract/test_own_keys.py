@@ -20,7 +20,6 @@ from broker_adapter.errors import Refused
 from broker_adapter.message import MessageType, pack_id, unpack_id
 from broker_adapter.own_keys import OWN_KEY
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event, gap_event
 from dmq.broker.delayed.changes import Changed, Meant, Outcome, rescheduled
 from dmq.broker.topics.settings import FlowChange
 from dmq.cluster.broker import ClusterFront
@@ -28,6 +27,7 @@ from dmq.store.ops import HandOver, Hold, Reschedule, Withdraw
 from dmq.store.schema.keys import Family, index_place
 from dmq.store.schema.own_keys import own_key_scope
 from dmq.store.store import StoreOptions
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event, gap_event
 from dmq.units import TopicPatterns
 
 LATER_MS = 60_000

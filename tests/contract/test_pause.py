@@ -26,7 +26,6 @@ from support.rigs import (
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
 from dmq.admin.messages import Messages, Wanted
-from dmq.audit.events import EventKind
 from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
 from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange
 from dmq.scheduler.held import HeldTopics, ReadSoFar
@@ -37,6 +36,7 @@ from dmq.store.marks import Marks
 from dmq.store.ops import Hold, Withdraw
 from dmq.store.schema.keys import HELD_TOPIC_ID_MAX, Family, is_held_key, pack_queue_key, timeline_mark
 from dmq.store.schema.record import decode_queued
+from dmq.trail.events import EventKind
 
 SOON_MS, LATER_MS, HOUR_MS = 5_000, 60_000, 3_600_000
 OTHER = "other"

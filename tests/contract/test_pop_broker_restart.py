@@ -28,7 +28,7 @@ from support.rigs import (
 
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery, unpack_id
-from dmq.audit.events import EventKind
+from dmq.trail.events import EventKind
 
 SOON_MS = 5_000
 ENDS = [

@@ -11,7 +11,6 @@ from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, an_envelope, every_b
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
-from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.broker.delayed.recall import decode_recall
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.store.identity import draw
@@ -20,6 +19,7 @@ from dmq.store.schema.identity import Place
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions
+from dmq.trail.events import NO_QUEUE, EventKind, gap_event
 from dmq.units import format_time
 
 SOON_MS, LATER_MS = 5_000, 60_000

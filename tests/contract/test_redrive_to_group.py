@@ -36,12 +36,12 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import LANE, EventKind
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.states import MessageState
 from dmq.store.ops import Put
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import TopicSettings
+from dmq.trail.events import LANE, EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, JobState
 
 

@@ -31,8 +31,8 @@ from support.rigs import GROUP, EmbeddedRig, End, every_durable_broker, ids, pla
 from support.stores import all_rows
 
 from broker_adapter.errors import Refused
-from dmq.audit.events import EventKind
 from dmq.store.schema.keys import Family
+from dmq.trail.events import EventKind
 
 
 async def listed(rig: EmbeddedRig) -> list[tuple[str, int, bool]]:

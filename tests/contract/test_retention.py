@@ -24,7 +24,6 @@ from support.rigs import (
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import Refused, Rule
-from dmq.audit.events import EventKind
 from dmq.broker.groups.pull_offsets import NOBODY
 from dmq.broker.groups.queue_front import Edges, readers_from, sizes
 from dmq.broker.operations import retention
@@ -33,6 +32,7 @@ from dmq.broker.operations.retention import Removed
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import Keep
+from dmq.trail.events import EventKind
 
 
 @every_durable_broker(queues=1)

@@ -14,7 +14,6 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_dura
 
 from broker_adapter.errors import Refused
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import EventKind
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.reader import Progress
 from dmq.broker.operations.admin import BEGIN
@@ -23,6 +22,7 @@ from dmq.store.ops import Put
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.store import Store
+from dmq.trail.events import EventKind
 from retry.dead_letter import Job, JobKind
 
 

@@ -29,7 +29,7 @@ from support.rigs import (
 
 from broker_adapter.adapter import GroupSettings
 from broker_adapter.message import Delivery
-from dmq.audit.events import LANE, EventKind
+from dmq.trail.events import LANE, EventKind
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 
 S, M, H = 1_000, 60_000, 3_600_000

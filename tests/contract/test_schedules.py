@@ -17,7 +17,6 @@ from support.stores import counted, recount
 from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import EventKind
 from dmq.broker.deliveries.deliveries import Forwarded
 from dmq.broker.schedules import cron as recurrence
 from dmq.broker.schedules import firing as recurring
@@ -31,6 +30,7 @@ from dmq.store.ops import Recur
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.names import TopicSettings
 from dmq.store.schema.recurring import CatchUp, Phase
+from dmq.trail.events import EventKind
 from dmq.units import parse_topic_patterns
 
 

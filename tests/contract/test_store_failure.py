@@ -26,7 +26,6 @@ from support.stores import (
 )
 
 from broker_adapter.clock import ManualClock
-from dmq.audit.events import gap_event
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
 from dmq.store.commit import OPS_PER_BATCH_MAX, Unit
 from dmq.store.memory import MemoryEngine
@@ -34,6 +33,7 @@ from dmq.store.ops import Appended, Delete, Done, Emit, Put
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 
 WINDOW_MS = 15 * 60_000
 

@@ -12,7 +12,6 @@ from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, TOPIC, all_rows, append, counted, events, hand_over, packed_id, recount, schedule
 
 from broker_adapter.clock import ManualClock
-from dmq.audit.events import gap_event
 from dmq.errors import StoreBusy, StoreError, StoreFailed
 from dmq.store import assemble
 from dmq.store.marks import Cursor
@@ -22,6 +21,7 @@ from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_key
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, decode_waiting
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 
 INSTEAD = 900  # the message that comes in place of a withdrawn one
 

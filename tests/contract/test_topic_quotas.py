@@ -12,12 +12,12 @@ from support.stores import recount_bytes
 
 from broker_adapter.errors import BrokerError, Refused
 from broker_adapter.message import Envelope, SendReceipt, pack_id, unpack_id
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.broker.limits.topic_quotas import OverTopicQuota
 from dmq.broker.topics.settings import BACK, FlowChange, QuotaChange
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 DELAY_MS = 90_000
 OTHER = "other"

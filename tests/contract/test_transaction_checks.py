@@ -22,8 +22,8 @@ from broker_adapter.errors import Rule
 from broker_adapter.message import Message, unpack_id
 from broker_adapter.transactions import Check, Half
 from broker_adapter.wire.mapping import encode
-from dmq.audit.events import EventKind
 from dmq.broker.transactions.transaction_checks import BUSY_MS, GIVEN_UP_GROUP, PAUSE_MS_MAX, UNDER_WAY_MAX
+from dmq.trail.events import EventKind
 from retry.dead_letter import DeadFilter, Job, JobKind
 from retry.policy import Reason
 

@@ -20,9 +20,9 @@ from support.effort import CRASHES, SEED
 from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
-from dmq.audit.events import gap_event
-from dmq.audit.snapshot_layout import open_quiet
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
+from dmq.trail.snapshots.layout import open_quiet
 from dmq.upkeep.ledger import compare
 
 READY_S_MAX = 10.0

@@ -14,8 +14,8 @@ from support.wire_client import Received, WireClient, a_message
 
 from broker_adapter.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.audit.events import EventKind, encode_event
 from dmq.broker.handles.receipt_handle import read_handle
+from dmq.trail.events import EventKind, encode_event
 
 _TOPIC, _GROUP = "durable", "durable-group"
 _EACH = 8

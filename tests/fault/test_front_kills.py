@@ -21,8 +21,8 @@ from support.fronts import serving, until, with_fronts
 from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
-from dmq.audit.events import gap_event
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 
 KILLED_FOR_S = 60.0 if EFFORT > 1 else 10.0
 KILL_EVERY_S = 2.0

@@ -22,8 +22,8 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.audit.events import EventKind, gap_event
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, gap_event
 
 TOPIC, GROUP = "recalled", "receivers"
 THREADS = 6

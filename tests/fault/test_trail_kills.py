@@ -21,8 +21,8 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.audit.export import export_all
 from dmq.store.cell import Cell
+from dmq.trail.export.exporter import export_all
 
 PATIENCE_S = 20.0
 KILLS = 3 * EFFORT
@@ -32,9 +32,9 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from broker_adapter.clock import SystemClock
-from dmq.audit import files, manifest
-from dmq.audit.events import encode_event, gap_event
-from dmq.audit.export import Exporter, ExportOptions
+from dmq.trail import files, manifest
+from dmq.trail.events import encode_event, gap_event
+from dmq.trail.export.exporter import Exporter, ExportOptions
 from dmq.store.ops import Emit
 from dmq.store.store import Store, StoreOptions
 

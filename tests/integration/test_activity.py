@@ -20,11 +20,11 @@ from dmq.admin import activity as module
 from dmq.admin import admin_v1 as wire
 from dmq.admin.activity import ActivityLog, Caller, what_of
 from dmq.admin.client import AdminClient, CallRefused, NotAllowed, NotFound
-from dmq.audit.events import EventKind
 from dmq.errors import StoreBusy
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.activity import CallOutcome
 from dmq.store.schema.index import Receipt
+from dmq.trail.events import EventKind
 
 BOSS, ON_CALL, VIEWER = Key("boss", "b"), Key("on-call", "o"), Key("viewer", "v")
 KEYS = """

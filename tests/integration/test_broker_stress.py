@@ -18,11 +18,11 @@ from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery, Envelope
-from dmq.audit.events import EventKind, gap_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, gap_event
 
 SECONDS = 2.0 * EFFORT
 GROUPS = ("workers", "auditors")

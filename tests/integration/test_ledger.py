@@ -22,13 +22,13 @@ from support.stores import all_rows, put_batch
 from broker_adapter.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
-from dmq.audit.events import EventKind, gap_event
-from dmq.audit.ledger import LEDGER_KINDS
 from dmq.errors import StoreError
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, gap_event
+from dmq.trail.ledger import LEDGER_KINDS
 from dmq.upkeep.ledger import LedgerVerifier, Verification
 
 PATIENCE_S = 60.0

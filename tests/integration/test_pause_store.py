@@ -11,13 +11,13 @@ from support.rigs import TOPIC, an_envelope
 from support.store_rig import CellRig, checked, held
 
 from broker_adapter.clock import ManualClock
-from dmq.audit.snapshot_layout import open_quiet, read_names
-from dmq.audit.snapshot_rows import HELD, entries
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family, pack_u64
+from dmq.trail.snapshots.layout import open_quiet, read_names
+from dmq.trail.snapshots.rows import HELD, entries
 from dmq.upkeep.salvage import salvage
 
 COUNT = 5

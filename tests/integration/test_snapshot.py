@@ -22,8 +22,6 @@ from support.snapshot_check import check_snapshot, outbox_events
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
-from dmq.audit.events import gap_event
-from dmq.audit.snapshot_take import SnapshotFailed, SnapshotResult, Taker, directory_of, snapshot_of
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.scheduler.scheduler import Scheduler
@@ -32,6 +30,8 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema.keys import META_DONE, Family, pack_pair, pack_timeline_key
 from dmq.store.schema.record import EntryKind, encode_body, encode_waiting
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
+from dmq.trail.snapshots.taking import SnapshotFailed, SnapshotResult, Taker, directory_of, snapshot_of
 from dmq.upkeep.snapshots import cursors_of
 from retry.policy import RetryPolicy, Table
 

@@ -22,8 +22,6 @@ from support.store_rig import READY, CellRig, checked, files_of, fill
 from support.stores import all_rows, put_batch
 
 from broker_adapter.clock import SystemClock
-from dmq.audit.events import EventKind
-from dmq.audit.manifest import Layout, Listed, encode_line
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
@@ -33,6 +31,8 @@ from dmq.store.schema.keys import Family, pack_pair, pack_queue_key, pack_u64
 from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.schema.record import encode_body, encode_queued
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind
+from dmq.trail.manifest import Layout, Listed, encode_line
 
 Plant = Callable[[RocksEngine], Batch]
 

@@ -22,11 +22,11 @@ from support.watch import WatchedEngine
 
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
-from dmq.audit.events import EventKind, gap_count, gap_event
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
+from dmq.trail.events import EventKind, gap_count, gap_event
 from retry.dead_letter import Job
 from retry.policy import RetryPolicy, Table
 

@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused
-from dmq.audit import events
 from dmq.broker.handles import receipt_handle as receipt
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import group as of_group
@@ -19,6 +18,7 @@ from dmq.store.schema import index, keys, outbox, record
 from dmq.store.schema.identity import Identity
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.spool import spool_total_key
+from dmq.trail import events
 
 u8, u16, u32 = st.integers(0, 2**8 - 1), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.audit import events
 from dmq.broker.handles import receipt_handle as receipt
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.store.schema import identity, record
 from dmq.store.schema.index import EntryState
+from dmq.trail import events
 
 IDENTITY = identity.Identity(7, bytes(range(32)), identity.Place(9, 10))
 RECEIPTS, ENTRIES = receipt.ReceiptHandles(IDENTITY, 1), EntryHandles(IDENTITY)

@@ -20,12 +20,12 @@ from support.own_keys import keyed, waiting_under_keys
 from support.rigs import TOPIC, EmbeddedRig, End
 
 from broker_adapter.message import SendReceipt, pack_id, unpack_id
-from dmq.audit.events import EventKind, gap_event
 from dmq.broker.delayed.changes import Changed, Meant, Outcome
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import StoreOptions
+from dmq.trail.events import EventKind, gap_event
 
 _T = TypeVar("_T")
 _KEYS = ("one", "two")

@@ -19,7 +19,6 @@ from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive, until
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
-from dmq.audit.events import EventKind, gap_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
@@ -27,6 +26,7 @@ from dmq.store.ops import HandOver
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, gap_event
 
 pytestmark = pytest.mark.timeout(120 * EFFORT)
 BATCH, OVER_MS = 500, 10

@@ -47,9 +47,9 @@ from support.rigs import GROUP, TOPIC, End, an_envelope, ids, play, receive, unt
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import EventKind
 from dmq.errors import StoreError
 from dmq.store.schema.record import QueuedMessage
+from dmq.trail.events import EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 

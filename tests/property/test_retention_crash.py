@@ -22,11 +22,11 @@ from support.stores import all_rows
 
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import unpack_id
-from dmq.audit.events import EventKind
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.topics.settings import KeepChange
 from dmq.errors import StoreError
 from dmq.store.schema.keys import Family, queue_offset_of
+from dmq.trail.events import EventKind
 
 GROUPS = ("workers", "auditors")
 KEEP_MS = 1_000

@@ -21,10 +21,10 @@ from support.schedules import check_rows, occurrences, wanted
 from support.stores import counted, recount
 
 from broker_adapter.errors import BrokerUnavailable, Refused
-from dmq.audit.events import EventKind
 from dmq.errors import StoreError
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.recurring import CatchUp, Phase
+from dmq.trail.events import EventKind
 
 EVERY_MS = {"all": 1_000, "one": 1_700, "skip": 30_000, "count": 1_300}
 POLICY = {"all": CatchUp.ALL, "one": CatchUp.ONE, "skip": CatchUp.SKIP, "count": CatchUp.ALL}

@@ -17,13 +17,13 @@ from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive
 
 from broker_adapter.message import pack_id, unpack_id
-from dmq.audit.events import EventKind, gap_event
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import StoreOptions
+from dmq.trail.events import EventKind, gap_event
 
 pytestmark = pytest.mark.timeout(120 * EFFORT)
 MESSAGES = 600 if EFFORT == 1 else 10_000

@@ -23,11 +23,11 @@ from support.stores import counted, half_bodies, recount, waiting_rows
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.transactions import Check, Half
-from dmq.audit.events import EventKind
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, CheckOptions
 from dmq.errors import StoreError
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_waiting, is_half
+from dmq.trail.events import EventKind
 
 CHECKS = CheckOptions(first_after_ms=6_000, every_ms=30_000, checks_max=2)
 MESSAGES = 4

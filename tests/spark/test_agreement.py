@@ -26,7 +26,7 @@ from support.trail_files import CellWriter, files_of, read_manifest, write_manif
 from support.trail_forge import forge
 from support.trail_hand import START_MS, Hand
 
-from dmq.audit.manifest import CellFile, Layout, write_cell
+from dmq.trail.manifest import CellFile, Layout, write_cell
 from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options

@@ -11,9 +11,9 @@ import pytest
 from support.spool_rig import PATIENCE_S
 
 from broker_adapter.clock import SystemClock
-from dmq.audit.export import export_all
-from dmq.audit.snapshot_take import snapshot_of
 from dmq.spool.spool import Spool, SpoolOptions
+from dmq.trail.export.exporter import export_all
+from dmq.trail.snapshots.taking import snapshot_of
 from retry.sink import Death
 from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit

@@ -39,9 +39,9 @@ from support.trail import read_facts, read_lines
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt, pack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
-from dmq.audit.events import gap_event
 from dmq.broker.delayed.changes import Changed, Meant, Outcome
 from dmq.store.store import StoreOptions
+from dmq.trail.events import gap_event
 
 _T = TypeVar("_T")
 LOOK_EACH_MS = 14_000  # less than the time after which a process stood still

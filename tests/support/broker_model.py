@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from broker_adapter.message import DeadLetterFacts
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import EventKind
 from dmq.store.believed import STEP_MS
+from dmq.trail.events import EventKind
 
 Key = tuple[str, str]  # topic, message id
 ALIVE_S, RENEWED_MS, RENEWED_MS_MAX, GONE_MS = 60.0, 60_000, 3 * 3_600_000, 1_000

@@ -32,13 +32,13 @@ from broker_adapter.remoting import RemotingBroker, RemotingOptions
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.transactions import Check, TransactionalBroker
 from broker_adapter.wire.mapping import encode
-from dmq.audit.events import gap_event
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.rocks import RocksEngine
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 
 INVISIBLE_MS = 10_000  # the least that RocketMQ takes
 REQUEST_MS = 30_000  # a machine that stalls is no broker that is away

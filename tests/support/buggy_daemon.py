@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from broker_adapter.message import unpack_id
-from dmq.audit.events import decode_event
 from dmq.store.assemble import Assembler
 from dmq.store.ops import NO_RECEIPT, HandOver
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family
+from dmq.trail.events import decode_event
 
 
 def plant(one_in: int, listed: Path) -> None:

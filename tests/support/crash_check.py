@@ -13,8 +13,8 @@ from support.crash_load import ATTEMPTS_MAX, INVISIBLE_MS, Ledger, Seen
 from support.outbox import TrailEvent
 
 from broker_adapter.message import unpack_id
-from dmq.audit.events import EventKind
 from dmq.broker.handles.receipt_handle import read_handle
+from dmq.trail.events import EventKind
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
 _ANSWER_MS_MAX = 1_000

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from broker_adapter.clock import ManualClock, Moment
 from broker_adapter.message import MessageType
 from dmq.acl.quotas import Holder, Quota, Quotas
-from dmq.audit.events import EventKind, decode_event, encode_event
 from dmq.broker.groups.group_queue import GroupQueue, Lease
 from dmq.broker.schedules.firing import waiting_record
 from dmq.broker.topics.registry import Group, Names, Topic
@@ -101,6 +100,7 @@ from dmq.store.schema.spool import (
     uid_key,
 )
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, decode_event, encode_event
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.failure_reason import FailureReason
 from retry.policy import Reason, RetryPolicy

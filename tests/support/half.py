@@ -10,9 +10,9 @@ from support.rigs import TOPIC, EmbeddedRig, an_envelope, until
 
 from broker_adapter.errors import Refused
 from broker_adapter.transactions import Check, Half, HalfReceipt
-from dmq.audit.events import EventKind
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
 from dmq.store.schema.keys import half_scope
+from dmq.trail.events import EventKind
 
 FIRST_MS, EVERY_MS, CHECKS_MAX = 6_000, 30_000, 15
 DEAD = f"%DLQ%{GIVEN_UP_GROUP}"

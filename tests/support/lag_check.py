@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dmq.audit.ledger import read_books
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.queue_front import progress
@@ -11,6 +10,7 @@ from dmq.broker.operations.lag import Lag, Lags
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store
+from dmq.trail.ledger import read_books
 
 
 def assert_lags(broker: EmbeddedBroker, *, with_ages: bool) -> None:

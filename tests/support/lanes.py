@@ -15,8 +15,8 @@ from broker_adapter.adapter import PopBroker, TopicRoute
 from broker_adapter.errors import BrokerError
 from broker_adapter.message import Envelope, SendReceipt, unpack_id
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.audit.events import EventKind
 from dmq.cluster.forwarder import Forwarder
+from dmq.trail.events import EventKind
 from dmq.units import TopicPatterns
 
 Answer = Callable[[Sequence[Envelope]], Awaitable[None]]  # returns: OK; raises what the cluster says otherwise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dmq.audit.ledger import Difference
 from dmq.store.store import Store
+from dmq.trail.ledger import Difference
 from dmq.upkeep.ledger import compare
 
 

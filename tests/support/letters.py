@@ -24,7 +24,6 @@ from broker_adapter.wire.mapping import decode, encode
 from dmq.admin.cell import Cell
 from dmq.admin.service import Operators
 from dmq.admin.status import GroupStatus
-from dmq.audit.events import AuditEvent, EventKind
 from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Letter, Page
@@ -35,6 +34,7 @@ from dmq.store.engine import Engine
 from dmq.store.ops import Batch, Put
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
 from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.trail.events import AuditEvent, EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobKind, JobState
 from retry.policy import Fixed, RetryPolicy
 

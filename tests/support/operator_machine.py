@@ -29,7 +29,6 @@ from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt, unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import EventKind, gap_event
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.topics.settings import KeepChange
 from dmq.errors import StoreError
@@ -37,6 +36,7 @@ from dmq.store.believed import ClockOptions
 from dmq.store.engine import Engine
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.store import StoreOptions
+from dmq.trail.events import EventKind, gap_event
 from retry.dead_letter import PARENT_MESSAGE_ID, Job, JobKind, JobState
 from retry.policy import RetryPolicy, Table
 

@@ -1,15 +1,15 @@
-"""Reading the outbox of a store event by event; the exporter reads whole rows of it (``dmq.audit.export``)."""
+"""Reading the outbox of a store event by event; the exporter reads whole rows of it (``dmq.trail.export.exporter``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dmq.audit.events import AuditEvent, decode_event
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.schema.outbox import OutboxRecord, decode_block
 from dmq.store.store import Store
+from dmq.trail.events import AuditEvent, decode_event
 
 _ROWS_PER_SCAN = 256
 

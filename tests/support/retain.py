@@ -7,10 +7,10 @@ from collections import Counter
 from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, ack, ids, receive
 
-from dmq.audit.events import EventKind
 from dmq.broker.operations.retention import Removed
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
+from dmq.trail.events import EventKind
 
 SECOND = KeepChange(1_000)
 TOLD = KeepChange(1_000, unread="no")

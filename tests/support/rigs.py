@@ -26,8 +26,6 @@ from support.stores import recount_bytes
 from broker_adapter.adapter import GroupSettings, Subscription
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Delivery, Envelope, SendReceipt
-from dmq.audit.events import gap_event
-from dmq.audit.ledger import LEDGER_KINDS
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
@@ -39,6 +37,8 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema.keys import META_IDENTITY, Family
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
+from dmq.trail.ledger import LEDGER_KINDS
 from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy, Table
 

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from support.outbox import read_outbox
 
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import LANE, NO_QUEUE, EventKind, gap_count
 from dmq.broker.topics.registry import Names
 from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import Store
+from dmq.trail.events import LANE, NO_QUEUE, EventKind, gap_count
 
 Event = dict[str, Any]
 Place = tuple[str, str | None, int]  # topic, group of a lane, queue

@@ -15,7 +15,6 @@ from support.rigs import End
 from support.stores import all_rows
 
 from broker_adapter.clock import Clock, ManualClock
-from dmq.audit.events import gap_event
 from dmq.spool import entries, reader, spool
 from dmq.spool.bounds import SpoolOptions
 from dmq.spool.entries import Entries
@@ -27,6 +26,7 @@ from dmq.store.schema.keys import Family
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import Totals, decode_dead, decode_entry, spool_range
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 from retry.sink import Entry, Held
 
 PATIENCE_S = 20.0

@@ -11,7 +11,6 @@ from typing import Protocol
 from support.stores import PATIENCE_S, GatedEngine, hand_over
 
 from broker_adapter.clock import ManualClock
-from dmq.audit.events import gap_event
 from dmq.errors import StoreError
 from dmq.store.commit import Unit
 from dmq.store.engine import Engine
@@ -22,6 +21,7 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, timeline_key
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
 
 NOW_MS = 1_700_000_000_000
 ENGINES = ["rocks", "memory"]

@@ -17,14 +17,14 @@ from support.spool_damage import flip
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import unpack_id
-from dmq.audit.events import gap_event
-from dmq.audit.ledger import LEDGER_KINDS
-from dmq.audit.snapshot_layout import open_quiet
 from dmq.broker.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.schema.keys import TIMELINE_END, Family, queue_offset_of
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
+from dmq.trail.ledger import LEDGER_KINDS
+from dmq.trail.snapshots.layout import open_quiet
 from dmq.upkeep.check import check
 from dmq.upkeep.findings import Checked
 from dmq.upkeep.lost import LOST_FILE

@@ -7,11 +7,11 @@ from support.outbox import read_outbox
 
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import LANE, NO_QUEUE, AuditEvent, EventKind
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.store.schema.record import decode_queued
+from dmq.trail.events import LANE, NO_QUEUE, AuditEvent, EventKind
 
 _OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED}
 _OF_MESSAGES |= {EventKind.RESCHEDULED}

@@ -12,13 +12,13 @@ from support.rigs import End, ack, an_envelope, receive
 
 from broker_adapter.errors import Refused
 from broker_adapter.transactions import Half
-from dmq.audit.events import EventKind, cell_event
-from dmq.audit.export import Exporter
-from dmq.audit.snapshot import write_snapshot
-from dmq.audit.snapshot_take import directory_of
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.transactions.transaction_checks import CheckOptions
 from dmq.store.ops import Emit
+from dmq.trail.events import EventKind, cell_event
+from dmq.trail.export.exporter import Exporter
+from dmq.trail.snapshots.snapshot import write_snapshot
+from dmq.trail.snapshots.taking import directory_of
 
 DEALS = "deals"
 _CHECKS = CheckOptions(first_after_ms=6_000, every_ms=30_000, checks_max=2)

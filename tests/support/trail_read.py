@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from dmq.audit.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
 from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
+from dmq.trail.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
 
 HOUR_MS = 3_600_000
 NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED}

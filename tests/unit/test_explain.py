@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.trail_damage import change_column
 
-from dmq.audit.events import EventKind
+from dmq.trail.events import EventKind
 from spark_audit import explain
 from spark_audit.report.message import files
 from spark_audit.report.message.files import packed_forms

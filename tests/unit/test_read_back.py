@@ -18,7 +18,7 @@ from broker_adapter.remoting import RemotingOptions
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
-from dmq.audit.read_back import CLOCKS_MS, ReadBack, read_back
+from dmq.trail.export.verification import CLOCKS_MS, ReadBack, read_back
 
 START = 1_700_000_000_000
 PATIENCE_S = 61.0  # no other time
@@ -153,7 +153,7 @@ def test_time_that_runs_out_leaves_the_rest_unread(peer: Peer, trail: Path, monk
         loop.call_soon_threadsafe(time.reschedule, 0)
         return True
 
-    monkeypatch.setattr("dmq.audit.read_back.asyncio.timeout", bound)
+    monkeypatch.setattr("dmq.trail.export.verification.asyncio.timeout", bound)
     peer.topics["orders"] = [HeldQueue([stored("orders", 0, "A"), stored("orders", 1, "B")])]
     peer.topics["refunds"] = [HeldQueue()]
     peer.pull_max = 1

@@ -5,18 +5,6 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.clock import ManualClock, Moment
-from dmq.audit.cells import gaps_between
-from dmq.audit.snapshot_layout import (
-    Named,
-    NamesOf,
-    Waiting,
-    decode_cursors,
-    encode_cursors,
-    read_names,
-    read_waiting,
-)
-from dmq.audit.snapshot_rows import entries, progress, queues
-from dmq.audit.snapshot_take import not_kept
 from dmq.broker.failures.failures import copy_of
 from dmq.broker.groups.group_queue import GroupQueue, Lease
 from dmq.broker.topics.registry import Names
@@ -28,6 +16,18 @@ from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, tim
 from dmq.store.schema.record import EntryKind, History, QueuedMessage, encode_body, encode_queued, encode_waiting
 from dmq.store.schema.spool import DEAD_HEAD_BYTES, dead_key, encode_dead, encode_entry, key_queue_id
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.cells import gaps_between
+from dmq.trail.snapshots.layout import (
+    Named,
+    NamesOf,
+    Waiting,
+    decode_cursors,
+    encode_cursors,
+    read_names,
+    read_waiting,
+)
+from dmq.trail.snapshots.rows import entries, progress, queues
+from dmq.trail.snapshots.taking import not_kept
 from retry.sink import Death, Entry
 
 DAY_MS = 86_400_000

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.trail_read import HOUR_MS, expected_row, read_trail
 
-from dmq.audit.columns import to_columns
-from dmq.audit.events import EventKind, decode_event, encode_event, with_reason
-from dmq.audit.files import write_events
-from dmq.audit.manifest import Layout, append
-from dmq.audit.outbox_rows import Row, chunks_of, files_of
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import pack_u64
 from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head
+from dmq.trail.columns import to_columns
+from dmq.trail.events import EventKind, decode_event, encode_event, with_reason
+from dmq.trail.files import write_events
+from dmq.trail.manifest import Layout, append
+from dmq.trail.outbox_rows import Row, chunks_of, files_of
 from retry.failure_reason import FailureReason
 
 NAMES = {1: "orders", 2: "payments", 70_000: "workers", 2**32 - 1: "%RETRY%workers"}

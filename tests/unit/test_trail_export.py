@@ -14,11 +14,11 @@ from support.stores import PATIENCE_S
 from support.trail_cell import CELL, Cell
 from support.trail_read import HOUR_MS, lines, read_trail
 
-from dmq.audit.events import EventKind, cell_event, encode_event, gap_event
-from dmq.audit.export_values import ExportOptions
 from dmq.store.ops import Emit, Put
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import StoreOptions
+from dmq.trail.events import EventKind, cell_event, encode_event, gap_event
+from dmq.trail.export.values import ExportOptions
 
 
 @pytest.fixture
@@ -168,5 +168,5 @@ def test_a_quiet_cell_has_a_pulse(cell: Cell) -> None:
 
 def test_the_exporter_costs_no_library_where_it_is_not_used() -> None:
     """Importing it loads neither numpy nor pyarrow: the hook and the command line stay light."""
-    code = "import dmq.audit.export, dmq.spool.spool, sys; assert not {'numpy', 'pyarrow'} & set(sys.modules)"
+    code = "import dmq.trail.export.exporter, dmq.spool.spool, sys; assert not {'numpy', 'pyarrow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -13,10 +13,12 @@ from support.stores import PATIENCE_S
 from support.trail_cell import CELL, Cell
 from support.trail_read import read_trail
 
-from dmq.audit import export, files, recovery
-from dmq.audit.events import gap_event
-from dmq.audit.export import Exporter, TrailUnavailable
 from dmq.store.store import StoreOptions
+from dmq.trail import files
+from dmq.trail.events import gap_event
+from dmq.trail.export import exporter as export
+from dmq.trail.export import recovery
+from dmq.trail.export.exporter import Exporter, TrailUnavailable
 
 
 @pytest.fixture

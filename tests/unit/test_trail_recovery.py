@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from support.trail_cell import CELL, DAY_MS, Cell
 from support.trail_read import data_files, lines, read_trail
 
-from dmq.audit import manifest
-from dmq.audit.export import ExportOptions, TrailUnavailable
 from dmq.store.believed import STEADY_AFTER_MS
+from dmq.trail import manifest
+from dmq.trail.export.exporter import ExportOptions, TrailUnavailable
 
 
 @pytest.fixture
@@ -252,9 +252,9 @@ def test_no_date_goes_while_the_clock_is_not_steady(cell: Cell) -> None:
 def test_a_kill_while_old_dates_go_is_no_loss(cell: Cell, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """After each step of it the next run finishes, and what is there is said to be there."""
     targets = {
-        "write_cell": ("dmq.audit.manifest.write_cell", None),
-        "unlink": ("dmq.audit.retention.sync_directory", cell.trail / "manifest" / f"cell={CELL}"),
-        "rmtree": ("dmq.audit.retention.shutil.rmtree", None),
+        "write_cell": ("dmq.trail.manifest.write_cell", None),
+        "unlink": ("dmq.trail.export.retention.sync_directory", cell.trail / "manifest" / f"cell={CELL}"),
+        "rmtree": ("dmq.trail.export.retention.shutil.rmtree", None),
     }
     name, only = targets[step]
 

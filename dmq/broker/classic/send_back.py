@@ -30,7 +30,6 @@ from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode, encode
-from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.broker.failures.failures import Failures
 from dmq.broker.groups.group_queue import ATTEMPT_MAX
 from dmq.broker.groups.settled_letters import Settled
@@ -44,6 +43,7 @@ from dmq.store.ops import Emit
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
 from dmq.store.schema.record import History, QueuedMessage, decode_queued
+from dmq.trail.events import LANE, EventKind, encode_event
 from retry.policy import Reason
 
 LEVEL_BEFORE = 2  # the first failure waits for level 3, each further one for the next: RocketMQ's rule

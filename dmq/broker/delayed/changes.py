@@ -14,7 +14,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
@@ -31,6 +30,7 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from dmq.store.store import Store
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 ENTRIES_PER_UNIT_MAX = 128
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024  # a single message may be larger

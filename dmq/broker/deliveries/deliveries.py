@@ -13,7 +13,6 @@ from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.clock import moment
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery
-from dmq.audit.events import EventKind, with_reason
 from dmq.broker.deliveries.dispatch import HandOut, Looked, Terms
 from dmq.broker.deliveries.lease_expiry import Leases
 from dmq.broker.failures.failures import Failures
@@ -30,6 +29,7 @@ from dmq.broker.topics.catalog import Catalog
 from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.failure_reason import encode_reason
+from dmq.trail.events import EventKind, with_reason
 from retry.flow import Failure, Nacked, SentBack, Unwanted
 from retry.flow import Forwarded as GivenUp
 from retry.policy import MAX_ATTEMPTS_LIMIT

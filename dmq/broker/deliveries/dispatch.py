@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
-from dmq.audit.events import EventKind
 from dmq.broker.filters.filters import Filters, Passes
 from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.lease_timers import LeaseEnds
@@ -28,6 +27,7 @@ from dmq.broker.topics.registry import Names
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
+from dmq.trail.events import EventKind
 from retry.policy import Reason
 
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024

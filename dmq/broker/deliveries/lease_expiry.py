@@ -9,7 +9,6 @@ from typing import Any
 import structlog
 
 from broker_adapter.errors import BrokerError
-from dmq.audit.events import EventKind
 from dmq.broker.failures.failures import POSTPONED_MS, Failures
 from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
 from dmq.broker.groups.lease_timers import Ended, LeaseEnds
@@ -18,6 +17,7 @@ from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.store import Store
+from dmq.trail.events import EventKind
 from retry.flow import ComeBack, LeaseExpired
 
 log = structlog.get_logger("dmq.broker")

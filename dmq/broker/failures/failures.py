@@ -28,7 +28,6 @@ from broker_adapter.message import Delivery, pack_id, unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import not_after_of
-from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, with_reason
 from dmq.broker.failures.failure_log import FailureLog
 from dmq.broker.failures.failure_reasons import FailureReasons
 from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
@@ -56,6 +55,7 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
+from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, with_reason
 from dmq.units import format_time
 from retry.dead_letter import REFUSED
 from retry.failure_reason import FailureReason, bounded

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
-from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.broker.failures.failures import Failures
 from dmq.broker.io.commits import Commits
 from dmq.broker.topics.catalog import Catalog
@@ -29,6 +28,7 @@ from dmq.store.schema.record import (
     encode_queued,
 )
 from dmq.store.store import Store
+from dmq.trail.events import LANE, EventKind, encode_event
 from retry.failure_reason import FailureReason
 from retry.policy import Reason
 

@@ -6,7 +6,6 @@ A group that pulls is no subscriber, gets no retries, and does not begin anywher
 from __future__ import annotations
 
 from broker_adapter.errors import Refused, Rule
-from dmq.audit.events import offset_set_event
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.queue_log import Place
 from dmq.broker.io.reader import Reader
@@ -14,6 +13,7 @@ from dmq.broker.topics.catalog import Catalog, check_not_forwarder
 from dmq.store.ops import Emit, Put
 from dmq.store.schema.group import committed_key
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.trail.events import offset_set_event
 
 NOBODY = 2**64  # further than anybody reads
 

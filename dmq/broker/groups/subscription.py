@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.topics.registry import Topic
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.record import QueuedMessage
+from dmq.trail.events import LANE, EventKind, encode_event
 
 
 class QueueEnd:

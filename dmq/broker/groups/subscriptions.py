@@ -10,7 +10,6 @@ from broker_adapter.clock import moment
 from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.limits import SUBSCRIPTIONS_MAX
 from broker_adapter.topics import DEAD_LETTER_PREFIX
-from dmq.audit.events import subscribed_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.lease_timers import LeaseEnds
 from dmq.broker.groups.message_groups import Remembered
@@ -26,6 +25,7 @@ from dmq.broker.topics.registry import Group, Topic
 from dmq.store.ops import Appended, Emit, Op
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
+from dmq.trail.events import subscribed_event
 
 GroupStart = Literal["earliest", "latest"]
 # So many messages of a queue are appended before its readers are looked at again: most are where they were.

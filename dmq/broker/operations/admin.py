@@ -8,7 +8,6 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
-from dmq.audit.events import subscribed_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits
@@ -28,6 +27,7 @@ from dmq.store.ops import Emit
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
 from dmq.store.store import Store
+from dmq.trail.events import subscribed_event
 
 BEGIN, END = -1, -2  # where to reset a group to, beside a time
 

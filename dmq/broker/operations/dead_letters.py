@@ -32,7 +32,6 @@ from broker_adapter.message_id import new_message_id
 from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
-from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits, look_at
@@ -51,6 +50,7 @@ from dmq.store.schema.ledger import Term
 from dmq.store.schema.names import GROUPED, PLAIN
 from dmq.store.schema.orders import decode_job, encode_job
 from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
+from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, UNREADABLE, Dead, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import Overloaded
-from dmq.audit.ledger import GroupBook, Ledger, read_books
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.topics.registry import Names
@@ -25,6 +24,7 @@ from dmq.store.schema.group import GroupKind, pack_group_key
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store
+from dmq.trail.ledger import GroupBook, Ledger, read_books
 
 LEDGER_ROWS_MAX = 50_000  # of a ledger that is looked through for metrics
 READS_MAX = 10_000  # in one look

@@ -20,7 +20,6 @@ from typing import NamedTuple
 from broker_adapter.clock import Clock
 from broker_adapter.limits import GROUPS_MAX
 from broker_adapter.topics import dead_letter_topic
-from dmq.audit.events import EventKind
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.queue_front import progress as stored
 from dmq.broker.groups.subscriptions import Subscriptions
@@ -37,6 +36,7 @@ from dmq.store.schema.keys import Family, pack_queue_key, reset_key, unpack_u64
 from dmq.store.schema.ledger import Term, decode_ledger, ledger_key
 from dmq.store.schema.record import WAITING_HEADER_BYTES, History, decode_history, decode_queued
 from dmq.store.store import Store
+from dmq.trail.events import EventKind
 from retry.failure_reason import FailureReason
 
 _LOOKS_MAX = 8  # of which each but the first finds that it failed once more since the one before

@@ -20,7 +20,6 @@ import structlog
 
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX
-from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscription import Subscription
 from dmq.broker.groups.subscriptions import Subscriptions
@@ -51,6 +50,7 @@ from dmq.store.schema.record import (
     waiting_bytes,
 )
 from dmq.store.store import Store
+from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
 
 log = structlog.get_logger("dmq.broker")
 

@@ -24,7 +24,6 @@ import structlog
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.topics import DEAD_LETTER_PREFIX
-from dmq.audit.events import EventKind, encode_event
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.pull_offsets import NOBODY, Offsets
 from dmq.broker.groups.queue_front import Edges, Front, edges, finished, front, readers_from, size_of, sizes
@@ -41,6 +40,7 @@ from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
 from dmq.store.schema.names import Keep
 from dmq.store.schema.record import QueuedMessage
+from dmq.trail.events import EventKind, encode_event
 
 log = structlog.get_logger("dmq.broker")
 

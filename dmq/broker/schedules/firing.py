@@ -24,7 +24,6 @@ from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of, set_timestamp, to_envelope
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.schedules.cron import RuleError, Turn, due_ms, turn
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.broker.sending.placement import Placement
@@ -52,6 +51,7 @@ from dmq.store.schema.recurring import (
     encode_progress,
     schedule_keys,
 )
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 AT_ONCE_MAX = 64  # occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024

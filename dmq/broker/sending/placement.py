@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope, MessageType, pack_id
 from broker_adapter.topics import queue_of_message_group
-from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Append, HandOver, IfKnown, Schedule, UnderKey
@@ -27,6 +26,7 @@ from dmq.store.schema.record import (
     history_bytes,
     split_own_key,
 )
+from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)

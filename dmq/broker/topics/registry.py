@@ -17,7 +17,6 @@ from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
-from dmq.audit.events import EventKind, name_event
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Rows
 from dmq.store.ops import Delete, Emit, Op, Put
@@ -36,6 +35,7 @@ from dmq.store.schema.names import (
     TopicQuotas,
     TopicSettings,
 )
+from dmq.trail.events import EventKind, name_event
 from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
@@ -38,6 +37,7 @@ from dmq.store.schema.record import (
     encode_history,
     encode_queued,
 )
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.policy import Reason
 
 GIVEN_UP_GROUP = "unresolved-transactions"

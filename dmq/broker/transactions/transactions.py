@@ -21,7 +21,6 @@ from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
@@ -46,6 +45,7 @@ from dmq.store.schema.record import (
     encode_half,
     encode_half_body,
 )
+from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from dmq.units import format_time
 
 log = structlog.get_logger("dmq.broker")

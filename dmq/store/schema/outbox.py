@@ -5,7 +5,7 @@
 
 The row's key is the sequence of its first event, so sequences have no gaps and a row covers ``[key, key + count)``.
 What only the writer knows (the entry's sequence, the queue offset, when it was committed, in which run of the daemon)
-is in the block; the event is opaque here, ``dmq.audit`` reads and writes it. All-ones means "not applicable".
+is in the block; the event is opaque here, ``dmq.trail`` reads and writes it. All-ones means "not applicable".
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from support.letters import a_message, die, fail
 from support.live_cell import NOW, LiveCell
 from support.rigs import receive
 
-from dmq.audit.events import EventKind
 from dmq.store.ops import Tally
+from dmq.trail.events import EventKind
 
 
 @pytest.fixture

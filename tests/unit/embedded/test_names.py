@@ -8,7 +8,6 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded
-from dmq.audit.events import EventKind, decode_event
 from dmq.broker.topics import registry as names_module
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
@@ -16,6 +15,7 @@ from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Emit, Put
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import EventKind, decode_event
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import queue_of_message_group
-from dmq.audit import events
-from dmq.audit.events import NO_QUEUE, EventKind, decode_event
 from dmq.broker.sending.placement import Placement, message_group_of
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
@@ -32,6 +30,8 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from dmq.store.store import Store, StoreOptions
+from dmq.trail import events
+from dmq.trail.events import NO_QUEUE, EventKind, decode_event
 
 NOW_MS = 1_700_000_000_000
 KEY = pack_timeline_key(NOW_MS, 77)

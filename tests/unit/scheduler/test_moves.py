@@ -7,7 +7,6 @@ from support.scheduler_cell import Cell
 from support.stores import events
 
 from broker_adapter.clock import ManualClock
-from dmq.audit.events import NO_QUEUE, EventKind, decode_event, encode_event
 from dmq.errors import StoreCorrupt
 from dmq.scheduler.moves import moved
 from dmq.store.ops import IfKnown, Reschedule
@@ -23,6 +22,7 @@ from dmq.store.schema.record import (
     encode_half,
     encode_waiting,
 )
+from dmq.trail.events import NO_QUEUE, EventKind, decode_event, encode_event
 
 NOW_MS, STEP_MS = 1_000_000, 10_000
 KEY = pack_timeline_key(NOW_MS, 7)

@@ -15,7 +15,6 @@ from support.stores import all_rows
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, unpack_id
-from dmq.audit.events import EventKind
 from dmq.broker.topics.settings import FlowChange
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
@@ -24,6 +23,7 @@ from dmq.store.ops import Op
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_queue_key, timeline_mark
 from dmq.store.schema.record import decode_queued
+from dmq.trail.events import EventKind
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from support.spool_rig import PATIENCE_S, QUIET, SpoolRig, an_entry, number_of, recount
 from support.stores import events
 
-from dmq.audit.events import EventKind, decode_event
 from dmq.spool.plan import ENTRY_BYTES
 from dmq.spool.spool import Spool, SpoolOptions
+from dmq.trail.events import EventKind, decode_event
 from retry.sink import Held, SinkClosed, SinkFull
 
 AT_THREE = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.audit.manifest import Layout, read_cell, read_manifest, sequences_of
-from dmq.audit.snapshot_take import list_snapshots
+from dmq.trail.manifest import Layout, read_cell, read_manifest, sequences_of
+from dmq.trail.snapshots.taking import list_snapshots
 
 
 class SnapshotOf(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dmq.audit.snapshot_layout import NamesOf, QueueId, Waiting, read_waiting
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Engine, queue_begin, queue_end
 from dmq.store.schema.group import (
@@ -32,6 +31,7 @@ from dmq.store.schema.keys import (
 )
 from dmq.store.schema.record import EntryKind
 from dmq.store.schema.spool import DEAD_HEAD_BYTES, SPOOL_DEAD, SPOOL_PARKED, spool_rows
+from dmq.trail.snapshots.layout import NamesOf, QueueId, Waiting, read_waiting
 
 _ROWS_PER_SCAN = 8_192
 _BYTES_PER_SCAN = 8 * 1024 * 1024  # values come with their payloads

@@ -19,14 +19,6 @@ from pathlib import Path
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.log import LibraryLog
-from dmq.audit import manifest, recovery
-from dmq.audit.events import EventKind, cell_event, gap_event, tail_lost_event
-from dmq.audit.export_values import ExportFigures, ExportOptions, TrailUnavailable
-from dmq.audit.ledger import LEDGER_KINDS
-from dmq.audit.manifest import CellFile, Layout, Listed, Role
-from dmq.audit.names import TrailNames
-from dmq.audit.outbox_rows import Row, chunks_of, drop_of, files_of, read_rows
-from dmq.audit.retention import retire
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.commit import Unit
 from dmq.store.ops import DropOutbox, Emit, HoldOutbox, Op, SkipOutbox
@@ -34,10 +26,19 @@ from dmq.store.schema.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.schema.outbox import block_head
 from dmq.store.store import Store, StoreOptions
+from dmq.trail import manifest
+from dmq.trail.events import EventKind, cell_event, gap_event, tail_lost_event
+from dmq.trail.export import recovery
+from dmq.trail.export.retention import retire
+from dmq.trail.export.values import ExportFigures, ExportOptions, TrailUnavailable
+from dmq.trail.ledger import LEDGER_KINDS
+from dmq.trail.manifest import CellFile, Layout, Listed, Role
+from dmq.trail.names import TrailNames
+from dmq.trail.outbox_rows import Row, chunks_of, drop_of, files_of, read_rows
 
 __all__ = ["ExportFigures", "ExportOptions", "Exporter", "TrailUnavailable", "export_all"]
 
-log = LibraryLog("dmq.audit")
+log = LibraryLog("dmq.trail")
 
 LOOK_S = 1.0  # how often it looks what waits
 HEARTBEAT_S = 55.0  # with the time between two looks: at least one event a minute
@@ -295,8 +296,8 @@ class Exporter:
             self._store.commit([drop_of(rows), *more], is_urgent=True)
 
     def _write(self, rows: list[Row], breathe: Callable[[], None]) -> Listed:
-        from dmq.audit.columns import to_columns
-        from dmq.audit.files import write_events
+        from dmq.trail.columns import to_columns
+        from dmq.trail.files import write_events
 
         batches = []
         for chunk in chunks_of(rows):
@@ -344,7 +345,7 @@ class Exporter:
         start = self._store.outbox_state.first_sequence
         if start > last:
             return last + 1
-        from dmq.audit.files import Committed  # pyarrow is not needed where a run ended in order
+        from dmq.trail.files import Committed  # pyarrow is not needed where a run ended in order
 
         committed = Committed(self._layout)
         while start <= last:
@@ -425,7 +426,7 @@ def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
 def _load_libraries() -> None:
     """Load numpy and pyarrow now, rather than in the middle of a burst: it takes a good part of a second."""
     with suppress(Exception):  # the first export meets it again, and says so
-        import dmq.audit.files  # noqa: F401
+        import dmq.trail.files  # noqa: F401
 
 
 def _nothing(_: Unit) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.audit.columns import COLUMNS_MIN, SCHEMA, TRAIL_VERSION
-from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name, sequences_of
 from dmq.store.durable import make_directory, sync_directory, sync_file
+from dmq.trail.columns import COLUMNS_MIN, SCHEMA, TRAIL_VERSION
+from dmq.trail.manifest import HOUR_MS, Layout, Listed, digest, file_name, sequences_of
 
 _ROW_GROUP = 131_072
 _REPEATING = ["kind", "topic", "group", "boot", "queue_id", "attempt"]

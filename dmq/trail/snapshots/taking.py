@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from broker_adapter.clock import Clock
-from dmq.audit.snapshot_layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.store.cell import Cell
 from dmq.store.durable import sync_directory
 from dmq.store.schema.files import CELL_FILE, decode_marker
 from dmq.store.store import Store
+from dmq.trail.snapshots.layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
 
 KEPT_NEWEST = 48
 KEPT_DAYS = 90  # of older ones the last of a day
@@ -50,7 +50,7 @@ class DiskLow(SnapshotFailed):
 
 
 class Exporter(Protocol):
-    """What writes the trail of a running store (``dmq.audit.export``)."""
+    """What writes the trail of a running store (``dmq.trail.export.exporter``)."""
 
     @property
     def trail(self) -> Path:
@@ -130,7 +130,7 @@ class Taker:
     def _write_here(
         self, checkpoint: Path, hidden: Path, taken_ms: int, cursors: Mapping[QueueId, int]
     ) -> dict[str, Any]:
-        from dmq.audit.snapshot import Cancelled, write_snapshot  # takes a third of a second
+        from dmq.trail.snapshots.snapshot import Cancelled, write_snapshot  # takes a third of a second
 
         engine = open_quiet(checkpoint)
         try:
@@ -152,7 +152,7 @@ class Taker:
         self, checkpoint: Path, hidden: Path, taken_ms: int, cursors: Mapping[QueueId, int]
     ) -> Iterator[_Child]:
         """Run the other process; it ends with this block, and with this process, whatever happens."""
-        command = [sys.executable, "-m", "dmq.audit.snapshot", str(checkpoint), str(hidden)]
+        command = [sys.executable, "-m", "dmq.trail.snapshots.snapshot", str(checkpoint), str(hidden)]
         command += ["--cell", self._store.cell_id, "--taken-ms", str(taken_ms), "--cursors", "-"]
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8", dir=checkpoint) as said,
@@ -194,7 +194,7 @@ def snapshot_of(data: Path, trail: Path, clock: Clock, *, reached: int) -> Snaps
     Reads the store as it is and changes nothing in it. Raises ``StoreLocked`` while somebody uses the directory,
     ``StoreCorrupt`` if there is no store in it, ``SnapshotFailed`` if the trail does not reach as far as the store.
     """
-    from dmq.audit.snapshot import write_snapshot
+    from dmq.trail.snapshots.snapshot import write_snapshot
 
     started_s = clock.monotonic_s()
     if not (data / CELL_FILE).exists():

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
-from dmq.audit import manifest
-from dmq.audit.manifest import CellFile, Layout, Listed, read_manifest, sequences_of
-from dmq.audit.retention import Span, contradiction
 from dmq.store.durable import sync_directory, sync_file
+from dmq.trail import manifest
+from dmq.trail.export.retention import Span, contradiction
+from dmq.trail.manifest import CellFile, Layout, Listed, read_manifest, sequences_of
 
-log = LibraryLog("dmq.audit")
+log = LibraryLog("dmq.trail")
 
 _TAKEN_TRIES = 1000
 
@@ -116,7 +116,7 @@ def _files(layout: Layout) -> Iterator[Path]:
 
 
 def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | None:
-    from dmq.audit.files import verify_events  # pyarrow is not needed where nothing is to be taken in
+    from dmq.trail.files import verify_events  # pyarrow is not needed where nothing is to be taken in
 
     try:
         listed = verify_events(layout, path, *found)

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from broker_adapter.errors import BrokerError
 from broker_adapter.message import pack_id
 from broker_adapter.remoting import Queue, RemotingClient, RemotingOptions, StoredMessage, UnreadableMessage
-from dmq.audit.cells import cells_of
-from dmq.audit.read import read_events
+from dmq.trail.cells import cells_of
+from dmq.trail.export.reading import read_events
 
 CLOCKS_MS: Final = 600_000  # by how much the clocks of daemons and brokers may differ
 _AT_BORDER = ("FORWARDED", "FORWARD_IN_DOUBT")

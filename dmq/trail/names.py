@@ -12,7 +12,7 @@ from dmq.store.schema.keys import Family, name_key
 from dmq.store.schema.names import decode_name
 from dmq.store.store import Store
 
-log = LibraryLog("dmq.audit")
+log = LibraryLog("dmq.trail")
 
 
 class TrailNames:

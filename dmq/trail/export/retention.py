@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
-from dmq.audit import manifest
-from dmq.audit.manifest import CellFile, Layout, read_manifest
 from dmq.store.durable import sync_directory
+from dmq.trail import manifest
+from dmq.trail.manifest import CellFile, Layout, read_manifest
 
-log = LibraryLog("dmq.audit")
+log = LibraryLog("dmq.trail")
 
 
 def retire(layout: Layout, cell: CellFile, now_ms: int, keep: timedelta) -> CellFile:

@@ -28,10 +28,10 @@ from itertools import repeat
 from typing import NamedTuple
 
 from broker_adapter.topics import DEAD_LETTER_PREFIX
-from dmq.audit.events import EventKind
 from dmq.store.recount import KnownIds, Pair, Recount, Scanned, read_ledger, read_names
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.ledger import Term, encode_ledger
+from dmq.trail.events import EventKind
 
 _K = EventKind
 _HALF_ENDS = (_K.COMMITTED, _K.ROLLED_BACK, _K.TX_GIVEN_UP, _K.TX_TOO_OLD)

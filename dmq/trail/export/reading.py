@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.audit.manifest import sequences_of
+from dmq.trail.manifest import sequences_of
 
 
 class EventsOf(NamedTuple):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from dmq.audit.manifest import Role
 from dmq.errors import DmqError
+from dmq.trail.manifest import Role
 
 
 class TrailUnavailable(DmqError):

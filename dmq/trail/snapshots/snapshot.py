@@ -1,6 +1,6 @@
 """Writing a snapshot: a store that nobody changes any more becomes a directory of Parquet, as docs/TRAIL.md has it.
 
-    python -m dmq.audit.snapshot CHECKPOINT OUT --cell CELL --taken-ms MS [--cursors FILE]
+    python -m dmq.trail.snapshots.snapshot CHECKPOINT OUT --cell CELL --taken-ms MS [--cursors FILE]
 
 does it in a process of its own, so that the daemon's interpreter stays free, with a low priority. It answers with the
 manifest on one line of stdout, or with one line on stderr and 1. With ``--cursors -`` the cursors are one line of its
@@ -21,13 +21,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.audit.snapshot_layout import MANIFEST, QueueId, decode_cursors, open_quiet, read_cut, read_names
-from dmq.audit.snapshot_rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues
 from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import StoreError
 from dmq.store.durable import make_directory, sync_directory
 from dmq.store.engine import Engine
 from dmq.store.schema.keys import META_SPOOL_TOTAL, Family, meta_range
+from dmq.trail.snapshots.layout import MANIFEST, QueueId, decode_cursors, open_quiet, read_cut, read_names
+from dmq.trail.snapshots.rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues
 
 VERSION = 1
 _TRAIL_VERSION = {b"rockdmq.trail_version": b"1"}
@@ -121,7 +121,9 @@ def _hash_synced(path: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m dmq.audit.snapshot", description="Write a snapshot of a store.")
+    parser = argparse.ArgumentParser(
+        prog="python -m dmq.trail.snapshots.snapshot", description="Write a snapshot of a store."
+    )
     parser.add_argument("checkpoint", type=Path, help="a RocksDB database that nobody changes")
     parser.add_argument("out", type=Path, help="the directory to make")
     parser.add_argument("--cell", required=True)

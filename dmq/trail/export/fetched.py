@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.audit.cells import cells_of
-from dmq.audit.read import read_events
+from dmq.trail.cells import cells_of
+from dmq.trail.export.reading import read_events
 
 _FETCHED = "FETCHED"
 _ENDED = ("FORWARDED", "RECALLED", "REPLACED", "ABSORBED")
