@@ -13,9 +13,9 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.cell import Cell
 from dmq.broker.operations.lag import in_flight
 from dmq.errors import StoreError
+from dmq.recovery.check.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.trail.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
-from dmq.upkeep.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 _SPANS = (("minute", _MINUTE_MS), ("hour", _HOUR_MS), ("day", _DAY_MS), ("week", 7 * _DAY_MS))

@@ -21,10 +21,10 @@ from dmq.admin.status import PeriodicBackupStatus
 from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
 from dmq.config import DaemonConfig
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
+from dmq.recovery.backups.folder import BackupFolder, size_of
 from dmq.store.schema.recurring import Schedule
 from dmq.store.store import Store
 from dmq.units import format_duration
-from dmq.upkeep.backup_folder import BackupFolder, size_of
 
 log = structlog.get_logger("dmq.daemon")
 

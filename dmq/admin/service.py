@@ -34,11 +34,11 @@ from dmq.admin.topics import Topics
 from dmq.broker.failures.waiting_retries import WaitingRetries
 from dmq.broker.topics.settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt
+from dmq.recovery.backups.snapshots import Snapshots
+from dmq.recovery.check.ledger import LedgerVerifier
 from dmq.slices import in_slices
 from dmq.states import MessageState
 from dmq.store.store import Store
-from dmq.upkeep.ledger import LedgerVerifier
-from dmq.upkeep.snapshots import Snapshots
 
 # With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
 BODIES_BYTES_MAX = 32 * 1024 * 1024

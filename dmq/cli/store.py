@@ -17,7 +17,7 @@ from dmq.cli.progress import Progress
 from dmq.units import format_size
 
 if TYPE_CHECKING:
-    from dmq.upkeep.findings import Checked
+    from dmq.recovery.reading.findings import Checked
 
 app = noun("store")
 
@@ -88,7 +88,7 @@ def check(
     Changes no data. Memory stays the same however many messages there are.
     """
     with stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
-        from dmq.upkeep.check import check as check_store
+        from dmq.recovery.check.check import check as check_store
 
         found = check_store(directory, progress.show)
     if session.as_json:
@@ -115,7 +115,7 @@ def salvage(
     The old one is not touched. The list is in NEW/LOST.jsonl, one JSON object a line.
     """
     with stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
-        from dmq.upkeep.salvage import salvage as salvage_store
+        from dmq.recovery.salvage.salvage import salvage as salvage_store
 
         found = salvage_store(directory, new.absolute(), SystemClock(), progress.show)
     if session.as_json:

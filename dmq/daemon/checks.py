@@ -23,10 +23,10 @@ from dmq.config import DaemonConfig
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.errors import AddressInUse, DmqError, StartRefused
+from dmq.recovery.backups.folder import check_backup_dir
 from dmq.store.cell import holder_of
 from dmq.store.schema.files import CELL_FILE
 from dmq.units import Address
-from dmq.upkeep.backup_folder import check_backup_dir
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name for IPv6 where there is none
 

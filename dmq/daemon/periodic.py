@@ -8,9 +8,9 @@ from dmq.admin.backups import Backups
 from dmq.admin.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker.broker import EmbeddedBroker
 from dmq.config import DaemonConfig
+from dmq.recovery.backups.folder import BackupFolder
+from dmq.recovery.backups.snapshots import Snapshots
 from dmq.store.store import Store
-from dmq.upkeep.backup_folder import BackupFolder
-from dmq.upkeep.snapshots import Snapshots
 
 
 async def backups_of(

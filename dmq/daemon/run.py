@@ -31,14 +31,14 @@ from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics import Metrics, MetricsServer, start_http
+from dmq.recovery.backups.snapshots import Snapshots
+from dmq.recovery.check.ledger import LedgerVerifier
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.validate import check_recurring
 from dmq.store.ops import Emit
 from dmq.store.store import Store
 from dmq.trail.events import EventKind, cell_event
 from dmq.units import Address
-from dmq.upkeep.ledger import LedgerVerifier
-from dmq.upkeep.snapshots import Snapshots
 from dmq.version import version_here
 
 if TYPE_CHECKING:

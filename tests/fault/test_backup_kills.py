@@ -13,7 +13,7 @@ from support.effort import EFFORT, SEED
 from support.wire_client import WireClient, a_message
 
 from dmq import AdminClient
-from dmq.upkeep.check import check
+from dmq.recovery.check.check import check
 
 KILLS, PATIENCE_S, FAR_MS = 2 * EFFORT, 60.0, 4_000_000_000_000
 BETWEEN_S = (0.0, 0.8)  # the first backup begins at once, and is looked through for about half a second

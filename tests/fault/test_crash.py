@@ -20,10 +20,10 @@ from support.effort import CRASHES, SEED
 from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
+from dmq.recovery.check.ledger import compare
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 from dmq.trail.snapshots.layout import open_quiet
-from dmq.upkeep.ledger import compare
 
 READY_S_MAX = 10.0
 _DRAIN_S_MAX = 60.0

@@ -15,7 +15,7 @@ from broker_adapter.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
-from dmq.upkeep.check import check
+from dmq.recovery.check.check import check
 
 TOPIC, PATIENCE_S = "ticks", 60.0
 KILLS = min(20, 2 * EFFORT)

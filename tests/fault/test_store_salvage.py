@@ -35,8 +35,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1 as admin_wire
 from dmq.admin.client import AdminClient
 from dmq.errors import StoreCorrupt, StoreLocked
+from dmq.recovery.salvage.salvage import Salvaged, salvage
 from dmq.store.backup import TargetTaken
-from dmq.upkeep.salvage import Salvaged, salvage
 
 FIRST_QUEUE = [f"r-{number}" for number in range(0, READY, 2)]  # what was sent to it, in order
 

@@ -23,13 +23,13 @@ from broker_adapter.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
 from dmq.errors import StoreError
+from dmq.recovery.check.ledger import LedgerVerifier, Verification
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import EventKind, gap_event
 from dmq.trail.ledger import LEDGER_KINDS
-from dmq.upkeep.ledger import LedgerVerifier, Verification
 
 PATIENCE_S = 60.0
 
@@ -154,7 +154,7 @@ def test_what_may_have_lost_a_log_is_opened_again(
     data: Path, monkeypatch: pytest.MonkeyPatch, times: int, error: str
 ) -> None:
     """A log that was removed while the other process opened the database is no difference, and no verdict either."""
-    monkeypatch.setattr("dmq.upkeep.ledger._TRIES", 3)
+    monkeypatch.setattr("dmq.recovery.check.ledger._TRIES", 3)
     store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event, ledger_kinds=LEDGER_KINDS))
     try:
         moving = Moving(store, times)

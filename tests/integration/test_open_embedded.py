@@ -17,8 +17,8 @@ from broker_adapter.message import Message
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.daemon.embedded import open_embedded
 from dmq.errors import StoreError, StoreLocked
+from dmq.recovery.check.check import check
 from dmq.store.cell import Cell
-from dmq.upkeep.check import check
 
 TOPIC, GROUP = "orders", "workers"
 

@@ -27,10 +27,10 @@ from dmq.admin.backups import Backups
 from dmq.admin.client import AdminClient
 from dmq.admin.periodic_backups import AGAIN_MS, PeriodicBackups, Rule, due_ms
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
+from dmq.recovery.backups.folder import BackupFolder
+from dmq.recovery.check.check import check
 from dmq.store.backup import back_up
 from dmq.store.store import Store, StoreOptions
-from dmq.upkeep.backup_folder import BackupFolder
-from dmq.upkeep.check import check
 
 HOUR_MS, DAY_MS, PATIENCE_S = 3_600_000, 86_400_000, 60.0
 OPTIONS = StoreOptions(ballast_bytes=0)
@@ -173,7 +173,7 @@ def test_what_a_killed_run_left_is_gone_after_the_start(tmp_path: Path) -> None:
         def one_file_stays(path: Path, **_: object) -> None:
             shutil.rmtree(path / "db")
 
-        with patch("dmq.upkeep.backup_folder.shutil", Mock(rmtree=one_file_stays)):
+        with patch("dmq.recovery.backups.folder.shutil", Mock(rmtree=one_file_stays)):
             await made.open()
         assert not oldest.exists()
         assert all(each.name.endswith((".removing", "Z")) for each in made.path.iterdir())

@@ -14,12 +14,12 @@ from support.store_rig import CellRig, checked, lost_lines
 from support.stores import all_rows
 
 from broker_adapter.clock import ManualClock
+from dmq.recovery.salvage.salvage import salvage
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import is_recurring
 from dmq.store.schema.recurring import Phase, schedule_keys
-from dmq.upkeep.salvage import salvage
 
 NOW = 1_700_000_000_000
 

@@ -24,6 +24,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
+from dmq.recovery.backups.snapshots import cursors_of
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import Emit, Put, Schedule
 from dmq.store.rocks import RocksEngine
@@ -32,7 +33,6 @@ from dmq.store.schema.record import EntryKind, encode_body, encode_waiting
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 from dmq.trail.snapshots.taking import SnapshotFailed, SnapshotResult, Taker, directory_of, snapshot_of
-from dmq.upkeep.snapshots import cursors_of
 from retry.policy import RetryPolicy, Table
 
 GROUPS = ("workers", "others")

@@ -19,6 +19,8 @@ from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.transactions import Half
 from dmq.broker.broker import EmbeddedBroker
+from dmq.recovery.check.check import check
+from dmq.recovery.salvage.salvage import salvage
 from dmq.store.backup import back_up, back_up_stopped
 from dmq.store.cell import Cell
 from dmq.store.ops import Delete, Put
@@ -26,8 +28,6 @@ from dmq.store.schema import keys
 from dmq.store.schema.identity import Identity
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
-from dmq.upkeep.check import check
-from dmq.upkeep.salvage import salvage
 
 _T = TypeVar("_T")
 CLOCK = ManualClock()

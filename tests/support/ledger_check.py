@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dmq.recovery.check.ledger import compare
 from dmq.store.store import Store
 from dmq.trail.ledger import Difference
-from dmq.upkeep.ledger import compare
 
 
 def differences(store: Store) -> list[Difference]:

@@ -18,6 +18,10 @@ from support.spool_damage import flip
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import unpack_id
 from dmq.broker.broker import EmbeddedBroker
+from dmq.recovery.check.check import check
+from dmq.recovery.reading.findings import Checked
+from dmq.recovery.reading.loss_report import LOST_FILE
+from dmq.recovery.reading.rows import read_waiting
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.schema.keys import TIMELINE_END, Family, queue_offset_of
 from dmq.store.schema.record import decode_queued
@@ -25,10 +29,6 @@ from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 from dmq.trail.ledger import LEDGER_KINDS
 from dmq.trail.snapshots.layout import open_quiet
-from dmq.upkeep.check import check
-from dmq.upkeep.findings import Checked
-from dmq.upkeep.lost import LOST_FILE
-from dmq.upkeep.rows import read_waiting
 
 HOUR_MS = 3_600_000
 READY, DELAYED = 240, 120

@@ -7,13 +7,13 @@ from google.protobuf.message import DecodeError
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
+from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.names import KnownNames, shown_id
+from dmq.recovery.reading.new_store import NewStore
+from dmq.recovery.reading.rows import Waiting
 from dmq.store.ops import Put
 from dmq.store.schema.keys import Family, topic_of_scope
 from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
-from dmq.upkeep.lost import Lost
-from dmq.upkeep.names import KnownNames, shown_id
-from dmq.upkeep.new_store import NewStore
-from dmq.upkeep.rows import Waiting
 
 
 class Needed:

@@ -1,6 +1,6 @@
 """Comparing the ledger of a running store with its rows: in a process of its own, which disturbs the daemon least.
 
-    python -m dmq.background dmq.upkeep.ledger DATABASE DIRECTORY
+    python -m dmq.background dmq.recovery.check.ledger DATABASE DIRECTORY
 
 opens the database as its secondary and says ``{"looked": 0}``. It goes on at a line on stdin, which comes if what it
 opened is whole, and counts with the lowest priority and a pause behind each slice of rows. It answers with lines of
@@ -163,7 +163,7 @@ class LedgerVerifier:
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8") as said,
             subprocess.Popen(
-                background("dmq.upkeep.ledger", database, directory),
+                background("dmq.recovery.check.ledger", database, directory),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from broker_adapter.topics import DEAD_LETTER_PREFIX
+from dmq.recovery.reading.names import KnownNames, shown_id
+from dmq.recovery.reading.rows import Indexed
 from dmq.store.schema.index import EntryState, failed_message_id
-from dmq.upkeep.names import KnownNames, shown_id
-from dmq.upkeep.rows import Indexed
 
 Place = tuple[int, int]  # topic (or lane) id, queue id
 

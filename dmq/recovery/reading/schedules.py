@@ -7,6 +7,11 @@ from typing import NamedTuple
 
 from broker_adapter.message import pack_id
 from dmq.errors import StoreCorrupt
+from dmq.recovery.reading.damage_reader import Pieces
+from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.names import KnownNames, shown_id
+from dmq.recovery.reading.new_store import NewStore
+from dmq.recovery.reading.rows import Waiting
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
 from dmq.store.schema.recurring import (
@@ -20,11 +25,6 @@ from dmq.store.schema.recurring import (
     schedule_keys,
     schedule_name,
 )
-from dmq.upkeep.lost import Lost
-from dmq.upkeep.names import KnownNames, shown_id
-from dmq.upkeep.new_store import NewStore
-from dmq.upkeep.pieces import Pieces
-from dmq.upkeep.rows import Waiting
 
 SCHEDULE_LETTERS = (keys.META_SCHEDULE, keys.META_PROGRESS, keys.META_RECURRING)
 _LOST_ENTRY = "its entry was lost, and how often it occurred since; resume it"

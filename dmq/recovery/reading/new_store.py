@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from dmq.recovery.reading.rows import Waiting
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch
 from dmq.store.schema.keys import Family, is_held_key, sequence_of, timeline_key
-from dmq.upkeep.rows import Waiting
 
 _ROWS_PER_BATCH = 1_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024

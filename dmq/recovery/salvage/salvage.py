@@ -17,6 +17,19 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.recovery.check.check import check_rows
+from dmq.recovery.reading.damage_reader import Pieces
+from dmq.recovery.reading.findings import Checked
+from dmq.recovery.reading.loss_report import LOST_FILE, Lost
+from dmq.recovery.reading.names import KnownNames
+from dmq.recovery.reading.new_store import NewStore
+from dmq.recovery.reading.places import Place, place_of, shown_id_of
+from dmq.recovery.reading.rows import Indexed, Waiting, read_index, read_waiting
+from dmq.recovery.reading.schedules import is_whole, save_schedules
+from dmq.recovery.salvage.figures import Figures, save_audit, save_meta
+from dmq.recovery.salvage.logs import tell_dropped
+from dmq.recovery.salvage.names import Needed
+from dmq.recovery.salvage.queues import Moves, measure, save_progress, save_queues
 from dmq.spool.copies import hold, workplace, write_json
 from dmq.spool.findings import Findings
 from dmq.spool.inspect import How, Look, open_look
@@ -29,19 +42,6 @@ from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix,
 from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.trail.snapshots.taking import cell_of
-from dmq.upkeep.check import check_rows
-from dmq.upkeep.findings import Checked
-from dmq.upkeep.lost import LOST_FILE, Lost
-from dmq.upkeep.names import KnownNames
-from dmq.upkeep.new_store import NewStore
-from dmq.upkeep.pieces import Pieces
-from dmq.upkeep.places import Place, place_of, shown_id_of
-from dmq.upkeep.rows import Indexed, Waiting, read_index, read_waiting
-from dmq.upkeep.salvage_figures import Figures, save_audit, save_meta
-from dmq.upkeep.salvage_logs import tell_dropped
-from dmq.upkeep.salvage_names import Needed
-from dmq.upkeep.salvage_queues import Moves, measure, save_progress, save_queues
-from dmq.upkeep.schedules import is_whole, save_schedules
 
 REPORT_FILE = "SALVAGE.json"
 

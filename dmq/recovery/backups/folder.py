@@ -145,7 +145,7 @@ class BackupFolder:
             raise unusable(self.path, error) from error
 
     def _look_through(self, target: Path) -> None:
-        command = [sys.executable, "-m", "dmq.upkeep.verify", str(target)]
+        command = [sys.executable, "-m", "dmq.recovery.check.verify", str(target)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as child:

@@ -1,4 +1,4 @@
-"""The process that looks through a new backup: ``python -m dmq.upkeep.verify DIR`` ends with 0 if it is whole.
+"""The process that looks through a new backup: ``python -m dmq.recovery.check.verify DIR`` ends with 0 if it is whole.
 
 It ends with whoever began it, and when nobody holds the other end of its stdin any more.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import DmqError
-from dmq.upkeep.backup_folder import DAMAGED
-from dmq.upkeep.check import check
+from dmq.recovery.backups.folder import DAMAGED
+from dmq.recovery.check.check import check
 
 _FAILED = 1
 

@@ -9,6 +9,12 @@ from typing import Protocol, Self
 from broker_adapter.topics import dead_letter_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
+from dmq.recovery.reading.damage_reader import Pieces
+from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.names import NAME_LETTERS
+from dmq.recovery.reading.new_store import NewStore
+from dmq.recovery.reading.offset_map import Move
+from dmq.recovery.reading.rows import Indexed, read_begin, read_figure
 from dmq.store.schema import keys
 from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64, timeline_key
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
@@ -23,12 +29,6 @@ from dmq.store.schema.outbox import (
     pack_record_head,
 )
 from dmq.trail.events import decode_event, gap_event
-from dmq.upkeep.lost import Lost
-from dmq.upkeep.names import NAME_LETTERS
-from dmq.upkeep.new_store import NewStore
-from dmq.upkeep.pieces import Pieces
-from dmq.upkeep.rows import Indexed, read_begin, read_figure
-from dmq.upkeep.spans import Move
 
 BadRow = Callable[[Family, bytes, str], None]
 

@@ -25,6 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.recovery.reading.findings import Checked, Total
+from dmq.recovery.reading.names import NAME_LETTERS, KnownNames, shown_id
+from dmq.recovery.reading.places import place_of, shown_id_of
+from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
+from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
 from dmq.spool.copies import hold
 from dmq.spool.findings import Findings, Pages, check_outbox
 from dmq.spool.inspect import How, Look
@@ -46,11 +51,6 @@ from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, 
 from dmq.trail.ledger import read_books
 from dmq.trail.manifest import Layout, read_manifest
 from dmq.trail.snapshots.taking import cell_of
-from dmq.upkeep.findings import Checked, Total
-from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
-from dmq.upkeep.places import place_of, shown_id_of
-from dmq.upkeep.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
-from dmq.upkeep.schedules import SCHEDULE_LETTERS, ScheduleRows
 
 _PAGE = 512
 

@@ -8,6 +8,15 @@ from itertools import groupby
 
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt
+from dmq.recovery.reading.damage_reader import Pieces
+from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.names import KnownNames
+from dmq.recovery.reading.new_store import NewStore
+from dmq.recovery.reading.offset_map import Move, Spans
+from dmq.recovery.reading.places import Place, place_of
+from dmq.recovery.reading.rows import Indexed, Progress, epoch_of, read_begin, read_index, read_progress
+from dmq.recovery.salvage.figures import BadRow, Figures
+from dmq.recovery.salvage.names import Needed
 from dmq.store.ops import Op, Put
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind, pack_group_key
@@ -16,15 +25,6 @@ from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import NOT_APPLICABLE, decode_block
 from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.trail.events import EventKind, decode_event
-from dmq.upkeep.lost import Lost
-from dmq.upkeep.names import KnownNames
-from dmq.upkeep.new_store import NewStore
-from dmq.upkeep.pieces import Pieces
-from dmq.upkeep.places import Place, place_of
-from dmq.upkeep.rows import Indexed, Progress, epoch_of, read_begin, read_index, read_progress
-from dmq.upkeep.salvage_figures import BadRow, Figures
-from dmq.upkeep.salvage_names import Needed
-from dmq.upkeep.spans import Move, Spans
 
 _ARRIVALS = frozenset({EventKind.QUEUED, EventKind.DELIVERED})
 _OF_PROGRESS = frozenset({GroupKind.FLOOR, GroupKind.CHUNK, GroupKind.EXCEPTION})
