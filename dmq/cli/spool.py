@@ -40,10 +40,10 @@ from dmq.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from broker_adapter.clock import Clock
-    from dmq.spool.figures import TypeFigures
-    from dmq.spool.inspect import Found
-    from dmq.spool.salvage import Report
-    from dmq.spool.salvage_log import Tell
+    from dmq.producer_store.directories.figures import TypeFigures
+    from dmq.producer_store.directories.inspect import Found
+    from dmq.producer_store.directories.salvage_log import Tell
+    from dmq.producer_store.salvage.salvage import Report
 
 app = noun("spool")
 
@@ -111,7 +111,7 @@ class _Reader:
     def entries(self, chosen: _Chosen) -> Generator[tuple[Path, Found], None, None]:
         """Give the entries that are meant, each with its directory; close this if it is not read to its end."""
         from dmq.errors import StoreCorrupt, StoreError
-        from dmq.spool.inspect import How, look
+        from dmq.producer_store.directories.inspect import How, look
 
         for path in self._paths:
             try:
@@ -216,9 +216,9 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
     The directories keep these figures themselves; no entry is read.
     """
     from dmq.errors import StoreError
-    from dmq.spool.copies import holder
-    from dmq.spool.figures import TypeFigures, figures_of
-    from dmq.spool.inspect import strict_look
+    from dmq.producer_store.directories.copies import holder
+    from dmq.producer_store.directories.figures import TypeFigures, figures_of
+    from dmq.producer_store.directories.inspect import strict_look
 
     clock = SystemClock()
     known: list[tuple[Path, str, list[TypeFigures]]] = []
@@ -276,8 +276,8 @@ def check(session: Session, *, root: RootOption = _ROOT) -> None:
     so also while producers run.
     """
     from dmq.errors import StoreError
-    from dmq.spool.figures import Checker
-    from dmq.spool.inspect import strict_look
+    from dmq.producer_store.directories.figures import Checker
+    from dmq.producer_store.directories.inspect import strict_look
 
     answers: list[dict[str, object]] = []
     with offline(), Progress(f"check of {root}", quiet=session.as_json) as progress:
@@ -367,8 +367,8 @@ def salvage(
     damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it
     is, and nobody is asked about it.
     """
-    from dmq.spool.salvage import looked_through
-    from dmq.spool.salvage import salvage as salvage_one
+    from dmq.producer_store.salvage.salvage import looked_through
+    from dmq.producer_store.salvage.salvage import salvage as salvage_one
 
     known = {path.name: path for path in _directories_of(root)}
     for name in directory or ():
@@ -441,7 +441,7 @@ def requeue(
     Ends with 7 if some of those named are not dead there.
     """
     from dmq.errors import StoreCorrupt, StoreLocked
-    from dmq.spool.requeue import requeue as requeue_in
+    from dmq.producer_store.requeue import requeue as requeue_in
 
     if bool(uids) == everything or (type_name and not everything):
         raise refused("give uids, or --all and perhaps --type", "UID", "--all", "--type")
@@ -481,8 +481,8 @@ def requeue(
 def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) -> tuple[int, list[str]]:
     """Count dead entries in directories that no process uses; return as well which of the wanted ones are none."""
     from dmq.errors import StoreCorrupt
-    from dmq.spool.copies import holder
-    from dmq.spool.inspect import look
+    from dmq.producer_store.directories.copies import holder
+    from dmq.producer_store.directories.inspect import look
 
     count, left = 0, set(wanted)
     with offline():
@@ -539,7 +539,7 @@ def adopt(
     With --from: those of another spool, such as a volume that a replaced container left. Directories in use and damaged
     ones are left alone, and named; with a damaged one it exits with 4.
     """
-    from dmq.spool.copies import holder
+    from dmq.producer_store.directories.copies import holder
 
     origin = source or root
     before = _directories_of(origin)
@@ -577,8 +577,8 @@ def adopt(
 def _entries_in(paths: Sequence[Path]) -> int:
     """Count what directories hold, by their own figures; one that is damaged says nothing."""
     from dmq.errors import StoreError
-    from dmq.spool.figures import figures_of
-    from dmq.spool.inspect import strict_look
+    from dmq.producer_store.directories.figures import figures_of
+    from dmq.producer_store.directories.inspect import strict_look
 
     count = 0
     with offline():
@@ -615,7 +615,7 @@ def _listing_of(ctx: typer.Context, given: Listing | None, *, json: bool) -> Lis
 
 def _directories_of(root: Path) -> list[Path]:
     """Return the directories of the spool; the command ends if there is no such folder."""
-    from dmq.spool.copies import LOCK_FILE, directories
+    from dmq.producer_store.directories.copies import LOCK_FILE, directories
 
     if not root.is_dir():
         raise CommandFailed(f"there is no spool at {root}", ExitCode.NOT_FOUND)
@@ -740,11 +740,11 @@ class _Adopted(NamedTuple):
 
 
 def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
-    from dmq.spool.adopt import Adopter
-    from dmq.spool.copies import directories
-    from dmq.spool.inspect import store_options
-    from dmq.spool.root import Root
-    from dmq.spool.running import Running
+    from dmq.producer_store.directories.adopt import Adopter
+    from dmq.producer_store.directories.copies import directories
+    from dmq.producer_store.directories.inspect import store_options
+    from dmq.producer_store.directories.root import Root
+    from dmq.producer_store.directories.running import Running
 
     before = {path.name for path in directories(origin)}
     clock = SystemClock()

@@ -22,7 +22,7 @@ from support.spool_rig import QUIET
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.spool.spool import Spool
+from dmq.producer_store.spool import Spool
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import Family

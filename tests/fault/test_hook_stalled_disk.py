@@ -18,7 +18,7 @@ from support.hook_rig import AWAY, EXACT, until
 from support.spool_rig import QUIET
 
 from broker_adapter.clock import ManualClock
-from dmq.spool.spool import Spool
+from dmq.producer_store.spool import Spool
 from dmq.store import disk
 from dmq.store.rocks import RocksEngine
 from retry import Delivered, Redelivery, Rejected, Spooled

@@ -10,8 +10,8 @@ import pytest
 from support.spool_damage import LATE_MS, entry_of, opened, put, take
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.figures import Checker
-from dmq.spool.inspect import store_options, strict_look
+from dmq.producer_store.directories.figures import Checker
+from dmq.producer_store.directories.inspect import store_options, strict_look
 from dmq.store.ops import Delete, Op, Put
 from dmq.store.schema.keys import META_DONE, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store

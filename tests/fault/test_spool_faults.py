@@ -17,9 +17,9 @@ from support.spool_rig import PATIENCE_S, QUIET, an_entry
 from support.stores import all_rows
 
 from dmq.errors import StoreCorrupt, StoreFailed
-from dmq.spool.clock import ForwardClock
-from dmq.spool.reader import Reader
-from dmq.spool.spool import Spool
+from dmq.producer_store.entries.clock import ForwardClock
+from dmq.producer_store.entries.reader import Reader
+from dmq.producer_store.spool import Spool
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
@@ -254,7 +254,7 @@ def test_damage_that_writes_meet_is_left_behind(tables: Path) -> None:
 
 def test_a_late_word_of_what_failed_does_not_end_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader notices the failure as well, after the store said it: it is opened again once, not twice."""
-    monkeypatch.setattr("dmq.spool.running.REOPEN_S", (0.0,))
+    monkeypatch.setattr("dmq.producer_store.directories.running.REOPEN_S", (0.0,))
     closed: list[Reader] = []
     again = threading.Event()
     close = Reader.close
@@ -278,7 +278,7 @@ def test_a_late_word_of_what_failed_does_not_end_its_successor(tmp_path: Path, m
 
 def test_a_reader_that_meets_the_unexpected_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends the thread that looks for what is due: the directory is opened again, and nothing is stuck."""
-    monkeypatch.setattr("dmq.spool.running.REOPEN_S", (0.0,))
+    monkeypatch.setattr("dmq.producer_store.directories.running.REOPEN_S", (0.0,))
     has_failed: list[bool] = []
     turn = Reader.turn
 

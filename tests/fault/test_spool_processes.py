@@ -15,9 +15,9 @@ from support.spool_driver import adopt_in_steps, command, lines, numbers, run, t
 from support.spool_rig import PATIENCE_S, QUIET, an_entry, copy_of_live, recount
 
 from broker_adapter.clock import SystemClock
-from dmq.spool import adopt
-from dmq.spool.root import Root
-from dmq.spool.spool import Spool
+from dmq.producer_store.directories import adopt
+from dmq.producer_store.directories.root import Root
+from dmq.producer_store.spool import Spool
 from dmq.store.store import StoreOptions
 
 PROCESSES = 8

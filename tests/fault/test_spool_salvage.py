@@ -27,10 +27,10 @@ from support.spool_damage import (
 
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
-from dmq.spool.inspect import How, State
-from dmq.spool.salvage import Missing, salvage
-from dmq.spool.salvage_log import clean_logs
-from dmq.spool.spool import Spool
+from dmq.producer_store.directories.inspect import How, State
+from dmq.producer_store.directories.salvage_log import clean_logs
+from dmq.producer_store.salvage.salvage import Missing, salvage
+from dmq.producer_store.spool import Spool
 from dmq.store.schema.keys import Family
 from dmq.store.wal import BLOCK_BYTES, check_logs
 

@@ -12,9 +12,9 @@ from support.spool_damage import LATE_MS, Saved, copied, entry_of, flip, opened,
 
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreCorrupt
-from dmq.spool.inspect import How, Look, State, look, strict_look
-from dmq.spool.salvage import Missing
-from dmq.spool.salvage_log import _fragments
+from dmq.producer_store.directories.inspect import How, Look, State, look, strict_look
+from dmq.producer_store.directories.salvage_log import _fragments
+from dmq.producer_store.salvage.salvage import Missing
 from dmq.store.engine import Rows
 from dmq.store.schema.keys import Family
 from retry.sink import Death

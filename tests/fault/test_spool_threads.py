@@ -12,7 +12,7 @@ import pytest
 from support.spool_rig import PATIENCE_S, QUIET, an_entry, number_of, recount
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Held, SinkClosed, SinkError, SinkUnavailable
 
 CLOCK = SystemClock()

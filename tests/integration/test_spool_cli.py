@@ -16,7 +16,7 @@ import pytest
 from support.daemon import run_command
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Entry
 
 HEAVY = ("rich", "rocksdict", "structlog", "google.protobuf", "grpc")
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 PRODUCER = """
 import sys, time
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Entry
 spool = Spool(sys.argv[1], options=SpoolOptions(adopt_every_s=0))
 number = 0
@@ -212,7 +212,7 @@ def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
     with Spool(root, options=SpoolOptions(adopt_every_s=0)):
         pass
     code = (
-        "import sys, time; from pathlib import Path; from dmq.spool.copies import workplace\n"
+        "import sys, time; from pathlib import Path; from dmq.producer_store.directories.copies import workplace\n"
         "with workplace(Path(sys.argv[1])) as path: print(path, flush=True); time.sleep(100)"
     )
     with subprocess.Popen(

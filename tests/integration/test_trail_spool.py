@@ -12,14 +12,14 @@ from support.spool_rig import PATIENCE_S, an_entry
 from support.trail_read import read_trail
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Death, Held
 
 CHILD = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[3])
 from support.spool_rig import an_entry
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 spool = Spool(sys.argv[1], options=SpoolOptions(adopt_every_s=0, trail_path=sys.argv[2]))
 for number in range(1, 21):
     spool.put(an_entry(number)).result(20)

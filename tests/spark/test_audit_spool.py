@@ -11,7 +11,7 @@ import pytest
 from support.spool_rig import PATIENCE_S
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.trail.export.exporter import export_all
 from dmq.trail.snapshots.taking import snapshot_of
 from retry.sink import Death
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 # Writes ahead, with keys, and is killed in the middle of an attempt.
 _KILLED = """
 import os, signal, sys, threading
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry import Redelivery
 spool = Spool(sys.argv[1], options=SpoolOptions(adopt_every_s=0, trail_path=sys.argv[2], trail_every_s=0.05))
 hook = Redelivery(spool, mode="write_ahead")

@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.copies import directories
-from dmq.spool.figures import Checker
-from dmq.spool.inspect import Found, strict_look
-from dmq.spool.salvage import Missing, Report, salvage
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.directories.copies import directories
+from dmq.producer_store.directories.figures import Checker
+from dmq.producer_store.directories.inspect import Found, strict_look
+from dmq.producer_store.salvage.salvage import Missing, Report, salvage
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Entry, Held
 
 NOW = SystemClock().now_ms() + 3_600_000

@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 import structlog
 
 from broker_adapter.clock import SystemClock
-from dmq.spool import adopt
-from dmq.spool.entries import Entries
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.directories import adopt
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.store.rocks import RocksEngine
 from retry.sink import Death, Entry, Held, SinkError, SinkFull, SinkUnavailable
 

@@ -15,12 +15,13 @@ from support.rigs import End
 from support.stores import all_rows
 
 from broker_adapter.clock import Clock, ManualClock
-from dmq.spool import entries, reader, spool
-from dmq.spool.bounds import SpoolOptions
-from dmq.spool.entries import Entries
-from dmq.spool.plan import size_of
-from dmq.spool.root import Root
-from dmq.spool.spool import Spool
+from dmq.producer_store import spool
+from dmq.producer_store.directories.bounds import SpoolOptions
+from dmq.producer_store.directories.root import Root
+from dmq.producer_store.entries import entries, reader
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import size_of
+from dmq.producer_store.spool import Spool
 from dmq.store.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import decode_waiting
@@ -171,7 +172,7 @@ def small_parts() -> Iterator[None]:
         patch.object(reader, "READY_MAX", 3),
         patch.object(reader, "ROWS_MAX", 4),
         patch.object(entries, "_OLDEST_LOOKED_AT", 2),
-        patch("dmq.spool.running.REOPEN_S", (0.0,)),
+        patch("dmq.producer_store.directories.running.REOPEN_S", (0.0,)),
     ):
         yield
 

@@ -92,7 +92,7 @@ def test_the_drawn_house_stands(house: Path) -> None:
             "import dmq.store.schema.index",
             "dmq.store.schema.record is not allowed to import",
         ),
-        ("dmq.spool", "import dmq.cluster", "dmq.spool is not allowed to import dmq.cluster"),
+        ("dmq.producer_store", "import dmq.cluster", "dmq.producer_store is not allowed to import dmq.cluster"),
         ("dmq.daemon", "def f():\n    import dmq.cli", "dmq.daemon is not allowed to import dmq.cli"),
         ("broker_adapter.wire", "import broker_adapter.adapter", "broker_adapter.wire is not allowed to import"),
         ("retry.sink", "import retry.flow", "retry.sink is not allowed to import retry.flow"),

@@ -9,7 +9,7 @@ from dmq.broker.failures.failures import copy_of
 from dmq.broker.groups.group_queue import GroupQueue, Lease
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
-from dmq.spool.key_queues import KeyQueues
+from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Batch, Delete, Op, Put
 from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_mark

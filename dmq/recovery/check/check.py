@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.producer_store.directories.copies import hold
+from dmq.producer_store.directories.findings import Findings, Pages, check_outbox
+from dmq.producer_store.directories.inspect import How, Look
+from dmq.producer_store.directories.salvage_log import Tell
 from dmq.recovery.reading.findings import Checked, Total
 from dmq.recovery.reading.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.recovery.reading.places import place_of, shown_id_of
 from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
 from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
-from dmq.spool.copies import hold
-from dmq.spool.findings import Findings, Pages, check_outbox
-from dmq.spool.inspect import How, Look
-from dmq.spool.salvage_log import Tell
 from dmq.store.cell import Cell
 from dmq.store.recount import KnownIds, copies_of, recount_queues
 from dmq.store.rocks import RocksEngine, RocksOptions

@@ -7,11 +7,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.damage import Hole
-from dmq.spool.findings import Pages
-from dmq.spool.inspect import Look
-from dmq.spool.salvage_log import Tell
-from dmq.spool.salvage_rest import table_of, without
+from dmq.producer_store.directories.findings import Pages
+from dmq.producer_store.directories.inspect import Look
+from dmq.producer_store.directories.salvage_log import Tell
+from dmq.producer_store.entries.damage import Hole
+from dmq.producer_store.salvage.rest import table_of, without
 from dmq.store.schema.keys import Family
 
 _END = b"\xff" * 48

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.spool.findings import Findings
+from dmq.producer_store.directories.findings import Findings
 
 
 class Total(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dmq.errors import StoreCorrupt
+from dmq.producer_store.directories.salvage_log import Dropped, puts_of
 from dmq.recovery.reading.loss_report import Lost
 from dmq.recovery.reading.rows import read_waiting
 from dmq.recovery.salvage.names import Needed
-from dmq.spool.salvage_log import Dropped, puts_of
 from dmq.store.schema.keys import QUEUE_KEY_BYTES, TIMELINE_KEY_BYTES, unpack_queue_key
 from dmq.store.schema.record import decode_queued
 

@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.producer_store.directories.copies import hold, workplace, write_json
+from dmq.producer_store.directories.findings import Findings
+from dmq.producer_store.directories.inspect import How, Look, open_look
+from dmq.producer_store.directories.salvage_log import Tell
 from dmq.recovery.check.check import check_rows
 from dmq.recovery.reading.damage_reader import Pieces
 from dmq.recovery.reading.findings import Checked
@@ -30,10 +34,6 @@ from dmq.recovery.salvage.figures import Figures, save_audit, save_meta
 from dmq.recovery.salvage.logs import tell_dropped
 from dmq.recovery.salvage.names import Needed
 from dmq.recovery.salvage.queues import Moves, measure, save_progress, save_queues
-from dmq.spool.copies import hold, workplace, write_json
-from dmq.spool.findings import Findings
-from dmq.spool.inspect import How, Look, open_look
-from dmq.spool.salvage_log import Tell
 from dmq.store.backup import check_place, place
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys

@@ -79,7 +79,7 @@ class EntryKind(IntEnum):
 
     DELAYED = 1
     RETRY = 2  # a copy that a group failed; its scope is the group
-    SPOOLED = 3  # a send that a producer's hook makes later (``dmq.spool``)
+    SPOOLED = 3  # a send that a producer's hook makes later (``dmq.producer_store``)
     WHOLE_HALF = 4  # as TRANSACTION with its body in the same row, as stores of format 2 have it
     TRANSACTION = 5  # a half message, under the time of its next check; the retry count is that of its checks
     DELAYED_FOR = 6  # as DELAYED; its delay counts from when it was accepted (format 3)

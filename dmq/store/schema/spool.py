@@ -11,7 +11,7 @@
     u uid      type id 4 | digest 16 | uid 16      number 8: of the parked entry that has it; of none once that is gone
     d dead     type id 4 | uid 16                  version 1 | death 1 | died_at_ms 8 | waiting
     a taken    0 4 | cell id 8                     start 16 | mark 16 | number 8: how far another directory was taken
-                                                   over (``dmq.spool.adopt``)
+                                                   over (``dmq.producer_store.directories.adopt``)
 
 The id of an entry in the index is ``uid | turn 4``: each time an entry waits again it is another turn, so the index
 never takes the new one for the old.

@@ -14,7 +14,7 @@ from support.fake_admin_client import error_of
 from support.fake_admin_client import run_dmq as run
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Death, Entry
 
 NOW = SystemClock().now_ms()  # long before the tests when all are run: what counts from then leaves room

@@ -31,7 +31,7 @@ from broker_adapter.delay import DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC, TOPIC
 from dmq.cli.app import app
 from dmq.cli.errors import ExitCode
 from dmq.cluster.inner import InnerTopic
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.store.store import Store, StoreOptions
 from retry.sink import Death, Entry
 

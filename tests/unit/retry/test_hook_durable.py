@@ -256,7 +256,7 @@ assert proxy.send(again) == "receipt"
 """
 OFFICIAL_NAMES = """
 import tempfile
-from dmq.spool.spool import Spool
+from dmq.producer_store.spool import Spool
 from retry.sink import Entry
 
 kept = Message()

@@ -14,7 +14,7 @@ from support.spool_rig import QUIET, an_entry
 from broker_adapter.blocking import BlockingProducer
 from broker_adapter.clock import ManualClock
 from broker_adapter.producer import Producer
-from dmq.spool.spool import Spool
+from dmq.producer_store.spool import Spool
 from retry import Death, DelaySink, HandlerExists, Redelivery, SinkUnavailable, Spooled, durable
 from retry.testing import FakeProducer, MemorySink, advance, run_due
 

@@ -12,8 +12,8 @@ import pytest
 from support.spool_rig import PATIENCE_S, QUIET, SpoolRig, an_entry, number_of, recount
 from support.stores import events
 
-from dmq.spool.plan import ENTRY_BYTES
-from dmq.spool.spool import Spool, SpoolOptions
+from dmq.producer_store.entries.plan import ENTRY_BYTES
+from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.trail.events import EventKind, decode_event
 from retry.sink import Held, SinkClosed, SinkFull
 
@@ -41,7 +41,7 @@ class Rigs:
 
 @pytest.fixture
 def rigs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rigs]:
-    monkeypatch.setattr("dmq.spool.bounds.WAIT_S", 0.01)
+    monkeypatch.setattr("dmq.producer_store.directories.bounds.WAIT_S", 0.01)
     made = Rigs(tmp_path)
     yield made
     for each in made.made:
@@ -123,7 +123,7 @@ def test_drop_oldest(rigs: Rigs, limit: str, options: SpoolOptions) -> None:
 
 def test_drop_oldest_looks_behind_many_that_are_held(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of the oldest are in somebody's hands, the oldest of the others goes; what it leaves is exact."""
-    monkeypatch.setattr("dmq.spool.entries._OLDEST_LOOKED_AT", 4)
+    monkeypatch.setattr("dmq.producer_store.entries.entries._OLDEST_LOOKED_AT", 4)
     rig = rigs.open(replace(QUIET, entries_max=30, overflow="drop_oldest"))
     spool = rig.spool
     fill(spool, *range(1, 31))
@@ -218,7 +218,7 @@ def wait_until_blocked(spool: Spool) -> None:
 def test_block_waits_for_room(rigs: Rigs, monkeypatch: pytest.MonkeyPatch, limit: str, options: SpoolOptions) -> None:
     """It is kept once another one is finished, at once, and nobody else waits with it."""
     del limit
-    monkeypatch.setattr("dmq.spool.bounds.WAIT_S", 2 * PATIENCE_S)
+    monkeypatch.setattr("dmq.producer_store.directories.bounds.WAIT_S", 2 * PATIENCE_S)
     rig = rigs.open(replace(options, overflow="block", block_s=3_600))
     spool = rig.spool
     fill(spool, 1, 2, 3)
@@ -250,7 +250,7 @@ def test_block_ends_when_its_time_is_up(rigs: Rigs) -> None:
 
 def test_close_ends_puts_that_wait_for_room(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hear that the spool is closed, at once, and ``close`` returns."""
-    monkeypatch.setattr("dmq.spool.bounds.WAIT_S", 2 * PATIENCE_S)
+    monkeypatch.setattr("dmq.producer_store.directories.bounds.WAIT_S", 2 * PATIENCE_S)
     spool = rigs.open(replace(QUIET, entries_max=1, overflow="block", block_s=1_000.0)).spool
     fill(spool, 1)
     blocked = [Blocked(spool, number) for number in (2, 3)]

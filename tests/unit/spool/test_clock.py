@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.clock import ManualClock
-from dmq.spool.clock import ForwardClock
+from dmq.producer_store.entries.clock import ForwardClock
 from dmq.store.believed import JUMP_MAX_MS, STEADY_AFTER_MS
 from dmq.store.schema.clock import ClockRow
 

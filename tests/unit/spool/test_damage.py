@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
-from dmq.spool.damage import Found, Hole, earliest, mark_from, read_timeline
+from dmq.producer_store.entries.damage import Found, Hole, earliest, mark_from, read_timeline
 from dmq.store.engine import Rows
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Put

@@ -10,8 +10,8 @@ import pytest
 from support.spool_rig import PATIENCE_S, an_entry, recount
 
 from broker_adapter.clock import ManualClock
-from dmq.spool.entries import Entries
-from dmq.spool.plan import size_of
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import size_of
 from dmq.store.commit import Unit
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Delete, Put

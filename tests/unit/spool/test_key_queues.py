@@ -10,7 +10,7 @@ from support.spool_rig import an_entry
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
-from dmq.spool.key_queues import Change, KeyQueues
+from dmq.producer_store.entries.key_queues import Change, KeyQueues
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Delete, Put
 from dmq.store.schema.keys import Family

@@ -12,9 +12,9 @@ from support.rigs import End
 from support.spool_rig import PATIENCE_S, SpoolRig, an_entry, number_of, recount
 
 from dmq.errors import StoreFailed
-from dmq.spool.bounds import SpoolOptions
-from dmq.spool.running import Running
-from dmq.spool.spool import Spool
+from dmq.producer_store.directories.bounds import SpoolOptions
+from dmq.producer_store.directories.running import Running
+from dmq.producer_store.spool import Spool
 from dmq.store.commit import Unit
 from dmq.store.ops import Op, Put
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
@@ -24,7 +24,7 @@ from retry.sink import Death, Held, SinkClosed, SinkFull, SinkUnavailable
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpoolRig]:
-    monkeypatch.setattr("dmq.spool.running.REOPEN_S", (0.0,))
+    monkeypatch.setattr("dmq.producer_store.directories.running.REOPEN_S", (0.0,))
     made = SpoolRig(tmp_path, on_disk=False)
     made.open()
     yield made

@@ -10,8 +10,8 @@ from support.spool_rig import an_entry
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import UnitRefused
-from dmq.spool.entries import Entries
-from dmq.spool.plan import Ticket
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import Ticket
 from dmq.store.commit import Unit
 from dmq.store.memory import MemoryEngine
 from dmq.store.store import Store, StoreOptions

@@ -9,7 +9,7 @@ import pytest
 from support.golden_rows import CASES, GOLDEN, Case, kept
 
 from dmq.errors import StoreCorrupt
-from dmq.spool.root import Root
+from dmq.producer_store.directories.root import Root
 from dmq.store.cell import Cell
 from dmq.store.schema.keys import Family
 

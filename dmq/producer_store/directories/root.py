@@ -27,9 +27,9 @@ from weakref import WeakSet
 from broker_adapter.clock import Clock
 from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreForked, StoreLocked
-from dmq.spool.clock import ForwardClock
-from dmq.spool.copies import LOCK_FILE
-from dmq.spool.entries import Entries
+from dmq.producer_store.directories.copies import LOCK_FILE
+from dmq.producer_store.entries.clock import ForwardClock
+from dmq.producer_store.entries.entries import Entries
 from dmq.store.cell import unusable
 from dmq.store.durable import make_directory, sync_directory
 from dmq.store.ops import Put
@@ -38,7 +38,7 @@ from dmq.store.schema.files import ADOPTER_FILE
 from dmq.store.schema.keys import META_CLOCK, Family
 from dmq.store.store import Store, StoreOptions
 
-log = LibraryLog("dmq.spool")
+log = LibraryLog("dmq.producer_store")
 
 _PREFIX = "spool-"
 _ADOPTED = ".adopted"

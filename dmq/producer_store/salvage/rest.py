@@ -8,10 +8,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.copies import copy_directory
-from dmq.spool.damage import Hole
-from dmq.spool.inspect import Found, How, Look, State
-from dmq.spool.salvage_log import Tell, clean_logs
+from dmq.producer_store.directories.copies import copy_directory
+from dmq.producer_store.directories.inspect import Found, How, Look, State
+from dmq.producer_store.directories.salvage_log import Tell, clean_logs
+from dmq.producer_store.entries.damage import Hole
 from dmq.store.rocks import RocksEngine, RocksOptions, rebuild_manifest
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index

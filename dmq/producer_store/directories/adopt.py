@@ -18,11 +18,11 @@ from contextlib import contextmanager
 
 from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.damage import read_timeline
-from dmq.spool.entries import Entries
-from dmq.spool.root import Root
-from dmq.spool.running import Running
-from dmq.spool.trail import SpoolTrail
+from dmq.producer_store.directories.root import Root
+from dmq.producer_store.directories.running import Running
+from dmq.producer_store.entries.damage import read_timeline
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.commit import Unit
 from dmq.store.ops import Delete, Op, Put
 from dmq.store.schema import spool as schema
@@ -32,7 +32,7 @@ from dmq.store.schema.spool import Taken
 from dmq.trail.export.values import TrailUnavailable
 from retry.sink import Entry
 
-log = LibraryLog("dmq.spool")
+log = LibraryLog("dmq.producer_store")
 
 _PER_UNIT = 256
 _BYTES_PER_UNIT = 8 * 1024 * 1024

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt
-from dmq.spool.copies import choosing, directories, hold, workplace, write_json
-from dmq.spool.entries import Entries, settling
-from dmq.spool.figures import Checker, totals_of
-from dmq.spool.inspect import Found, How, Look, State, open_look, store_options
-from dmq.spool.root import Root
-from dmq.spool.salvage_log import Tell, puts_of
-from dmq.spool.salvage_rest import Rest
+from dmq.producer_store.directories.copies import choosing, directories, hold, workplace, write_json
+from dmq.producer_store.directories.figures import Checker, totals_of
+from dmq.producer_store.directories.inspect import Found, How, Look, State, open_look, store_options
+from dmq.producer_store.directories.root import Root
+from dmq.producer_store.directories.salvage_log import Tell, puts_of
+from dmq.producer_store.entries.entries import Entries, settling
+from dmq.producer_store.salvage.rest import Rest
 from dmq.store.durable import sync_directory
 from dmq.store.ops import Put
 from dmq.store.schema import keys

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dmq.broker.topics.registry import Topic
-from dmq.spool.key_queues import Change
+from dmq.producer_store.entries.key_queues import Change
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, Delete, Emit, Op, Put, Schedule, Withdraw
 from dmq.store.schema.keys import timeline_key

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dmq.spool.entries import Entries
-from dmq.spool.plan import size_of
-from dmq.spool.running import Running
+from dmq.producer_store.directories.running import Running
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import size_of
 from dmq.store.commit import Unit
 from dmq.store.rocks import RocksOptions
 from retry.sink import Entry, SinkFull

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dmq.spool.spool import Spool
+from dmq.producer_store.spool import Spool
 from retry.hook.durable import durable as _durable
 from retry.hook.redelivery import Redelivery
 from retry.sink import DelaySink

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreLocked
-from dmq.spool.copies import choosing
-from dmq.spool.entries import Entries, settling
-from dmq.spool.inspect import store_options
-from dmq.spool.root import Root
-from dmq.spool.salvage_log import Tell
+from dmq.producer_store.directories.copies import choosing
+from dmq.producer_store.directories.inspect import store_options
+from dmq.producer_store.directories.root import Root
+from dmq.producer_store.directories.salvage_log import Tell
+from dmq.producer_store.entries.entries import Entries, settling
 from dmq.store.store import Store
 
 _PER_UNIT = 256

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from broker_adapter.clock import Clock
 from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
-from dmq.spool.damage import Found, Hole, mark_from, read_timeline
-from dmq.spool.entries import Entries
-from dmq.spool.plan import Ticket
+from dmq.producer_store.entries.damage import Found, Hole, mark_from, read_timeline
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import Ticket
 from dmq.store.commit import Unit
 from dmq.store.marks import Cursor
 from dmq.store.ops import Done, Put
@@ -31,7 +31,7 @@ from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import decode_entry, entry_id
 from retry.sink import Held
 
-log = LibraryLog("dmq.spool")
+log = LibraryLog("dmq.producer_store")
 
 READY_MAX = 256  # of one type
 READY_BYTES_MAX = 8 * 1024 * 1024

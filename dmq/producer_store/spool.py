@@ -1,7 +1,7 @@
 """A spool: fits ``retry.sink.DelaySink`` on RocksDB in this process, with the store and the timeline of the daemon.
 
 A storage error is not the end of it: what was under way is in doubt, callers hear so, and the directory is opened again
-(``dmq.spool.running``).
+(``dmq.producer_store.directories.running``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Self
 
 from broker_adapter.clock import Clock, SystemClock
 from dmq.errors import SpoolCorrupt, StoreClosed, StoreCorrupt, StoreError
-from dmq.spool.adopt import Adopter
-from dmq.spool.bounds import WAIT_S, Bounds, SpoolOptions
-from dmq.spool.entries import Entries
-from dmq.spool.plan import Ticket
-from dmq.spool.root import Damaged, Root
-from dmq.spool.running import Running
-from dmq.spool.trail import SpoolTrail
+from dmq.producer_store.directories.adopt import Adopter
+from dmq.producer_store.directories.bounds import WAIT_S, Bounds, SpoolOptions
+from dmq.producer_store.directories.root import Damaged, Root
+from dmq.producer_store.directories.running import Running
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import Ticket
+from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.commit import Unit
 from dmq.store.schema.spool import Totals
 from dmq.store.store import StoreOptions

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypeVar
 
 from dmq.errors import StoreCorrupt
-from dmq.spool.salvage_log import Tell
+from dmq.producer_store.directories.salvage_log import Tell
 from dmq.store.schema.outbox import OutboxState, decode_block
 from dmq.trail.events import EventKind, decode_event, gap_count
 

@@ -11,13 +11,13 @@ import threading
 
 from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.entries import Entries
-from dmq.spool.reader import Reader
-from dmq.spool.root import Root
-from dmq.spool.trail import SpoolTrail
+from dmq.producer_store.directories.root import Root
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.reader import Reader
+from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.schema.keys import Family, timeline_key
 
-log = LibraryLog("dmq.spool")
+log = LibraryLog("dmq.producer_store")
 
 REOPEN_S = (1.0, 2.0, 5.0, 10.0)
 

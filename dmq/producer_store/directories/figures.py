@@ -8,10 +8,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.spool.findings import Findings, Pages, check_outbox
-from dmq.spool.inspect import Look
-from dmq.spool.plan import size_of
-from dmq.spool.salvage_log import Tell
+from dmq.producer_store.directories.findings import Findings, Pages, check_outbox
+from dmq.producer_store.directories.inspect import Look
+from dmq.producer_store.directories.salvage_log import Tell
+from dmq.producer_store.entries.plan import size_of
 from dmq.store.schema import keys
 from dmq.store.schema import spool as schema
 from dmq.store.schema.counts import due_in, end_of_minute

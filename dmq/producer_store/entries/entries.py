@@ -15,8 +15,8 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.topics import check_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
-from dmq.spool.key_queues import KeyQueues
-from dmq.spool.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn
+from dmq.producer_store.entries.key_queues import KeyQueues
+from dmq.producer_store.entries.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn
 from dmq.store.commit import Unit
 from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Schedule
 from dmq.store.schema.index import decode_index

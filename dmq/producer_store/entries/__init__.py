@@ -1,0 +1,1 @@
+"""PURPOSE of dmq/producer_store/entries."""
