@@ -21,8 +21,8 @@ import uvloop
 
 from broker_adapter.message import SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.grpc_server import OPTIONS
-from dmq.sidecar.mapping import send_response
+from dmq.rocketmq_server.codec.mapping import send_response
+from dmq.rocketmq_server.transport.grpc_server import OPTIONS
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -23,7 +23,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.message import SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import Http2Server, RequestHeaders, Unary
-from dmq.sidecar.mapping import send_response
+from dmq.rocketmq_server.codec.mapping import send_response
 
 _ROUNDS = 3
 _SECONDS = 4

@@ -22,9 +22,9 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.sidecar import validate
-from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT, deliver_at_ms, timestamp_ms
-from dmq.sidecar.mapping import send_response
+from dmq.rocketmq_server.codec import validate
+from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT, deliver_at_ms, timestamp_ms
+from dmq.rocketmq_server.codec.mapping import send_response
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.believed import BelievedClock, ClockOptions
 from dmq.store.engine import Engine

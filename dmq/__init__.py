@@ -24,9 +24,9 @@ if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
 
 if TYPE_CHECKING:
     from dmq.admin.client import AdminClient
+    from dmq.client import SidecarClient
     from dmq.producer_store.durable import durable
     from dmq.producer_store.spool import Spool, SpoolOptions
-    from dmq.sidecar.client import SidecarClient
     from retry import Delivered, Redelivery, Rejected, Spooled
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 
 _HOMES = {
     "AdminClient": "dmq.admin.client",
-    "SidecarClient": "dmq.sidecar.client",
+    "SidecarClient": "dmq.client",
     "Spool": "dmq.producer_store.spool",
     "SpoolOptions": "dmq.producer_store.spool",
     "durable": "dmq.producer_store.durable",

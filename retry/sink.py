@@ -1,7 +1,7 @@
 """Where the hook leaves what must be sent later.
 
 The hook decides (when, how often, whether at all), a sink keeps. ``dmq.producer_store.Spool`` keeps in RocksDB in this process,
-``dmq.sidecar.client.SidecarClient`` in the daemon; ``retry.testing.MemorySink`` is for tests. One contract suite runs
+``dmq.client.SidecarClient`` in the daemon; ``retry.testing.MemorySink`` is for tests. One contract suite runs
 against all of them.
 
 SinkError

@@ -24,11 +24,11 @@ with atheris.instrument_imports(include=["dmq", "broker_adapter"]):
     from support.memory_broker import MemoryBroker
 
     from broker_adapter.clock import SystemClock
-    from dmq.sidecar.dispatch import Dispatcher
-    from dmq.sidecar.http2_server import Http2Transport, Port
-    from dmq.sidecar.service import MessagingService
-    from dmq.sidecar.sessions import Sessions
-    from dmq.sidecar.settings import SidecarConfig
+    from dmq.rocketmq_server.calls.dispatch import Dispatcher
+    from dmq.rocketmq_server.rpc.service import MessagingService
+    from dmq.rocketmq_server.sessions.sessions import Sessions
+    from dmq.rocketmq_server.sessions.settings import SidecarConfig
+    from dmq.rocketmq_server.transport.http2_server import Http2Transport, Port
 
 BUILD = Path(__file__).resolve().parents[1] / "build" / "fuzz"
 INPUT_BYTES_MAX = 128 * 1024

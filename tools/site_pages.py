@@ -34,7 +34,7 @@ REFERENCE = {
         "retry.hook.durable.durable",
         "retry.outcome",
     ),
-    "reference/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.sidecar.client.SidecarClient", "retry.sink"),
+    "reference/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.client.SidecarClient", "retry.sink"),
     "reference/policies.md": ("Retry policies", "retry.policy", "retry.flow", "retry.hook.verdict"),
     "reference/broker.md": ("Brokers", "broker_adapter.adapter", "broker_adapter.message", "broker_adapter.errors"),
     "reference/testing.md": ("Testing with the hook", "retry.testing"),

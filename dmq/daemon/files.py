@@ -14,7 +14,7 @@ from broker_adapter.clock import Clock
 from dmq.acl.file import KeyFile
 from dmq.config import DaemonConfig
 from dmq.errors import DmqError
-from dmq.sidecar.tls import Certificates, self_signed
+from dmq.rocketmq_server.transport.tls import Certificates, self_signed
 
 _LOOK_S = 1.0
 

@@ -12,8 +12,8 @@ from dmq.daemon.processors import processors
 from dmq.http2 import Bidirectional, Method, PlainServedTo, Streaming
 from dmq.processes.clocks import wall_less_boot_ms
 from dmq.processes.settings import RelayedMethod, Settings, TlsFiles
-from dmq.sidecar.http2_server import Port
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_server import Port
 
 FRONTS_MAX: Final = 4  # by itself: more than the store process can feed
 _BUSY_MIN: Final = 64

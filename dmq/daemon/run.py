@@ -33,8 +33,8 @@ from dmq.http2 import is_compiled
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.recovery.backups.snapshots import Snapshots
 from dmq.recovery.check.ledger import LedgerVerifier
+from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler.scheduler import Scheduler
-from dmq.sidecar.validate import check_recurring
 from dmq.store.ops import Emit
 from dmq.store.store import Store
 from dmq.trail.events import EventKind, cell_event

@@ -18,17 +18,17 @@ from dmq.daemon.clients import Clients
 from dmq.daemon.files import Files
 from dmq.errors import DmqError
 from dmq.metrics import Metrics
-from dmq.sidecar.access import Guarded
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.access import Guarded
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.usage import ProcessStatus
 
 if TYPE_CHECKING:
     from dmq.cluster.broker import ClusterFront
     from dmq.http2 import Limits
-    from dmq.sidecar.http2_server import Port
+    from dmq.rocketmq_server.transport.http2_server import Port
 
 
 class Transport(Protocol):
@@ -89,7 +89,7 @@ def transport_of(
     host, port = config.listen.host, config.listen.port
     if config.transport == "grpcio":
         from dmq.admin.server import grpc_handler
-        from dmq.sidecar.grpc_server import GrpcServer
+        from dmq.rocketmq_server.transport.grpc_server import GrpcServer
 
         return GrpcServer(
             service,
@@ -101,7 +101,7 @@ def transport_of(
         )
     from dmq.admin.access import entrances
     from dmq.admin.http2 import methods
-    from dmq.sidecar.http2_server import Port
+    from dmq.rocketmq_server.transport.http2_server import Port
 
     served = Port(
         service,
@@ -128,7 +128,7 @@ def _http2(
     from dmq.daemon.fronts import front_settings, fronts_of, plain_served_to
     from dmq.http2 import no_certificate_fault
     from dmq.processes.fronts import Fronts
-    from dmq.sidecar.http2_server import Http2Transport
+    from dmq.rocketmq_server.transport.http2_server import Http2Transport
 
     host, port = config.listen.host, config.listen.port
     connections_max, tls, count = (

@@ -141,7 +141,7 @@ def _spool(folder: str, options: dict[str, Any]) -> DelaySink:
 
 def _daemon(said: Mapping[str, str]) -> DelaySink:
     target = target_described_by(said)
-    from dmq.sidecar.client import SidecarClient
+    from dmq.client import SidecarClient
 
     with _invalid():
         return SidecarClient(target.address, access_key=target.access_key, secret_key=target.secret, tls=target.tls)

@@ -20,7 +20,7 @@ from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.counting import CallsTaken
 from dmq.processes.settings import Settings
-from dmq.sidecar.dispatch import Logged
+from dmq.rocketmq_server.calls.dispatch import Logged
 
 _LENGTH: Final = struct.Struct(">I")
 LENGTH_BYTES: Final = _LENGTH.size

@@ -48,13 +48,13 @@ from dmq.processes.link import Link
 from dmq.processes.settings import Settings, part_of
 from dmq.processes.store_process import StoreProcess
 from dmq.processes.tuning import tune
-from dmq.sidecar.access import Guarded, all_entrances
-from dmq.sidecar.call import Call
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.http2_methods import messaging, with_bounds
-from dmq.sidecar.messages import MessageCalls
-from dmq.sidecar.settings import SidecarConfig
-from dmq.sidecar.tls import Certificates
+from dmq.rocketmq_server.calls.access import Guarded, all_entrances
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.messages import MessageCalls
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_methods import messaging, with_bounds
+from dmq.rocketmq_server.transport.tls import Certificates
 from dmq.usage import usage
 from dmq.version import version_here
 

@@ -29,7 +29,7 @@ from dmq.processes.clocks import wall_less_boot_ms
 from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import Settings, part_of
-from dmq.sidecar.http2_server import Port, said_plainly
+from dmq.rocketmq_server.transport.http2_server import Port, said_plainly
 from dmq.usage import ProcessStatus, front_name, store_process
 
 _LATE_PONGS: Final = 2  # a front that owes so many gets no connection as long as another one can take it

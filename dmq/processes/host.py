@@ -21,8 +21,8 @@ from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
 from dmq.processes.link import Link
 from dmq.processes.relays import Relays
-from dmq.sidecar.exchange import Caller, Exchange, Receive
-from dmq.sidecar.http2_server import Port
+from dmq.rocketmq_server.calls.exchange import Caller, Exchange, Receive
+from dmq.rocketmq_server.transport.http2_server import Port
 
 ACKED_PER_TURN: Final = 1024  # receipt handles, about: one call may have as many
 _IN_DOUBT_S: Final = 1.0  # so long after a front wrote an answer to a socket its client may not have read it

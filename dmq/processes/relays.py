@@ -15,7 +15,7 @@ from dmq.http2.bounds import Accounts
 from dmq.http2.messages import SMALL_BYTES
 from dmq.processes import frames
 from dmq.processes.link import Link
-from dmq.sidecar.http2_server import Port
+from dmq.rocketmq_server.transport.http2_server import Port
 
 _CALL_BYTES: Final = 1024  # that a call takes beside its own bytes
 _BEGUN_PER_TURN: Final = 16  # calls; each costs more than a message does

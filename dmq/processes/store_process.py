@@ -18,7 +18,7 @@ from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
-from dmq.sidecar.exchange import UNKNOWN_CALLER, Caller, Receive, Received
+from dmq.rocketmq_server.calls.exchange import UNKNOWN_CALLER, Caller, Receive, Received
 
 _GONE: Final = "the process that has the store is gone"
 

@@ -16,7 +16,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Delivery, Envelope
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
 SHORT_MS = 1_000

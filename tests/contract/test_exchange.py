@@ -22,7 +22,7 @@ from broker_adapter.message import Delivery
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quota
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
-from dmq.sidecar.exchange import Exchange, Receive, Received
+from dmq.rocketmq_server.calls.exchange import Exchange, Receive, Received
 
 LONG_MS = 60_000  # of waiting: what waits that long fails its test
 HOLDERS = (Holder(KEY, "shop"), Holder(ADDRESS, "192.0.2.7"))

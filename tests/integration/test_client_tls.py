@@ -12,8 +12,8 @@ from support.certificates import Signed, signed
 from support.daemon import Daemon, run_command
 
 from dmq.admin.client import AdminClient, DaemonUnavailable
+from dmq.client import SidecarClient
 from dmq.contexts import ClientTls, ContextError
-from dmq.sidecar.client import SidecarClient
 from retry.sink import SinkUnavailable
 
 

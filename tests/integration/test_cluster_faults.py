@@ -31,7 +31,7 @@ from broker_adapter.rocketmq.addresses import Name, endpoints_of
 from broker_adapter.transactions import Check, Half
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 REQUEST_MS = 500
 PATIENT_MS = 30_000  # a machine that stalls is no broker that is away

@@ -10,12 +10,12 @@ import pytest
 from broker_adapter.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.broker import EmbeddedBroker
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.scheduler.scheduler import Scheduler
-from dmq.sidecar.call import Call
-from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
 from dmq.store.store import Store
 
 CALL = Call(client_id="levels")

@@ -25,7 +25,7 @@ from broker_adapter.classic import ReceivedMessage
 from broker_adapter.client import connect
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.client import SidecarClient
+from dmq.client import SidecarClient
 from retry.failure_reason import NOT_REPORTED
 from retry.sink import Death, Entry
 

@@ -25,5 +25,5 @@ def test_a_front_loads_only_what_it_serves_with() -> None:
         assert front.ends() == 0
         log = front.log()
     loaded = {line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time:")}
-    assert {"dmq.processes.link", "dmq.sidecar.messages", "structlog", "uvloop"} <= loaded
+    assert {"dmq.processes.link", "dmq.rocketmq_server.rpc.messages", "structlog", "uvloop"} <= loaded
     assert sorted(filter(NEEDLESS.match, loaded)) == []

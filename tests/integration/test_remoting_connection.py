@@ -19,7 +19,7 @@ from broker_adapter.remoting import RemotingClient, RemotingOptions
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.connection import Connection, not_served
 from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 QUICK_S, PATIENCE_S = 0.05, 30.0

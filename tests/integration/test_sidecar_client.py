@@ -23,11 +23,11 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.admin import admin_v1
 from dmq.admin.client import AdminClient
-from dmq.sidecar.client import SidecarClient
-from dmq.sidecar.client import holds as client_holds
-from dmq.sidecar.client.calls import Calls, Told
-from dmq.sidecar.client.entries import GROUP, message_id_of, topic_of
-from dmq.sidecar.client.holds import Hold
+from dmq.client import SidecarClient
+from dmq.client import holds as client_holds
+from dmq.client.calls import Calls, Told
+from dmq.client.entries import GROUP, message_id_of, topic_of
+from dmq.client.holds import Hold
 from retry.policy import MAX_ATTEMPTS_LIMIT
 from retry.sink import Death, Entry, Held, SinkClosed, SinkError, SinkFull, SinkUnavailable
 
@@ -391,6 +391,6 @@ def test_close_leaves_no_threads(daemon: Daemon) -> None:
 
 def test_missing_packages_are_named() -> None:
     """Whoever installed the base distribution only is told what to install."""
-    code = "import sys; sys.modules['grpc'] = None\nimport dmq.sidecar.client"
+    code = "import sys; sys.modules['grpc'] = None\nimport dmq.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert "pip install 'rock-dmq[client]'" in done.stderr.splitlines()[-1]

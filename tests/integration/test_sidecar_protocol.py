@@ -24,8 +24,8 @@ from broker_adapter.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.errors import AddressInUse, DmqError
-from dmq.sidecar.grpc_server import GrpcServer
-from dmq.sidecar.http2_server import Http2Transport, Port
+from dmq.rocketmq_server.transport.grpc_server import GrpcServer
+from dmq.rocketmq_server.transport.http2_server import Http2Transport, Port
 
 Server = GrpcServer | Http2Transport | FrontedTransport
 _transport = ["http2"]  # of the test that runs

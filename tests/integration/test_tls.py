@@ -23,8 +23,8 @@ from support.wire_client import WireClient, a_message
 from broker_adapter.clock import ManualClock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import Http2Server
-from dmq.sidecar import tls
-from dmq.sidecar.tls import CertificateError, Certificates, self_signed
+from dmq.rocketmq_server.transport import tls
+from dmq.rocketmq_server.transport.tls import CertificateError, Certificates, self_signed
 
 
 def serial_of(port: int) -> int:

@@ -18,7 +18,7 @@ import pytest
 from support.daemon import Daemon
 from support.official_client import LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
 
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 TLS_BYTE, PLAIN_BYTE = b"\x16", b"P"  # of a handshake, and of HTTP/2's preface
 TLS_LANGUAGES = tuple(language for language in LANGUAGES if language.tls)

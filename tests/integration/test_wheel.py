@@ -153,7 +153,7 @@ def test_what_an_extra_takes_on_disk(installed: Path, extra: str, most: float) -
 _DOORS = {
     "from dmq import SidecarClient": "client",
     "from dmq import AdminClient": "client",
-    "from dmq.sidecar.client import SidecarClient": "client",
+    "from dmq.client import SidecarClient": "client",
     "from dmq.admin.admin_v1 import Schedule": "client",
     "import dmq.daemon": "server",
     "from dmq import Spool, SpoolOptions; Spool('spool', options=SpoolOptions(trail_path='trail'))": "server",

@@ -19,7 +19,7 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, an_envelope, play, until
 from broker_adapter.adapter import Subscription
 from broker_adapter.deferred import Deferred
 from broker_adapter.message import Delivery, SendReceipt
-from dmq.sidecar.exchange import Receive, Received
+from dmq.rocketmq_server.calls.exchange import Receive, Received
 
 STEPS = 400
 LONG_MS = 60_000

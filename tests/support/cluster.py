@@ -22,7 +22,7 @@ from support.jvm import SHORT_LIVED
 from bench.rocketmq import VERSION_4, PeerMissing, RocketMQ, artifacts
 from broker_adapter.clock import SystemClock
 from broker_adapter.delay import INNER_GROUP, INNER_TOPIC
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 _HEAP_MB = 384
 _HEAP_4_MB = 256

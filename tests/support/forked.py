@@ -34,7 +34,7 @@ _IMPORTED = (
     "dmq.daemon.process",
     "dmq.admin.client",
     "dmq.admin.http2",
-    "dmq.sidecar.http2_server",
+    "dmq.rocketmq_server.transport.http2_server",
     "dmq.trail.files",
     "dmq.trail.snapshots.snapshot",
     "cryptography.hazmat.backends.openssl.backend",

@@ -16,11 +16,11 @@ from dmq.http2.bounds import Accounts
 from dmq.processes import frames
 from dmq.processes.host import Host
 from dmq.processes.link import Link
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.http2_server import Port
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_server import Port
 
 MIB = 2**20
 HEADERS = (["x-mq-client-id", "x-mq-language"], [b"\x08client-1", b"\x04JAVA"])  # values as HPACK writes them

@@ -18,8 +18,8 @@ from dmq.processes.clocks import FrontClock
 from dmq.processes.front import Front
 from dmq.processes.host import Host
 from dmq.processes.link import Link
-from dmq.sidecar.http2_server import Port, said_plainly
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_server import Port, said_plainly
 
 _CONNECTIONS_MAX = 1000
 

@@ -21,12 +21,12 @@ from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
 from dmq.processes.store_process import StoreProcess
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.exchange import Receive, ServedBroker
-from dmq.sidecar.http2_server import Port
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.calls.exchange import Receive, ServedBroker
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_server import Port
 
 CLIENT = "client-1"
 

@@ -13,12 +13,12 @@ from broker_adapter.adapter import PullBroker
 from broker_adapter.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.guard import Guard
-from dmq.sidecar.access import Guarded
-from dmq.sidecar.call import Call
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.access import Guarded
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 TOPIC, GROUP = wire.Resource(name="orders"), wire.Resource(name="billing")
 

@@ -28,8 +28,8 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreError
+from dmq.rocketmq_server.calls.exchange import ServedBroker
 from dmq.scheduler.scheduler import Scheduler
-from dmq.sidecar.exchange import ServedBroker
 from dmq.store.engine import Engine
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Batch

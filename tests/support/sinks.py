@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 from support.daemon import Daemon
 
 from broker_adapter.clock import ManualClock, SystemClock
+from dmq.client import SidecarClient
 from dmq.producer_store.spool import Spool
-from dmq.sidecar.client import SidecarClient
 from retry.sink import DelaySink, Entry, Held, SinkError
 from retry.testing import MemorySink
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from support.effort import TLS
 
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 
 def of_daemon() -> dict[str, str]:

@@ -32,7 +32,7 @@ def floors() -> dict[str, set[str]]:
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     """A copy of the floors with nothing in the rooms, and the allowed imports of the libraries."""
-    packages = {**floors(), "dmq.sidecar": set[str]()}
+    packages = {**floors(), "dmq.rocketmq_server": set[str]()}
     for package, modules in packages.items():
         folder = tmp_path / package.replace(".", "/")
         folder.mkdir()
@@ -42,8 +42,8 @@ def house(tmp_path: Path) -> Path:
                 (folder / f"{module}.py").touch()
     (tmp_path / "pyproject.toml").write_bytes(PYPROJECT.read_bytes())
     add(tmp_path, "dmq.store.rocks", "import rocksdict")
-    add(tmp_path, "dmq.sidecar.server", "import grpc.aio\nimport grpc_health.v1.health\nimport dmq.store.rocks")
-    add(tmp_path, "dmq.daemon", "import dmq.sidecar.server")
+    add(tmp_path, "dmq.rocketmq_server.server", "import grpc.aio\nimport grpc_health.v1.health\nimport dmq.store.rocks")
+    add(tmp_path, "dmq.daemon", "import dmq.rocketmq_server.server")
     add(tmp_path, "dmq.cli", "import dmq.demo")
     add(tmp_path, "dmq.demo", "import rocketmq")
     add(tmp_path, "spark_audit.jobs", "import pyspark.sql")
@@ -104,7 +104,7 @@ def test_the_drawn_house_stands(house: Path) -> None:
         ("dmq.daemon", "import grpc.aio", "dmq is not allowed to import grpc"),
         ("retry.hook", "import grpc", "retry is not allowed to import grpc"),
         ("dmq.trail", "import pyspark.sql", "dmq is not allowed to import pyspark"),
-        ("dmq.sidecar.server", "import rocketmq", "dmq is not allowed to import rocketmq"),
+        ("dmq.rocketmq_server.server", "import rocketmq", "dmq is not allowed to import rocketmq"),
         ("broker_adapter.wire", "import grpc_tools.protoc", "broker_adapter is not allowed to import grpc_tools"),
     ],
 )

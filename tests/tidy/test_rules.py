@@ -31,7 +31,7 @@ def check(path: str, code: str) -> list[str]:
         ("spark_audit/jobs.py", "datetime.now(tz=UTC)", "`now` reads a clock"),
         ("dmq/store/rocks.py", "datetime.datetime.utcnow()", "`utcnow` reads a clock"),
         ("dmq/scheduler/loop.py", "asyncio.get_running_loop().time()", "`time()` reads a clock"),
-        ("dmq/sidecar/map.py", "Timestamp().GetCurrentTime()", "`GetCurrentTime` reads a clock"),
+        ("dmq/rocketmq_server/map.py", "Timestamp().GetCurrentTime()", "`GetCurrentTime` reads a clock"),
         ("dmq/daemon.py", "print('up')", "print; log it"),
         ("broker_adapter/clock.py", "print('tick')", "print; log it"),
         ("dmq/x.py", "def f():\n" + "    x = 1\n" * 70, "f has 71 lines"),

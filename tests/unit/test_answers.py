@@ -7,7 +7,7 @@ import pytest
 from broker_adapter.adapter import PulledMessage
 from broker_adapter.errors import Overloaded
 from dmq.http2.bounds import Accounts
-from dmq.sidecar.answers import PIECE_BYTES, check_room
+from dmq.rocketmq_server.rpc.answers import PIECE_BYTES, check_room
 
 MIB = 1024 * 1024
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dmq.admin.client import AdminClient, DaemonUnavailable
+from dmq.client import SidecarClient
 from dmq.contexts import (
     Context,
     ContextError,
@@ -20,7 +21,6 @@ from dmq.contexts import (
     path_of_file,
     target_of,
 )
-from dmq.sidecar.client import SidecarClient
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,12 @@ from dmq.http2 import LOOPBACK, Limits
 from dmq.processes import passing
 from dmq.processes.front import http2_limits
 from dmq.processes.settings import Settings, part_of
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.http2_methods import with_bounds
-from dmq.sidecar.http2_server import Port
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_methods import with_bounds
+from dmq.rocketmq_server.transport.http2_server import Port
 
 MIB = 2**20
 COUNTS = [2, 3, 4, 7, 15, 32, PROCESSES_MAX]

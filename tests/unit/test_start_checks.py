@@ -11,7 +11,7 @@ from broker_adapter.clock import ManualClock
 from dmq.config import load
 from dmq.daemon.checks import problems_of, refuse_start
 from dmq.errors import StartRefused, StoreCorrupt, with_advice
-from dmq.sidecar.tls import self_signed
+from dmq.rocketmq_server.transport.tls import self_signed
 
 
 def _store_that_must_exist(folder: Path) -> tuple[str, str]:

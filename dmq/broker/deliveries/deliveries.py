@@ -302,7 +302,7 @@ class Deliveries:
             await self._fail(found, receipt_handle, lease, GivenUp())
             return
         # By themselves push clients give up in FIFO mode only, and there at their first failure, because they are told
-        # to: see dmq.sidecar.settings.
+        # to: see dmq.rocketmq_server.sessions.settings.
         is_last = attempts >= self._catalog.policy(found.group_id).max_attempts
         await self._fail(found, receipt_handle, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dmq import Spool
+from dmq.client import SidecarClient
 from dmq.integrations import environment
 from dmq.integrations.environment import hook_described_by, target_described_by
-from dmq.sidecar.client import SidecarClient
 from retry import Delivered, EnvironmentInvalid, Redelivery, RetryPolicy, Table
 
 

@@ -22,7 +22,7 @@ from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
 from dmq.processes.store_process import StoreProcess
-from dmq.sidecar.http2_server import Port
+from dmq.rocketmq_server.transport.http2_server import Port
 
 PATIENCE_S = 60
 CLOCK = SystemClock()

@@ -7,7 +7,7 @@ import pytest
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused
 from broker_adapter.rocketmq.codes import KNOWN, check, error_of
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.codes import CODES, status_of
+from dmq.rocketmq_server.codec.codes import CODES, status_of
 
 
 @pytest.mark.parametrize("name", [name for name in wire.Code.keys() if name != "CODE_UNSPECIFIED"])  # noqa: SIM118

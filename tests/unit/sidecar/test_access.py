@@ -29,10 +29,10 @@ from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
-from dmq.sidecar.access import AT_ALL, NEEDS, Guarded
-from dmq.sidecar.call import Call
-from dmq.sidecar.dispatch import Dispatcher, StreamEnded
-from dmq.sidecar.methods import METHODS
+from dmq.rocketmq_server.calls.access import AT_ALL, NEEDS, Guarded
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.calls.dispatch import Dispatcher, StreamEnded
+from dmq.rocketmq_server.calls.methods import METHODS
 
 OTHER = wire.Resource(name="prices")
 QUEUE, OTHER_QUEUE = wire.MessageQueue(topic=TOPIC), wire.MessageQueue(topic=OTHER)

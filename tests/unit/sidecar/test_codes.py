@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.codes import CODES, OK_STATUS, common_status, status_of
+from dmq.rocketmq_server.codec.codes import CODES, OK_STATUS, common_status, status_of
 
 
 @pytest.mark.parametrize("rule", list(Rule))

@@ -21,10 +21,10 @@ from support.rigs import until
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar import commands
-from dmq.sidecar.commands import NoAnswer
-from dmq.sidecar.dispatch import StreamEnded
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.dispatch import StreamEnded
+from dmq.rocketmq_server.rpc import commands
+from dmq.rocketmq_server.rpc.commands import NoAnswer
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 
 class Connected:

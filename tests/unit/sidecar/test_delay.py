@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.wire.mapping import NOT_AFTER_MS, not_after_of
-from dmq.sidecar.delay import (
+from dmq.rocketmq_server.codec.delay import (
     DELAY_LEVELS_MS_DEFAULT,
     DELAY_PROPERTIES,
     check_not_after,

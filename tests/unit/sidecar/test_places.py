@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded
 from dmq.acl.quotas import Quotas
-from dmq.sidecar.slots import Polls, Slots
+from dmq.rocketmq_server.sessions.slots import Polls, Slots
 
 
 def test_one_client_cannot_take_every_place() -> None:

@@ -19,12 +19,12 @@ from dmq.acl.quotas import ADDRESS, Holder, Quota
 from dmq.broker.schedules.schedules import Schedules
 from dmq.broker.topics.catalog import ScheduleLimits
 from dmq.http2 import Admission
-from dmq.sidecar.call import Call
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.recurring import WAITING_MAX, wanted_of
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.recurring import WAITING_MAX, wanted_of
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.sessions.sessions import Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.store.schema.recurring import CatchUp
 
 EVERY = {"DMQ_SCHEDULE_NAME": "report", "DMQ_EVERY": "5m"}

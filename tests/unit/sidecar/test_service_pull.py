@@ -14,7 +14,7 @@ from support.protocol import GROUP, TOPIC, Sidecar, consumer_settings, from_clie
 from support.rigs import EmbeddedRig, an_envelope, play, until
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 RPCS = ("PullMessage", "GetOffset", "UpdateOffset", "QueryOffset")
 SECOND = 1_000_000_000

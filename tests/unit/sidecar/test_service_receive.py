@@ -15,7 +15,7 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 NOW = 1_700_000_000_123
 

@@ -14,8 +14,8 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import DeadLetterFacts
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar import mapping
-from dmq.sidecar.call import Call
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.codec import mapping
 
 NOW = 1_700_000_000_123
 DEAD_LETTERS = wire.Resource(name="%DLQ%billing")

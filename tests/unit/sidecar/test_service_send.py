@@ -13,7 +13,7 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 NOW = 1_700_000_000_000
 

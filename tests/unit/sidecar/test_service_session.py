@@ -25,9 +25,9 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.call import Call
-from dmq.sidecar.dispatch import CLIENT_ID_CHARS_MAX, StreamEnded
-from dmq.sidecar.settings import SidecarConfig
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.calls.dispatch import CLIENT_ID_CHARS_MAX, StreamEnded
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 SERVED = {
     "QueryRoute",

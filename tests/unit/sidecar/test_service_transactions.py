@@ -14,12 +14,12 @@ from support.rigs import EmbeddedRig, play, receive
 
 from broker_adapter.transactions import Check
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.call import Call
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Outbox, Session, Sessions
-from dmq.sidecar.settings import SidecarConfig
-from dmq.sidecar.transactions import SENT_TOPICS_MAX, Producers
+from dmq.rocketmq_server.calls.call import Call
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.rpc.transactions import SENT_TOPICS_MAX, Producers
+from dmq.rocketmq_server.sessions.sessions import Outbox, Session, Sessions
+from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 TOPIC = wire.Resource(name="orders")
 HOUR_S = 3_600

@@ -6,7 +6,7 @@ import asyncio
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.sessions import IDLE_S_MAX, Outbox, Sessions
+from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Outbox, Sessions
 
 
 def seen(sessions: Sessions, client_id: str, group: str = "g") -> None:

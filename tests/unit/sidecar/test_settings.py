@@ -8,7 +8,7 @@ from broker_adapter.adapter import GroupSettings
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import BODY_BYTES_MAX, RETRY_STEPS_MS
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.settings import SidecarConfig, client_type_of, merged
+from dmq.rocketmq_server.sessions.settings import SidecarConfig, client_type_of, merged
 
 HOUR_S = 3600
 DEFAULT = GroupSettings(is_fifo=False, max_attempts=17, delays_ms=RETRY_STEPS_MS)

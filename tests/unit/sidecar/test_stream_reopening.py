@@ -9,8 +9,8 @@ from support.protocol import TOPIC, Sidecar, from_client
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.sidecar.sessions import Outbox
-from dmq.sidecar.stream_reopening import RESPELL_S_MIN, other_spelling
+from dmq.rocketmq_server.sessions.sessions import Outbox
+from dmq.rocketmq_server.sessions.stream_reopening import RESPELL_S_MIN, other_spelling
 
 
 def one(scheme: wire.AddressScheme, host: str) -> wire.Endpoints:

@@ -11,8 +11,8 @@ from broker_adapter.limits import BODY_BYTES_MAX, MESSAGES_PER_SEND_MAX
 from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, to_envelope
-from dmq.sidecar import validate
-from dmq.sidecar.delay import DELAY_PROPERTIES
+from dmq.rocketmq_server.codec import validate
+from dmq.rocketmq_server.codec.delay import DELAY_PROPERTIES
 
 
 def message(topic: str = "orders", **system: object) -> wire.Message:

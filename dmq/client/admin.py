@@ -1,0 +1,33 @@
+"""What a client of the daemon asks its admin service for: the one place here that knows ``dmq.admin``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dmq.admin import admin_v1 as admin_wire
+from dmq.admin.channel import open_channel, told_of_tls
+from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable, NotFound
+from dmq.errors import DmqError
+from retry.sink import SinkError, SinkUnavailable
+
+if TYPE_CHECKING:
+    from dmq.client.calls import Calls
+
+__all__ = ["AdminClient", "CallRefused", "NotFound", "admin", "admin_wire", "open_channel", "told_of_tls"]
+
+
+@contextmanager
+def admin(calls: Calls) -> Iterator[AdminClient]:
+    """Open a connection to the admin service of the daemon that ``calls`` go to; its errors are those of a sink.
+
+    A new one each time: one that failed would wait long before it connects again.
+    """
+    try:
+        with AdminClient(calls.address, timeout_s=calls.timeout_s, signer=calls.signer, tls=calls.tls) as client:
+            yield client
+    except DaemonUnavailable as error:
+        raise SinkUnavailable(str(error)) from error
+    except DmqError as error:
+        raise SinkError(str(error)) from error

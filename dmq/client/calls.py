@@ -1,0 +1,240 @@
+"""Calls to a daemon whose answers come as futures, and the thread that completes these.
+
+Nothing here waits for a daemon that is away: a call fails at once or at its deadline, and the channel connects again
+by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from broker_adapter.clock import SystemClock
+from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.signature import Signer
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
+from dmq.client.admin import open_channel, told_of_tls
+from dmq.contexts import ClientTls
+from retry.sink import SinkError, SinkFull, SinkUnavailable
+
+log = structlog.get_logger("dmq.client")
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_CLOSE_S = 2.0
+_clock = SystemClock()
+
+Told = Callable[[Any, SinkError | None], None]  # the answer, or what went wrong
+
+
+class HoldLost(SinkError):
+    """The receipt handle is no longer good: the message is finished, or somebody else's by now."""
+
+
+class Calls:
+    """One connection. ``told`` functions run one after the other in a thread of their own, and must not wait."""
+
+    def __init__(
+        self, address: str, *, timeout_s: float, signer: Signer | None = None, tls: ClientTls | None = None
+    ) -> None:
+        self.address = address
+        self.tls = tls
+        self.timeout_s = timeout_s
+        self.signer = signer
+        self._channel = open_channel(address, tls, _OPTIONS)
+        self._own_metadata = (
+            ("x-mq-client-id", f"{socket.gethostname()}@{os.getpid()}@redelivery-{secrets.token_hex(4)}"),
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-protocol", "v2"),
+            ("x-mq-client-version", "5.0.0"),
+        )
+        self._calls = {
+            name: self._channel.unary_unary(
+                method.path,
+                request_serializer=method.request_class.SerializeToString,
+                response_deserializer=method.response_class.FromString,
+            )
+            for name, method in wire.METHODS.items()
+            if not method.client_streaming and not method.server_streaming
+        }
+        self._report = self._channel.unary_unary(
+            REPORT.path,
+            request_serializer=REPORT.request_class.SerializeToString,
+            response_deserializer=REPORT.response_class.FromString,
+        )
+        self._reports_again_s = 0.0  # by the monotonic clock: when a daemon that keeps no reasons is asked again
+        receive = wire.METHODS["ReceiveMessage"]
+        self._receive = self._channel.unary_stream(
+            receive.path,
+            request_serializer=receive.request_class.SerializeToString,
+            response_deserializer=wire.ReceiveMessageResponse.FromString,
+        )
+        self._changed = threading.Condition()
+        self._in_flight = 0
+        self._is_closing = False
+        self._is_over = False
+        self._polls: set[Any] = set()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._teller = threading.Thread(target=self._tell, name="dmq-sidecar-teller", daemon=True)
+        self._teller.start()
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._own_metadata if self.signer is None else (*self._own_metadata, *self.signer.metadata())
+
+    def ask(self, rpc: str, request: Message, told: Told) -> None:
+        """Make a call and return; ``told`` is called once, in another thread, whatever happens."""
+        with self._changed:
+            is_over = self._is_over
+            self._in_flight += not is_over
+        if is_over:
+            told(None, SinkUnavailable(f"the connection to {self.address} is closed"))
+            return
+        try:
+            call = self._calls[rpc].future(request, timeout=self.timeout_s, metadata=self._metadata)
+        except (ValueError, grpc.RpcError) as error:  # a channel that is closed
+            failure = SinkUnavailable(f"the connection to {self.address} is closed: {error}")
+            self._queue.put(lambda: self._answer(told, None, failure))
+            return
+        call.add_done_callback(lambda done: self._queue.put(lambda: self._settle(done, told)))
+
+    def report(self, group: str, receipt_handle: str, error: str) -> None:
+        """Report why a delivery fails, ahead of its failure on this connection; nothing waits for the answer."""
+        if not error or self._is_over or _clock.monotonic_s() < self._reports_again_s:
+            return
+
+        def told(done: Any) -> None:  # noqa: ANN401 - grpc.Future has no useful type
+            try:
+                is_refused = done.result().status.code == wire.NOT_IMPLEMENTED
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                is_refused = done.code() is grpc.StatusCode.UNIMPLEMENTED
+            if is_refused:
+                self._reports_again_s = _clock.monotonic_s() + REFUSED_S
+
+        with suppress(ValueError, grpc.RpcError):  # a channel that is closed
+            request = report_of(group, receipt_handle, error)
+            self._report.future(request, timeout=TIMEOUT_S, metadata=self._metadata).add_done_callback(told)
+
+    def ask_now(self, rpc: str, request: Message) -> Any:  # noqa: ANN401 - one class of answers per RPC
+        """Make a call and return its answer, or raise what went wrong."""
+        try:
+            answer = self._calls[rpc](request, timeout=self.timeout_s, metadata=self._metadata)
+        except (ValueError, grpc.RpcError) as error:
+            raise self._unavailable(error) from None
+        check(answer)
+        return answer
+
+    def poll(self, request: wire.ReceiveMessageRequest, wait_s: float) -> Iterator[wire.ReceiveMessageResponse]:
+        """Make a long poll and return its frames as they come; ended early by ``end_polls``."""
+        with self._changed:
+            if self._is_closing:
+                return
+            call = self._receive(request, timeout=wait_s + self.timeout_s, metadata=self._metadata)
+            self._polls.add(call)
+        try:
+            yield from call
+        except (ValueError, grpc.RpcError) as error:
+            if not self._is_closing:
+                raise self._unavailable(error) from None
+        finally:
+            call.cancel()
+            with self._changed:
+                self._polls.discard(call)
+
+    def end_polls(self) -> None:
+        """End what waits, and let nothing wait from here on."""
+        with self._changed:
+            self._is_closing = True
+            polls = list(self._polls)
+        for call in polls:
+            call.cancel()
+
+    def close(self) -> None:
+        """Wait for the calls under way, up to their deadline, and close the connection."""
+        self.end_polls()
+        self._drain(self.timeout_s)
+        self._channel.close()  # what is still under way is cancelled, and told so
+        self._drain(_CLOSE_S)
+        with self._changed:
+            self._is_over = True
+        self._queue.put(None)
+        if threading.current_thread() is not self._teller:
+            self._teller.join(_CLOSE_S)
+
+    def _drain(self, timeout_s: float) -> None:
+        if threading.current_thread() is not self._teller:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._in_flight, timeout_s)
+
+    def _tell(self) -> None:
+        while not self._is_over or self._in_flight or not self._queue.empty():
+            work = self._queue.get()
+            if work is None:
+                continue
+            try:
+                work()
+            except Exception:  # whatever it is: without this thread nobody is told anything any more
+                log.exception("answer_not_told")
+
+    def _settle(self, done: Any, told: Told) -> None:  # noqa: ANN401 - grpc.Future has no useful type
+        try:
+            answer = done.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            self._answer(told, None, self._unavailable(error))
+            return
+        self._answer(told, answer, failure_of(answer))
+
+    def _answer(self, told: Told, answer: Any, failure: SinkError | None) -> None:  # noqa: ANN401 - as above
+        try:
+            told(answer, failure)
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    def _unavailable(self, error: Exception) -> SinkError:
+        if isinstance(error, grpc.Call):
+            code, details = error.code(), " ".join((error.details() or "").split())
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return SinkUnavailable(f"no answer from the daemon at {self.address} in time")
+            told = told_of_tls(self.address, self.tls, details) if code is grpc.StatusCode.UNAVAILABLE else ""
+            said = f"the daemon at {self.address} is unavailable: {details} ({code.name.lower()})"
+            return SinkUnavailable(told or said)
+        return SinkUnavailable(f"the call to {self.address} was given up: {type(error).__name__} {error}")
+
+
+def failure_of(answer: Any) -> SinkError | None:  # noqa: ANN401 - one class of answers per RPC
+    """Return what an answer of the public protocol says went wrong; ``None`` if nothing did."""
+    status: wire.Status = answer.status
+    code = int(status.code)
+    if code in {wire.OK, wire.MESSAGE_NOT_FOUND}:
+        return None
+    text = f"the daemon says {code}: {status.message}"
+    if 42900 <= code < 43000:
+        return SinkFull(text, limit="daemon")
+    if 41300 <= code < 41400:
+        return SinkFull(text, limit="body_bytes_max")
+    if code == wire.INVALID_RECEIPT_HANDLE:
+        return HoldLost(text)
+    return SinkUnavailable(text) if code >= 50000 else SinkError(text)
+
+
+def check(answer: Any) -> None:  # noqa: ANN401 - one class of answers per RPC
+    """Raise what an answer says went wrong."""
+    failure = failure_of(answer)
+    if failure is not None:
+        raise failure

@@ -1,0 +1,226 @@
+"""What a client has in hand, and the thread that keeps it there.
+
+A receive hides a message for ``HOLD_MS``. Who holds it longer has it hidden anew, again and again, in the protocol's
+*suspended* way: if the process dies then, the message comes back and its delivery attempt is not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from broker_adapter.clock import Clock
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import set_duration
+from dmq.client.calls import Calls, HoldLost, Told
+from dmq.client.entries import GROUP, Facts
+from retry.sink import SinkError
+
+log = structlog.get_logger("dmq.client")
+
+HOLD_MS = 30_000
+FACTS_MAX = 10_000
+_PROTECT_AFTER_S = 1.0  # most entries are finished before, and cost no further call
+_EXTEND_EVERY_S = HOLD_MS / 1000 / 3
+_AGAIN_S = 1.0  # after an extension that failed
+_TICK_S = 0.25
+
+Place = tuple[str, int, int]  # topic, queue, offset: where a message lies as long as it lives
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A message in this client's hands: the ticket of an entry. Changed under the lock of ``Holds``."""
+
+    type_name: str
+    place: Place
+    message_id: str
+    handle: str
+    turn: int = 0
+    extend_at_s: float = 0.0
+    is_extending: bool = False
+    is_ending: bool = False
+    is_over: bool = False
+    after: Callable[[], None] | None = None  # what waits for an extension under way
+
+    @property
+    def topic(self) -> str:
+        """Where it was sent to."""
+        return self.place[0]
+
+
+class Holds:
+    """All that a client has in hand. Thread-safe."""
+
+    def __init__(self, calls: Calls, clock: Clock) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._holds: dict[Place, Hold] = {}
+        self._facts: OrderedDict[tuple[str, str], Facts] = OrderedDict()
+        self._is_closing = False
+        self.lost_total = 0
+        self._keeper = threading.Thread(target=self._keep, name="dmq-sidecar-keeper", daemon=True)
+        self._keeper.start()
+
+    def count(self, topic: str = "") -> int:
+        """Return how many entries of a topic, or of all, are in hand."""
+        with self._changed:
+            return sum(topic in {"", hold.topic} for hold in self._holds.values())
+
+    def hidden(self, topic: str = "") -> int:
+        """Return how many of a topic, or of all, this client gave back until a time that has not come."""
+        now_ms = self._clock.now_ms()
+        with self._changed:
+            return sum(topic in {"", key[0]} and facts.due_at_ms > now_ms for key, facts in self._facts.items())
+
+    def add(self, hold: Hold) -> bool:
+        """Keep a delivery. False if its message is in hand already: then only the handle is the new one."""
+        with self._changed:
+            if self._is_closing:
+                self.give_back(hold)
+                return False
+            known = self._holds.get(hold.place)
+            hold.extend_at_s = self._clock.monotonic_s() + _PROTECT_AFTER_S
+            if known is not None and not known.is_ending:
+                known.handle = hold.handle
+                known.extend_at_s = hold.extend_at_s
+                return False
+            if known is not None:  # given back a moment ago, and here again before the answer was told
+                known.is_over = True
+            self._holds[hold.place] = hold
+            self._changed.notify_all()
+            return True
+
+    def end(self, hold: Hold, then: Callable[[], None]) -> bool:
+        """Let ``then`` end a hold, now or when the extension under way is answered. False if it is over already."""
+        with self._changed:
+            if hold.is_over:
+                return False
+            hold.is_ending = True
+            if hold.is_extending:
+                hold.after = then
+                return True
+        then()
+        return True
+
+    def ended(self, hold: Hold, failure: SinkError | None) -> None:
+        """Note what ending came to: after a failure the entry is in hand as before."""
+        with self._changed:
+            hold.is_ending = False
+            if failure is None or isinstance(failure, HoldLost):
+                self._drop(hold)
+                self.lost_total += failure is not None
+            else:
+                hold.extend_at_s = self._clock.monotonic_s()
+
+    def close(self) -> None:
+        """Stop keeping, and give back what is in hand: it is visible at once, and no attempt is counted."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            left: list[Hold] = []
+            for hold in list(self._holds.values()):
+                self._drop(hold)
+                if hold.is_ending:
+                    continue
+                if hold.is_extending:
+                    hold.after = partial(self.give_back, hold)
+                else:
+                    left.append(hold)
+        for hold in left:
+            self.give_back(hold)
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join(2 * _TICK_S)
+
+    def give_back(self, hold: Hold) -> None:
+        """Make a message visible at once. Nobody waits for it: otherwise its invisible duration ends by itself."""
+        hide(self._calls, hold, 0, is_suspended=True, told=_ignore)
+
+    # -- what the daemon has no place for -----------------------------------------------------------------------------
+
+    def remember(self, topic: str, message_id: str, facts: Facts) -> None:
+        """Keep facts about a message that was given back; the oldest are forgotten."""
+        with self._changed:
+            self._facts[topic, message_id] = facts
+            self._facts.move_to_end((topic, message_id))
+            if len(self._facts) > FACTS_MAX:
+                self._facts.popitem(last=False)
+
+    def facts(self, topic: str, message_id: str) -> Facts | None:
+        """Return what this client knows about a message."""
+        with self._changed:
+            return self._facts.get((topic, message_id))
+
+    def forget(self, topic: str, message_id: str) -> None:
+        """The message is finished, or dead."""
+        with self._changed:
+            self._facts.pop((topic, message_id), None)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(_TICK_S if self._holds else None)
+                if self._is_closing:
+                    return
+                now_s = self._clock.monotonic_s()
+                due = [
+                    hold
+                    for hold in self._holds.values()
+                    if hold.extend_at_s <= now_s and not hold.is_ending and not hold.is_extending
+                ]
+                for hold in due:
+                    hold.is_extending = True
+            self._extend(due)
+
+    def _extend(self, due: Iterable[Hold]) -> None:
+        for hold in due:
+            handle = hold.handle
+            hide(self._calls, hold, HOLD_MS, is_suspended=True, told=self._extended(hold, handle))
+
+    def _extended(self, hold: Hold, handle: str) -> Told:
+        def told(answer: wire.ChangeInvisibleDurationResponse | None, failure: SinkError | None) -> None:
+            with self._changed:
+                hold.is_extending = False
+                after, hold.after = hold.after, None
+                is_current = hold.handle == handle  # else it was handed out to us again meanwhile
+                if answer is not None and failure is None and is_current:
+                    hold.handle = answer.receipt_handle or handle
+                is_good = failure is None or not is_current
+                hold.extend_at_s = self._clock.monotonic_s() + (_EXTEND_EVERY_S if is_good else _AGAIN_S)
+                is_lost = isinstance(failure, HoldLost) and is_current and not hold.is_over and after is None
+                if is_lost:
+                    self._drop(hold)
+                    self.lost_total += 1
+            if is_lost:
+                log.warning("hold_lost", topic=hold.topic, message_id=hold.message_id, error=str(failure))
+            if after is not None:
+                after()
+
+        return told
+
+    def _drop(self, hold: Hold) -> None:
+        hold.is_over = True
+        if self._holds.get(hold.place) is hold:
+            del self._holds[hold.place]
+
+
+def hide(calls: Calls, hold: Hold, invisible_ms: int, *, is_suspended: bool, told: Told) -> None:
+    """Set when a message is visible again; suspended, its next delivery is no further attempt."""
+    request = wire.ChangeInvisibleDurationRequest(
+        receipt_handle=hold.handle, message_id=hold.message_id, suspend=is_suspended
+    )
+    request.group.name, request.topic.name = GROUP, hold.topic
+    set_duration(request.invisible_duration, invisible_ms)
+    calls.ask("ChangeInvisibleDuration", request, told)
+
+
+def _ignore(_answer: object, _failure: SinkError | None) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,254 @@
+"""The transport by default: our own gRPC over HTTP/2 (``dmq.http2``). The same face as ``grpc_server``."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+from grpc_health.v1 import health_pb2
+
+from broker_adapter.errors import Overloaded
+from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.wire import consumer_v1
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.pool import POOL
+from dmq.acl.gate import Entrance, Gate, holders_of
+from dmq.acl.guard import Guard
+from dmq.acl.quotas import Holder, Quota, Quotas
+from dmq.errors import AddressInUse, DmqError
+from dmq.http2 import (
+    Bidirectional,
+    CallEnded,
+    CertificateFault,
+    Http2Server,
+    Limits,
+    Method,
+    PlainServedTo,
+    RequestHeaders,
+    Status,
+    Streaming,
+    Unary,
+    no_certificate_fault,
+)
+from dmq.rocketmq_server.calls.access import HEALTH, REFLECTION, all_entrances
+from dmq.rocketmq_server.calls.dispatch import Dispatcher
+from dmq.rocketmq_server.rpc import health
+from dmq.rocketmq_server.rpc.service import MessagingService
+from dmq.rocketmq_server.transport.http2_methods import messaging, with_bounds
+from dmq.usage import ProcessStatus, store_process
+
+log = structlog.get_logger("dmq.rocketmq_server")
+
+
+class Port:
+    """All that is served on the port of a daemon, by path, with health and reflection; and who may call it."""
+
+    def __init__(
+        self,
+        service: MessagingService,
+        dispatcher: Dispatcher,
+        *,
+        methods: Mapping[str, Method] | None = None,
+        reflected: Sequence[str] = (),
+        guard: Guard | None = None,
+        entrances: Mapping[str, Entrance] = MappingProxyType({}),
+    ) -> None:
+        """``methods`` are those of other services, ``entrances`` theirs by path, ``reflected`` their names.
+
+        What is to be reflected must be in our private descriptor pool.
+        """
+        self.service = service
+        self.health = health.Health(("", wire.SERVICE))
+        names = (wire.SERVICE, consumer_v1.SERVICE, HEALTH, REFLECTION, *reflected)
+        places = _Watches(service.quotas)
+        self.gate = Gate(all_entrances(entrances), guard, service.quotas)
+        self.methods: Mapping[str, Method] = {
+            **messaging(dispatcher),
+            **_health(self.health, places),
+            f"/{REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
+            **(methods or {}),
+        }
+        # A front counts what it serves itself, also the sends that it passes on after all.
+        self.methods_of_fronts = {**self.methods, **messaging(dispatcher.uncounted(), service.messages.unary)}
+
+    def drain(self) -> None:
+        """Say NOT_SERVING, and end streams and long polls now, with proper answers."""
+        self.health.set(is_serving=False, is_ending=True)
+        self.service.drain()
+
+
+class Http2Transport:
+    """Serves a port in this process. Make and use it on one event loop."""
+
+    def __init__(
+        self,
+        port: Port,
+        *,
+        host: str,
+        port_number: int,
+        monotonic_s: Callable[[], float],
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        certificate_fault: CertificateFault = no_certificate_fault,
+        plain_served_to: PlainServedTo = "all",
+        limits: Limits | None = None,
+    ) -> None:
+        """Listen nowhere yet.
+
+        ``tls`` gives the context of the next connection, ``plain_served_to`` says who may do without it;
+        ``certificate_fault`` as of ``Http2Server``.
+        """
+        self._served = port
+        self._host = host
+        self._port = port_number
+        quotas, messages = port.service.quotas, port.service.messages
+        self._server = Http2Server(
+            port.methods,
+            host=host,
+            port=port_number,
+            monotonic_s=monotonic_s,
+            limits=with_bounds(limits or Limits(request_max=REQUEST_BYTES_MAX), quotas.bounds),
+            admit=port.gate.admit,
+            share_of=lambda kind, name: quotas.limit(Quota.BYTES, Holder(kind, name)),
+            tls=tls,
+            certificate_fault=certificate_fault,
+            plain_served_to=plain_served_to,
+            is_busy=messages.is_busy,
+        )
+        accounts = self._server.accounts
+        quotas.bytes_of = lambda holder: accounts.held_by(*holder)
+        quotas.on_change = accounts.share_changed
+        messages.on_room = self._server.turns.go_on
+
+    @property
+    def port(self) -> int:
+        """The port: the one asked for, and after ``start`` the one that is served."""
+        return self._port
+
+    async def start(self) -> int:
+        """Listen, serve, and return the port (chosen by the system if 0 was asked for).
+
+        Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+        """
+        with said_plainly(self._host, self._port):
+            self._port = await self._server.start()
+        self._served.service.listening_at(self._host, self._port)
+        await self.set_serving(is_serving=True)
+        log.info("listening", host=self._host, port=self._port)
+        return self._port
+
+    def processes(self) -> Sequence[ProcessStatus]:
+        """Return the one process that there is; from any thread."""
+        figures = self._server.figures()
+        return [store_process(figures.connections, figures.streams)]
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """Tell the health service's clients; calls are answered either way."""
+        self._served.health.set(is_serving=is_serving)
+
+    async def stop(self, grace_s: float) -> None:
+        """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
+        self._served.drain()
+        await self._server.stop(grace_s)
+
+
+@contextmanager
+def said_plainly(host: str, port: int) -> Iterator[None]:
+    """Raise AddressInUse if the port is taken, DmqError if the address cannot be listened on."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        yield
+    except OSError as reason:
+        if reason.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address} is in use by another process (gRPC)") from reason
+        raise DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}") from reason
+
+
+# -- services that come with every port --------------------------------------------------------------------------------
+
+
+def _health(state: health.Health, places: _Watches) -> dict[str, Method]:
+    def parsed(body: bytes) -> health_pb2.HealthCheckRequest:
+        try:
+            return health_pb2.HealthCheckRequest.FromString(body)
+        except Exception as error:
+            raise CallEnded(Status.INVALID_ARGUMENT, "the request cannot be read") from error
+
+    async def check(body: bytes, _: RequestHeaders) -> bytes:
+        try:
+            return state.check(parsed(body)).SerializeToString()
+        except health.UnknownService as error:
+            raise CallEnded(Status.NOT_FOUND, "no such service") from error
+
+    async def watch(body: bytes, headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        with places.one(headers):
+            async with aclosing(state.watch(parsed(body))) as answers:
+                async for answer in answers:
+                    yield answer.SerializeToString()
+
+    return {f"/{HEALTH}/Check": Unary(check), f"/{HEALTH}/Watch": Streaming(watch)}
+
+
+class _Watches:
+    """How many streams of health and reflection may be open, which need no key."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._open = 0
+
+    @contextmanager
+    def one(self, headers: RequestHeaders) -> Iterator[None]:
+        """Count one more for as long as it lasts. Raises CallEnded if it is one too many."""
+        holders, limit = holders_of(headers.admission), self._quotas.bounds.watches
+        try:
+            if self._open >= limit:
+                raise Overloaded("watches", limit=limit)
+            self._quotas.take(Quota.WATCHES, holders)
+        except Overloaded as error:
+            raise CallEnded(Status.RESOURCE_EXHAUSTED, str(error)) from error
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._quotas.free(Quota.WATCHES, holders)
+
+
+class _Reflection:
+    """grpcio's own servicer of reflection, on bytes. It is loaded by the first who asks: it brings all of grpcio."""
+
+    def __init__(self, names: Sequence[str], places: _Watches) -> None:
+        self._names = names
+        self._places = places
+        self._loaded: Any = None
+
+    async def __call__(self, bodies: AsyncIterator[bytes], headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        with self._places.one(headers):
+            async for answer in self._answers(bodies):
+                yield answer
+                await asyncio.sleep(0)  # the next question may be there already, and others want their turn
+
+    async def _answers(self, bodies: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        if self._loaded is None:
+            self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._load)
+        servicer, parse = self._loaded
+
+        async def requests() -> AsyncIterator[Any]:
+            async for body in bodies:
+                yield parse(body)
+
+        async for answer in servicer.ServerReflectionInfo(requests(), None):
+            yield answer.SerializeToString()
+
+    def _load(self) -> tuple[Any, Callable[[bytes], Any]]:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+            POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
+        servicer = reflection.aio.ReflectionServicer(self._names, pool=POOL)
+        return servicer, reflection_pb2.ServerReflectionRequest.FromString
