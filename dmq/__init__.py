@@ -23,7 +23,7 @@ if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     )
 
 if TYPE_CHECKING:
-    from dmq.admin.client import AdminClient
+    from dmq.admin.client.client import AdminClient
     from dmq.client import SidecarClient
     from dmq.producer_store.durable import durable
     from dmq.producer_store.spool import Spool, SpoolOptions
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdminClient": "dmq.admin.client",
+    "AdminClient": "dmq.admin.client.client",
     "SidecarClient": "dmq.client",
     "Spool": "dmq.producer_store.spool",
     "SpoolOptions": "dmq.producer_store.spool",

@@ -5,5 +5,5 @@
     file       the file of keys, read again when it changes
     guard      calls in, the key that may make them out
 
-Its users are ``dmq.rocketmq_server.calls.access`` for the public protocol and ``dmq.admin.access`` for operators.
+Its users are ``dmq.rocketmq_server.calls.access`` for the public protocol and ``dmq.admin.api.access`` for operators.
 """

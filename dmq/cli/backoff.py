@@ -183,7 +183,7 @@ def simulate(
 def _policy_of_group(session: Session, group: str) -> RetryPolicy | None:
     if not group:
         return None
-    from dmq.admin.mapping import policy_of as policy_from_wire
+    from dmq.admin.requests.mapping import policy_of as policy_from_wire
 
     with session.connect() as client:
         return policy_from_wire(client.group(group).policy)

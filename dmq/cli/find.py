@@ -17,7 +17,7 @@ from dmq.cli.progress import Progress
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client import AdminClient
+    from dmq.admin.client.client import AdminClient
 
 app = single()
 
@@ -103,7 +103,7 @@ def find(
 
 def _by_index(client: AdminClient, topic: str, wanted: str) -> Iterator[Match]:
     """Give a message of a topic by its id or own key, with what each group did with it."""
-    from dmq.admin.client import CallRefused
+    from dmq.admin.client.client import CallRefused
 
     for message_id, own_key in ((wanted, ""), ("", wanted)):
         with suppress(CallRefused):  # a text that can be no id, or no own key
@@ -150,7 +150,7 @@ def _scan(  # noqa: PLR0917 - what is searched, and how far
 
 
 def _places(client: AdminClient, topics: Sequence[str]) -> Iterator[_Place]:
-    from dmq.admin.client import NotAllowed
+    from dmq.admin.client.client import NotAllowed
 
     yield from (_Place(0, each) for each in topics)
     with suppress(NotAllowed):  # a key of topics alone

@@ -38,7 +38,7 @@ from retry.policy import RetryPolicy, delay_ms
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client import AdminClient
+    from dmq.admin.client.client import AdminClient
 
 app = noun("group")
 
@@ -219,7 +219,7 @@ def set_policy(
         if not is_policy and not default and fifo is None and retries is None:
             raise CommandFailed("say what to change; see 'dmq group set-policy --help'", ExitCode.USAGE)
         policy = policy_from(_policy_now(client, group)) if is_policy else None
-        from dmq.admin.mapping import wire_policy
+        from dmq.admin.requests.mapping import wire_policy
 
         changed = client.set_group(
             group,
@@ -237,8 +237,8 @@ def set_policy(
 
 
 def _policy_now(client: AdminClient, group: str) -> RetryPolicy | None:
-    from dmq.admin.client import NotFound
-    from dmq.admin.mapping import policy_of as read
+    from dmq.admin.client.client import NotFound
+    from dmq.admin.requests.mapping import policy_of as read
 
     try:
         return read(client.group(group).policy)
@@ -247,7 +247,7 @@ def _policy_now(client: AdminClient, group: str) -> RetryPolicy | None:
 
 
 def _policy_facts(group: wire.Group) -> list[tuple[str, str]]:
-    from dmq.admin.mapping import policy_of as read
+    from dmq.admin.requests.mapping import policy_of as read
 
     policy = read(group.policy)
     max_age = f", none later than {format_duration(policy.max_age_ms)}" if policy.max_age_ms is not None else ""

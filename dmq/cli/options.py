@@ -32,7 +32,7 @@ from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.signature import Signer
-    from dmq.admin.client import AdminClient
+    from dmq.admin.client.client import AdminClient
 
 TIMEOUT_S_DEFAULT = 5.0
 WHY_CHARS_MAX = 200
@@ -165,7 +165,14 @@ class Session:
     def connect(self) -> Iterator[AdminClient]:
         """Give a client of the daemon; its errors end the command with the code that fits."""
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs of a handshake is told in one line
-        from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotAllowed, NotFound
+        from dmq.admin.client.client import (
+            AdminClient,
+            CallFailed,
+            CallRefused,
+            DaemonUnavailable,
+            NotAllowed,
+            NotFound,
+        )
 
         target = self.chosen().target()
         signer = _signer(target)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from broker_adapter.remoting import StoredMessage, UnreadableMessage
     from broker_adapter.remoting.reading import Reading
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client import AdminClient
+    from dmq.admin.client.client import AdminClient
     from dmq.trail.export.fetched import Spared
 
 app = single()
@@ -198,7 +198,7 @@ class _Call:
         del messages[:]
 
     async def _replayed(self) -> list[wire.Replayed]:
-        from dmq.admin.client import DaemonUnavailable
+        from dmq.admin.client.client import DaemonUnavailable
 
         for pause_s in _PAUSES_S:
             try:

@@ -27,7 +27,7 @@ from dmq.errors import DmqError
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client import AdminClient
+    from dmq.admin.client.client import AdminClient
 
 app = noun("retry")
 

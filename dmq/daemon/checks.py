@@ -18,7 +18,7 @@ from pathlib import Path
 from broker_adapter.clock import Clock
 from broker_adapter.extras import ExtraMissing
 from dmq.acl.file import read as read_keys
-from dmq.admin.periodic_backups import rule_of
+from dmq.admin.operations.periodic_backups import rule_of
 from dmq.config import DaemonConfig
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail

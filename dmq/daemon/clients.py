@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from broker_adapter.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client_source import ClientSilent, ClientStatus
+from dmq.admin.requests.client_source import ClientSilent, ClientStatus
 from dmq.rocketmq_server.rpc.commands import NoAnswer
 from dmq.rocketmq_server.rpc.telemetry import Streams
 from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Sessions

@@ -12,8 +12,8 @@ from broker_adapter.clock import Clock
 from broker_adapter.leasing import LeasingBroker, LeasingOptions
 from broker_adapter.remoting import RemotingBroker
 from broker_adapter.rocketmq import RocketMQBroker
-from dmq.admin.status import Cluster as ClusterStatus
-from dmq.admin.status import Inner, LaneTrouble, Lateness, ProxyTrouble
+from dmq.admin.requests.status import Cluster as ClusterStatus
+from dmq.admin.requests.status import Inner, LaneTrouble, Lateness, ProxyTrouble
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster.broker import ClusterFront
 from dmq.cluster.cluster import Cluster

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dmq.admin.cell import overdue
-from dmq.admin.periodic_backups import PeriodicBackups
+from dmq.admin.operations.cell import overdue
+from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker.broker import EmbeddedBroker
 from dmq.metrics import Metrics
 from dmq.store.store import Store

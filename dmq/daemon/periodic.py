@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from dmq.admin.backups import Backups
-from dmq.admin.periodic_backups import PeriodicBackups, rule_of
+from dmq.admin.operations.backups import Backups
+from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker.broker import EmbeddedBroker
 from dmq.config import DaemonConfig
 from dmq.recovery.backups.folder import BackupFolder

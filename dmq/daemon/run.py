@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from broker_adapter.clock import Clock
-from dmq.admin.activity import ActivityLog
-from dmq.admin.cell import Cell
-from dmq.admin.quotas import QuotaCalls
-from dmq.admin.schedules import ScheduleCalls
-from dmq.admin.service import AdminService, Operators
-from dmq.admin.status import CellState
+from dmq.admin.api.service import AdminService, Operators
+from dmq.admin.operations.activity import ActivityLog
+from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.quotas import QuotaCalls
+from dmq.admin.operations.schedules import ScheduleCalls
+from dmq.admin.requests.status import CellState
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.config import DaemonConfig

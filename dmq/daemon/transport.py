@@ -11,7 +11,7 @@ from broker_adapter.limits import REQUEST_BYTES_MAX
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
-from dmq.admin.service import AdminService
+from dmq.admin.api.service import AdminService
 from dmq.broker.broker import EmbeddedBroker
 from dmq.config import DaemonConfig
 from dmq.daemon.clients import Clients
@@ -88,7 +88,7 @@ def transport_of(
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
     if config.transport == "grpcio":
-        from dmq.admin.server import grpc_handler
+        from dmq.admin.api.server import grpc_handler
         from dmq.rocketmq_server.transport.grpc_server import GrpcServer
 
         return GrpcServer(
@@ -99,8 +99,8 @@ def transport_of(
             handlers=(grpc_handler(admin, guard),),
             reflected=(admin_v1.SERVICE,),
         )
-    from dmq.admin.access import entrances
-    from dmq.admin.http2 import methods
+    from dmq.admin.api.access import entrances
+    from dmq.admin.api.http2 import methods
     from dmq.rocketmq_server.transport.http2_server import Port
 
     served = Port(

@@ -35,7 +35,7 @@ from dmq.acl.file import KeyFile
 from dmq.acl.gate import Gate
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
-from dmq.admin.access import entrances
+from dmq.admin.api.access import entrances
 from dmq.background import die_with_parent
 from dmq.counting import CallCounts
 from dmq.errors import DmqError, with_advice

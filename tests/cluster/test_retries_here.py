@@ -15,8 +15,8 @@ from support.front import client, kinds, play
 from broker_adapter.adapter import Subscription
 from broker_adapter.message import Delivery
 from dmq.admin import admin_v1
-from dmq.admin.client import AdminClient
-from dmq.admin.mapping import wire_policy
+from dmq.admin.client.client import AdminClient
+from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the cluster, and starts it

@@ -30,7 +30,7 @@ from broker_adapter import live_clients
 from broker_adapter.errors import Overloaded, Refused
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.message import Delivery, pack_id
-from dmq.admin.groups import Groups
+from dmq.admin.operations.groups import Groups
 from dmq.broker.deliveries.dispatch import HandOut
 from dmq.broker.failures.failures import POSTPONED_MS
 from dmq.broker.groups import group_queue, subscriptions

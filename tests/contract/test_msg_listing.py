@@ -11,8 +11,8 @@ from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
-from dmq.admin import messages as listing
-from dmq.admin.messages import QUEUED, WAITING, ListedMessage, Messages, Wanted
+from dmq.admin.operations import messages as listing
+from dmq.admin.operations.messages import QUEUED, WAITING, ListedMessage, Messages, Wanted
 from dmq.broker.delayed.changes import Meant
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family

@@ -52,7 +52,7 @@ from support.rigs import (
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire.mapping import decode
-from dmq.admin.status import DeadPage, DeadStatus
+from dmq.admin.requests.status import DeadPage, DeadStatus
 from dmq.broker.failures import waiting_retries as retries_module
 from dmq.states import MessageState
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobState

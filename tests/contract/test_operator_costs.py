@@ -13,10 +13,10 @@ from support.letters import die_many, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
 
 from broker_adapter.topics import retry_topic
-from dmq.admin import topics as topics_module
-from dmq.admin.cell import overdue
-from dmq.admin.groups import Groups
-from dmq.admin.topics import Topics
+from dmq.admin.operations import topics as topics_module
+from dmq.admin.operations.cell import overdue
+from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.topics import Topics
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits

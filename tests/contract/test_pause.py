@@ -25,7 +25,7 @@ from support.rigs import (
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
-from dmq.admin.messages import Messages, Wanted
+from dmq.admin.operations.messages import Messages, Wanted
 from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
 from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange
 from dmq.scheduler.held import HeldTopics, ReadSoFar

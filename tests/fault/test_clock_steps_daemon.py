@@ -15,7 +15,7 @@ from support.wall_shim import WallShim
 from support.wire_client import Received, WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 YEAR_MS = 365 * 24 * 3_600_000
 HOUR_MS = 3_600_000

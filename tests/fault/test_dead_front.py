@@ -16,7 +16,7 @@ from support.daemon import Daemon
 from support.wire_client import WireClient, a_message, a_receive
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 _PATIENCE_S = 60.0
 

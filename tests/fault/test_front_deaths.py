@@ -20,7 +20,7 @@ from support.shim import Shim
 from support.wire_client import DEADLINE_S, WireClient, a_message, a_receive, received_of
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 TOPIC, GROUP = "orders", "workers"
 PINGS_S = 0.2  # a front that hangs is found after ten of them

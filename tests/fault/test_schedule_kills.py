@@ -13,7 +13,7 @@ from support.effort import EFFORT, SEED
 
 from broker_adapter.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.recovery.check.check import check
 

@@ -17,7 +17,7 @@ from support.wire_client import WireClient, a_message, a_receive
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient, NotAllowed
+from dmq.admin.client.client import AdminClient, NotAllowed
 from dmq.client import SidecarClient
 from retry.sink import Death, Entry, SinkError
 

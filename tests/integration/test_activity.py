@@ -16,10 +16,10 @@ from support.rigs import EmbeddedRig, End
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
-from dmq.admin import activity as module
 from dmq.admin import admin_v1 as wire
-from dmq.admin.activity import ActivityLog, Caller, what_of
-from dmq.admin.client import AdminClient, CallRefused, NotAllowed, NotFound
+from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
+from dmq.admin.operations import activity as module
+from dmq.admin.operations.activity import ActivityLog, Caller, what_of
 from dmq.errors import StoreBusy
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.activity import CallOutcome

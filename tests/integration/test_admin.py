@@ -19,9 +19,9 @@ from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin import status as source
-from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
-from dmq.admin.server import grpc_handler
+from dmq.admin.api.server import grpc_handler
+from dmq.admin.client.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
+from dmq.admin.requests import status as source
 from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.states import MessageState
 

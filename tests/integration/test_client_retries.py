@@ -17,7 +17,7 @@ from support.official_client import Language, OfficialClient, those_with
 from support.scenarios import Scenarios, dead_letters, dmq, is_at_rest, set_group, wait_for_group
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 from retry.policy import Fixed, Table
 
 _HOUR_MS = 3_600_000

@@ -15,7 +15,7 @@ from support.front import client, front_of, kinds, play, receive, until
 from broker_adapter.adapter import Subscription
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 OWN = ("--embedded-topics", "own;mine*")
 

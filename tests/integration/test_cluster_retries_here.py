@@ -21,8 +21,8 @@ from broker_adapter.message import Delivery
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 from dmq.admin import admin_v1
-from dmq.admin.client import AdminClient
-from dmq.admin.mapping import wire_policy
+from dmq.admin.client.client import AdminClient
+from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
 
 PUSH = "push-consumer"

@@ -21,7 +21,7 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.server import SERVICE_NAME
+from dmq.admin.api.server import SERVICE_NAME
 
 _TOPIC, _GROUP = "orders", "billing"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

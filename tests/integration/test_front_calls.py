@@ -19,7 +19,7 @@ from support.wire_client import WireClient, a_message, a_receive, received_of
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 PATIENCE_S = 60.0
 TOPIC, GROUP = "orders", "billing"

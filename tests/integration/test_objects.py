@@ -10,7 +10,7 @@ from support.daemon import Daemon
 from support.wire_client import WireClient, a_message, a_receive
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient, CallRefused, NotFound
+from dmq.admin.client.client import AdminClient, CallRefused, NotFound
 
 _STRICT = os.environ | {"DMQ_TOPIC_AUTO_CREATE": "false", "DMQ_GROUP_AUTO_CREATE": "false", "DMQ_TRAIL": "off"}
 _LATER_MS = 4_000_000_000_000

@@ -10,7 +10,7 @@ from support.daemon import Daemon
 from support.official_client import LANGUAGES, OfficialClient
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 TOPIC, GROUP, COUNT = "orders", "billing", 5
 PATIENCE_S = 30.0

@@ -22,10 +22,10 @@ from support.store_rig import held
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import ManualClock
-from dmq.admin import backups as admin_backups
-from dmq.admin.backups import Backups
-from dmq.admin.client import AdminClient
-from dmq.admin.periodic_backups import AGAIN_MS, PeriodicBackups, Rule, due_ms
+from dmq.admin.client.client import AdminClient
+from dmq.admin.operations import backups as admin_backups
+from dmq.admin.operations.backups import Backups
+from dmq.admin.operations.periodic_backups import AGAIN_MS, PeriodicBackups, Rule, due_ms
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery.backups.folder import BackupFolder
 from dmq.recovery.check.check import check

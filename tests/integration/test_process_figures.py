@@ -19,7 +19,7 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client import AdminClient, DaemonUnavailable
+from dmq.admin.client.client import AdminClient, DaemonUnavailable
 
 _PATIENCE_S = 60.0
 _AGAIN_S = 0.05

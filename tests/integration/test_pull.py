@@ -16,7 +16,7 @@ from support.daemon import Daemon
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient, CallRefused, NotFound
+from dmq.admin.client.client import AdminClient, CallRefused, NotFound
 
 TOPIC, GROUP = wire.Resource(name="orders"), wire.Resource(name="readers")
 

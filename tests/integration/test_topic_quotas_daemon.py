@@ -10,7 +10,7 @@ from support.daemon import Daemon
 from support.official_client import PYTHON, ClientError, OfficialClient
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 TOPIC, GROUP, OTHER = "orders", "billing", "other"
 

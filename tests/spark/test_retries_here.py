@@ -15,8 +15,8 @@ from support.trail_bend import Bent
 from broker_adapter.adapter import Subscription
 from broker_adapter.message import Delivery
 from broker_adapter.wire.mapping import decode
-from dmq.admin.client import AdminClient
-from dmq.admin.mapping import wire_policy
+from dmq.admin.client.client import AdminClient
+from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
 from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit

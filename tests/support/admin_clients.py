@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
-from dmq.admin import client_source
+from dmq.admin.requests import client_source
 
 CLIENTS = (
     client_source.ClientStatus(

@@ -11,8 +11,8 @@ from support.admin_status import NOW, STATUS, TOPICS
 from broker_adapter.errors import Refused, Rule, group_unknown
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
-from dmq.admin import status as source
-from dmq.admin.service import AdminService, Operators
+from dmq.admin.api.service import AdminService, Operators
+from dmq.admin.requests import status as source
 from dmq.broker.failures.waiting_retries import RetryOutcomes, RetryPage, WaitingRetry
 from dmq.broker.operations.message_states import GroupState
 from dmq.broker.topics.settings import FLOW_STAYS, FlowChange

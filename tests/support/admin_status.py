@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.admin import status as source
+from dmq.admin.requests import status as source
 from dmq.store.schema.names import Keep
 from dmq.usage import ProcessStatus
 

@@ -20,7 +20,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerError, BrokerUnavailable
 from broker_adapter.message import Envelope, unpack_id
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 PATIENCE_S = 180.0 + 20 * EFFORT
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from broker_adapter.signature import Signer
 from broker_adapter.wire.pool import Method
-from dmq.admin import client
-from dmq.admin.service import handlers, refusal_of
+from dmq.admin.api.service import handlers, refusal_of
+from dmq.admin.client import client
 from dmq.cli.app import app
 from dmq.contexts import ClientTls
 
@@ -82,7 +82,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """Put a fresh one in place of the real client; set its class attributes to change what it answers."""
     FakeClient.source, FakeClient.failure = FixedSource(), None
     FakeClient.opened, FakeClient.deadlines, FakeClient.signers = [], [], []
-    monkeypatch.setattr("dmq.admin.client.AdminClient", FakeClient)
+    monkeypatch.setattr("dmq.admin.client.client.AdminClient", FakeClient)
     return FakeClient
 
 

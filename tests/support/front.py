@@ -17,7 +17,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.message import Delivery
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from dmq.admin import admin_v1
-from dmq.admin.client import AdminClient
+from dmq.admin.client.client import AdminClient
 
 
 @asynccontextmanager

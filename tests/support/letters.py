@@ -21,9 +21,9 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, Message
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire.mapping import decode, encode
-from dmq.admin.cell import Cell
-from dmq.admin.service import Operators
-from dmq.admin.status import GroupStatus
+from dmq.admin.api.service import Operators
+from dmq.admin.operations.cell import Cell
+from dmq.admin.requests.status import GroupStatus
 from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Letter, Page

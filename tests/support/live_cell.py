@@ -21,12 +21,12 @@ from typer.testing import Result
 
 from broker_adapter.wire.pool import Method
 from dmq.acl.quotas import Quotas
-from dmq.admin import client
-from dmq.admin.activity import ActivityLog
-from dmq.admin.cell import Cell
-from dmq.admin.quotas import QuotaCalls
-from dmq.admin.service import AdminService, Operators
-from dmq.admin.status import CellState
+from dmq.admin.api.service import AdminService, Operators
+from dmq.admin.client import client
+from dmq.admin.operations.activity import ActivityLog
+from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.quotas import QuotaCalls
+from dmq.admin.requests.status import CellState
 from dmq.config import DaemonConfig
 from dmq.daemon.files import Files
 from dmq.daemon.transport import ServerOptions, Transport, transport_of
@@ -135,7 +135,7 @@ def live_cell(path: Path, *, acl: Path | None = None) -> Iterator[LiveCell]:
     was = structlog.get_config()  # what the broker logs has no place among what commands print
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     try:
-        with patch("dmq.admin.client.AdminClient", WatchedClient):
+        with patch("dmq.admin.client.client.AdminClient", WatchedClient):
             live = LiveCell(path, acl=acl)
             try:
                 yield live

@@ -17,8 +17,8 @@ from support.daemon import run_command
 from support.official_client import Language, OfficialClient, can_run, require, those_with
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client import AdminClient
-from dmq.admin.mapping import wire_policy
+from dmq.admin.client.client import AdminClient
+from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Backoff, RetryPolicy
 
 SCENARIO_S_MAX = 50.0

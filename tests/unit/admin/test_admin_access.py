@@ -14,9 +14,9 @@ from broker_adapter.errors import Refused
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.admin import admin_v1 as wire
-from dmq.admin.access import RPCS
-from dmq.admin.dispatch import AdminDispatcher, why_of
-from dmq.admin.service import refusal_of
+from dmq.admin.api.access import RPCS
+from dmq.admin.api.dispatch import AdminDispatcher, why_of
+from dmq.admin.api.service import refusal_of
 
 CLOCK = ManualClock()
 OWN, OTHER = "redelivery", "billing"  # of HOOK, and not

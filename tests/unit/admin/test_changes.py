@@ -11,8 +11,8 @@ from support.live_cell import NOW, LiveCell, live_cell
 from broker_adapter.errors import Refused
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from dmq.admin import admin_v1 as wire
-from dmq.admin.changes import BrokerChanges, ChangeCalls
-from dmq.admin.validate import ENTRIES_MAX
+from dmq.admin.operations.changes import BrokerChanges, ChangeCalls
+from dmq.admin.requests.validate import ENTRIES_MAX
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from support.admin_source import MESSAGE_ID, FixedSource, service_over
 
 from broker_adapter.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.service import handlers, refusal_of
-from dmq.admin.validate import CLIENT_MS_MAX
+from dmq.admin.api.service import handlers, refusal_of
+from dmq.admin.requests.validate import CLIENT_MS_MAX
 from dmq.errors import StoreCorrupt
 
 

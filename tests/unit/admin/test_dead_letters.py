@@ -12,9 +12,9 @@ from support.admin_status import NOW
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin import service as module
-from dmq.admin.mapping import filter_of, wire_filter, wire_job
-from dmq.admin.status import DeadPage
+from dmq.admin.api import service as module
+from dmq.admin.requests.mapping import filter_of, wire_filter, wire_job
+from dmq.admin.requests.status import DeadPage
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 

@@ -11,7 +11,7 @@ from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.mapping import policy_of, wire_policy
+from dmq.admin.requests.mapping import policy_of, wire_policy
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 
 POLICIES = [

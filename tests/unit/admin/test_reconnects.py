@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import suppress
 
-from dmq.admin.client import AdminClient, DaemonUnavailable
+from dmq.admin.client.client import AdminClient, DaemonUnavailable
 
 # gRPC's own pauses between attempts begin with 1 s and end with two minutes: this many would take 27 s.
 ATTEMPTS = 7

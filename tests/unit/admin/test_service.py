@@ -19,8 +19,8 @@ from support.admin_status import NOW, STATUS, TOPICS
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin import status as source
-from dmq.admin.service import handlers, refusal_of
+from dmq.admin.api.service import handlers, refusal_of
+from dmq.admin.requests import status as source
 from dmq.errors import StoreBusy, StoreCorrupt, StoreFailed
 from dmq.states import MessageState
 from retry.dead_letter import JobKind, JobState

@@ -16,7 +16,7 @@ from broker_adapter.signature import signature_of
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.acl.file import parse
 from dmq.acl.signature import claim_of
-from dmq.admin.client import NotAllowed
+from dmq.admin.client.client import NotAllowed
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from support.fake_admin_client import error_of
 from support.letters import PURGE, REDRIVE, a_message, die, fail, finish, only, set_policy
 from support.live_cell import NOW, LiveCell
 
-from dmq.admin.client import DaemonUnavailable
+from dmq.admin.client.client import DaemonUnavailable
 from dmq.broker.operations import dead_letters
 from dmq.cli import progress
 

@@ -11,7 +11,7 @@ from support.letters import a_message, die, fail, operator
 from support.live_cell import LiveCell
 from support.rigs import receive
 
-from dmq.admin.status import GroupStatus
+from dmq.admin.requests.status import GroupStatus
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 
 SET_POLICY = RetryPolicy(

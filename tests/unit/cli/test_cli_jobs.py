@@ -12,7 +12,7 @@ from support.letters import a_message, die, operator
 from support.live_cell import LiveCell, WatchedClient
 from support.rigs import until
 
-from dmq.admin.client import CallFailed, DaemonUnavailable
+from dmq.admin.client.client import CallFailed, DaemonUnavailable
 from dmq.broker.operations import dead_letters
 from dmq.cli import dead, progress
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState

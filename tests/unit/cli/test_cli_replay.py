@@ -21,7 +21,7 @@ from broker_adapter.message import pack_id
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
-from dmq.admin.client import DaemonUnavailable
+from dmq.admin.client.client import DaemonUnavailable
 from dmq.cli import replay
 from dmq.cluster.inner import InnerTopic
 from dmq.states import MessageState
@@ -96,7 +96,7 @@ def counts(result: Result) -> dict[str, Any]:
 
 def state(daemon: LiveCell, message_id: str) -> tuple[MessageState, int]:
     """Where the daemon has a message, and when it is due."""
-    from dmq.admin.messages import Messages
+    from dmq.admin.operations.messages import Messages
 
     found = daemon.do(Messages(daemon.rig.store, daemon.rig.broker).message(TOPIC, message_id))
     return found.state, found.deliver_at_ms

@@ -11,7 +11,7 @@ from support.letters import fail, fail_again
 from support.live_cell import NOW, LiveCell
 from support.rigs import TOPIC
 
-from dmq.admin.client import CallFailed, DaemonUnavailable, NotAllowed
+from dmq.admin.client.client import CallFailed, DaemonUnavailable, NotAllowed
 from dmq.broker.failures import waiting_retries as retries
 from dmq.cli import progress
 

@@ -14,8 +14,8 @@ from support.admin_status import STATUS
 from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 
-from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
-from dmq.admin.status import CellState
+from dmq.admin.client.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
+from dmq.admin.requests.status import CellState
 from dmq.cli.nouns import NOUNS
 from dmq.usage import ProcessStatus
 

@@ -14,7 +14,7 @@ from support.live_cell import NOW, LiveCell, WatchedClient
 from support.rigs import ack, receive
 
 from broker_adapter.wire import rocketmq_v2 as public
-from dmq.admin.client import DaemonUnavailable
+from dmq.admin.client.client import DaemonUnavailable
 
 BODY = b"caf\xc3\xa9 \x1b[31mred"
 

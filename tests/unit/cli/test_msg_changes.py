@@ -11,7 +11,7 @@ from support.live_cell import NOW, LiveCell
 from typer.testing import Result
 
 from broker_adapter.message import pack_id
-from dmq.admin.client import DaemonUnavailable
+from dmq.admin.client.client import DaemonUnavailable
 from dmq.cli import changes
 
 HOUR_MS = 3_600_000

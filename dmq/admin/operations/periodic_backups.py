@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from broker_adapter.errors import BrokerError, Refused
-from dmq.admin.backups import Backups
-from dmq.admin.status import PeriodicBackupStatus
+from dmq.admin.operations.backups import Backups
+from dmq.admin.requests.status import PeriodicBackupStatus
 from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
 from dmq.config import DaemonConfig
 from dmq.errors import DmqError, StoreCorrupt, StoreFull

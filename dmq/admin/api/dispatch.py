@@ -11,10 +11,10 @@ from dmq.acl.guard import Guard
 from dmq.acl.rules import AccessKey, Need
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
-from dmq.admin.access import RPCS, lacking, may_look_at
-from dmq.admin.activity import Caller
-from dmq.admin.service import AdminService, Handler, handlers
-from dmq.admin.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
+from dmq.admin.api.access import RPCS, lacking, may_look_at
+from dmq.admin.api.service import AdminService, Handler, handlers
+from dmq.admin.operations.activity import Caller
+from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 
 class AdminDispatcher:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dmq.admin.clock import clock_of
-from dmq.admin.periodic_backups import PeriodicBackups
-from dmq.admin.status import (
+from dmq.admin.operations.clock import clock_of
+from dmq.admin.operations.periodic_backups import PeriodicBackups
+from dmq.admin.operations.topic_quotas import fullest, refusals
+from dmq.admin.requests.status import (
     CellState,
     CellStatus,
     Cluster,
@@ -21,7 +22,6 @@ from dmq.admin.status import (
     Timeline,
     Totals,
 )
-from dmq.admin.topic_quotas import fullest, refusals
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Names
 from dmq.cluster.inner import InnerTopic

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.status import ClockState
+from dmq.admin.requests.status import ClockState
 from dmq.store.store import Store
 
 WHY_CHARS_MAX = 200

@@ -10,9 +10,9 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin import validate
-from dmq.admin.client_source import ClientSource
-from dmq.admin.messages import Messages
+from dmq.admin.operations.messages import Messages
+from dmq.admin.requests import validate
+from dmq.admin.requests.client_source import ClientSource
 from dmq.errors import StoreCorrupt
 from dmq.slices import in_slices
 

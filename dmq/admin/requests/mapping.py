@@ -14,7 +14,7 @@ from broker_adapter.adapter import PulledMessage
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
-from dmq.admin.status import DeadStatus, GroupStatus, TopicStatus
+from dmq.admin.requests.status import DeadStatus, GroupStatus, TopicStatus
 from retry.dead_letter import DeadFilter, Job
 from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table

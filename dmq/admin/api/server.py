@@ -11,8 +11,8 @@ import structlog
 from dmq.acl.guard import Guard
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
-from dmq.admin.dispatch import AdminDispatcher
-from dmq.admin.service import AdminService, refusal_of
+from dmq.admin.api.dispatch import AdminDispatcher
+from dmq.admin.api.service import AdminService, refusal_of
 from dmq.http2 import address_of
 
 log = structlog.get_logger("dmq.admin")

@@ -22,8 +22,8 @@ from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.own_keys import own_key_of
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.mapping import content_if_readable
-from dmq.admin.status import MessageStatus
+from dmq.admin.requests.mapping import content_if_readable
+from dmq.admin.requests.status import MessageStatus
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.failures.waiting_retries import next_of
 from dmq.broker.io.queue_log import Place, messages_from

@@ -12,9 +12,9 @@ from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin import mapping
-from dmq.admin.groups import Groups
-from dmq.admin.topics import Topics
+from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.topics import Topics
+from dmq.admin.requests import mapping
 from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 
 MIXED: Literal["MIXED"] = "MIXED"

@@ -19,8 +19,8 @@ from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from dmq.admin import admin_v1 as wire
-from dmq.admin.channel import open_channel, told_of_tls
-from dmq.admin.validate import CLIENT_MS_MAX, WHY_HEADER
+from dmq.admin.client.channel import open_channel, told_of_tls
+from dmq.admin.requests.validate import CLIENT_MS_MAX, WHY_HEADER
 from dmq.contexts import ClientTls, target_of
 from dmq.errors import DmqError
 

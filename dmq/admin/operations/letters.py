@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from broker_adapter.errors import group_unknown
 from broker_adapter.topics import dead_letter_topic
-from dmq.admin.status import DeadPage, DeadStatus
+from dmq.admin.requests.status import DeadPage, DeadStatus
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.operations.dead_letters import Letter
 from dmq.slices import in_slices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import nlargest
 
-from dmq.admin import status
+from dmq.admin.requests import status
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Topic
 from dmq.store.schema.keys import half_scope

@@ -13,24 +13,24 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin import mapping, validate
-from dmq.admin.activity import ActivityCalls, ActivityLog
-from dmq.admin.backups import BackupCalls, Backups
-from dmq.admin.cell import Cell
-from dmq.admin.changes import BrokerChanges, ChangeCalls, Changes
-from dmq.admin.client_source import ClientSilent
-from dmq.admin.clients import ClientCalls
-from dmq.admin.clock import ClockCalls
-from dmq.admin.groups import Groups
-from dmq.admin.ledger import LedgerCalls
-from dmq.admin.letters import Letters
-from dmq.admin.listing import ListingCalls
-from dmq.admin.messages import Messages
-from dmq.admin.objects import ObjectCalls
-from dmq.admin.quotas import QuotaCalls
-from dmq.admin.replays import ReplayCalls
-from dmq.admin.schedules import ScheduleCalls
-from dmq.admin.topics import Topics
+from dmq.admin.operations.activity import ActivityCalls, ActivityLog
+from dmq.admin.operations.backups import BackupCalls, Backups
+from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.changes import BrokerChanges, ChangeCalls, Changes
+from dmq.admin.operations.clients import ClientCalls
+from dmq.admin.operations.clock import ClockCalls
+from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.ledger import LedgerCalls
+from dmq.admin.operations.letters import Letters
+from dmq.admin.operations.listing import ListingCalls
+from dmq.admin.operations.messages import Messages
+from dmq.admin.operations.objects import ObjectCalls
+from dmq.admin.operations.quotas import QuotaCalls
+from dmq.admin.operations.replays import ReplayCalls
+from dmq.admin.operations.schedules import ScheduleCalls
+from dmq.admin.operations.topics import Topics
+from dmq.admin.requests import mapping, validate
+from dmq.admin.requests.client_source import ClientSilent
 from dmq.broker.failures.waiting_retries import WaitingRetries
 from dmq.broker.topics.settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt

@@ -9,7 +9,7 @@ from broker_adapter.limits import DELIVER_AT_MS_MAX, MESSAGE_ID_BYTES_MAX, PROPE
 from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.mapping import filter_of
+from dmq.admin.requests.mapping import filter_of
 from retry.dead_letter import DeadFilter, Job, JobKind
 
 PAGE_MAX = 1_000

@@ -10,7 +10,7 @@ from functools import partial
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.cell import Cell
+from dmq.admin.operations.cell import Cell
 from dmq.broker.operations.lag import in_flight
 from dmq.errors import StoreError
 from dmq.recovery.check.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from broker_adapter.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
-from dmq.admin import validate
+from dmq.admin.requests import validate
 from dmq.errors import DmqError, StoreBusy, StoreError
 from dmq.store.ops import Delete, Emit, Op, Put
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity, text_of

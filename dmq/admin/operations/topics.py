@@ -13,8 +13,8 @@ from broker_adapter.adapter import Pulled, Subscription
 from broker_adapter.errors import topic_unknown
 from broker_adapter.message import MessageType
 from broker_adapter.topics import retry_topic
-from dmq.admin import status
-from dmq.admin.topic_quotas import quotas_of, with_halves
+from dmq.admin.operations.topic_quotas import quotas_of, with_halves
+from dmq.admin.requests import status
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.topics.registry import Group, Topic

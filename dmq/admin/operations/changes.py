@@ -8,7 +8,7 @@ from typing import Protocol
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin import validate
+from dmq.admin.requests import validate
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
 

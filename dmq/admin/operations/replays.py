@@ -11,9 +11,9 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin import validate
-from dmq.admin.cell import Cell
-from dmq.admin.messages import Messages
+from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.messages import Messages
+from dmq.admin.requests import validate
 from dmq.cluster.inner import Fate, InnerTopic, Taken
 from dmq.states import MessageState
 

@@ -7,8 +7,8 @@ from broker_adapter.limits import PROPERTIES_BYTES_MAX
 from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin import validate
-from dmq.admin.messages import QUEUED, WAITING, Messages, Wanted
+from dmq.admin.operations.messages import QUEUED, WAITING, Messages, Wanted
+from dmq.admin.requests import validate
 from dmq.slices import in_slices
 
 _TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue

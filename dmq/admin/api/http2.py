@@ -8,8 +8,8 @@ import structlog
 
 from dmq.acl.guard import Guard
 from dmq.acl.rules import AccessKey
-from dmq.admin.dispatch import AdminDispatcher
-from dmq.admin.service import AdminService, refusal_of
+from dmq.admin.api.dispatch import AdminDispatcher
+from dmq.admin.api.service import AdminService, refusal_of
 from dmq.http2 import CallEnded, Method, RequestHeaders, Status, Unary
 
 log = structlog.get_logger("dmq.admin")

@@ -11,8 +11,8 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin import mapping, validate
-from dmq.admin.cell import Cell
+from dmq.admin.operations.cell import Cell
+from dmq.admin.requests import mapping, validate
 from dmq.broker.schedules.firing import largest, sample
 from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_name
 from dmq.slices import in_slices

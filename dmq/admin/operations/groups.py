@@ -11,7 +11,7 @@ from typing import Literal
 
 from broker_adapter.errors import group_unknown
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
-from dmq.admin import status
+from dmq.admin.requests import status
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.subscription import Subscription
 from dmq.broker.operations.admin import BEGIN, END
