@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from broker_adapter.extras import ExtraMissing, command
-from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.nouns import NOUNS, Group
-from dmq.cli.options import (
+from dmq.cli.output.errors import CommandFailed, ExitCode, describe, wants_json
+from dmq.cli.session.options import (
     AddressOption,
     ContextOption,
     JsonOption,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli.errors import ExitCode
+from dmq.cli.output.errors import ExitCode
 
 # In the order of the help, which shows these lines and imports none of the modules.
 NOUNS = {

@@ -22,10 +22,10 @@ from support.trail_files import CellWriter, Event
 from support.trail_forge import forge
 from support.wire_client import WireClient, a_message
 
-from dmq.cli import engines
-from dmq.cli import spark as jobs
-from dmq.cli.engines import Engine
-from dmq.cli.errors import CommandFailed
+from dmq.cli.output.errors import CommandFailed
+from dmq.cli.trail import engines
+from dmq.cli.trail import spark as jobs
+from dmq.cli.trail.engines import Engine
 
 TIMEOUT_S = 60
 SUBMIT = """#!/bin/sh

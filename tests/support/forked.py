@@ -30,7 +30,7 @@ _MESSAGE_BYTES_MAX = 256 * 1024
 # What a daemon loads in any case, at its start, at its first connection or when the trail is written at its end.
 _IMPORTED = (
     "dmq.cli.app",
-    "dmq.cli.serve",
+    "dmq.cli.service.serve",
     "dmq.daemon.process",
     "dmq.admin.client.client",
     "dmq.admin.api.http2",

@@ -15,8 +15,8 @@ from prometheus_client import Gauge
 from typer.main import get_command
 
 from dmq.cli.app import app
-from dmq.cli.errors import ExitCode
-from dmq.cli.spark import MEANINGS
+from dmq.cli.output.errors import ExitCode
+from dmq.cli.trail.spark import MEANINGS
 from dmq.config import DaemonConfig
 from dmq.metrics import Metrics
 from dmq.states import MessageState

@@ -10,7 +10,7 @@ import typer
 from support.fake_admin_client import error_of
 from support.fake_admin_client import run_dmq as run
 
-from dmq.cli.policy_options import policy_of
+from dmq.cli.session.policy_options import policy_of
 from retry.policy import Exponential, Fixed, RetryPolicy, Table, from_plain
 
 START = 1_769_853_600_000  # 2026-01-31T10:00:00Z

@@ -15,7 +15,7 @@ from support.live_cell import NOW, LiveCell
 
 from dmq.admin.client.client import DaemonUnavailable
 from dmq.broker.operations import dead_letters
-from dmq.cli import progress
+from dmq.cli.bulk import progress
 
 GROUP = "billing"
 MINUTE = 60_000

@@ -14,7 +14,8 @@ from support.rigs import until
 
 from dmq.admin.client.client import CallFailed, DaemonUnavailable
 from dmq.broker.operations import dead_letters
-from dmq.cli import dead, progress
+from dmq.cli.bulk import progress
+from dmq.cli.messages import dead
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
@@ -184,7 +185,7 @@ def test_many_need_a_yes(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, comm
     result = daemon.run(*command)
     assert (result.exit_code, result.stdout, jobs(daemon)) == (2, "", [])
     assert result.stderr.startswith(f"dmq: 3 dead letters of group billing would be {done}; there is no terminal")
-    monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
+    monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
     for answer in (b"n\n", b"\n", b""):
         result = daemon.run(*command, "--key", "k1", stdin=answer)
         assert (result.exit_code, result.stdout, jobs(daemon)) == (1, "", [])
@@ -207,7 +208,7 @@ def test_nobody_is_asked_about_nothing(daemon: LiveCell, command: tuple[str, ...
 def test_a_group_that_is_gone_may_have_left_letters(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is asked about them is told how many all the same."""
     daemon.run("group", "rm", GROUP, "--force", "--yes")
-    monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
+    monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
     result = daemon.run(*PURGE, stdin=b"n\n")
     assert result.stderr.startswith("dmq: 3 dead letters of group billing would be purged. Go on?")
 

@@ -22,7 +22,7 @@ from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
 from dmq.admin.client.client import DaemonUnavailable
-from dmq.cli import replay
+from dmq.cli.messages import replay
 from dmq.cluster.inner import InnerTopic
 from dmq.states import MessageState
 

@@ -13,7 +13,7 @@ from support.rigs import TOPIC
 
 from dmq.admin.client.client import CallFailed, DaemonUnavailable, NotAllowed
 from dmq.broker.failures import waiting_retries as retries
-from dmq.cli import progress
+from dmq.cli.bulk import progress
 
 GROUP = "billing"
 
@@ -194,7 +194,7 @@ def test_many_need_a_yes(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, chos
     named = "" if chosen == ("--all",) else " of topic orders"
     assert f"dmq: {count} retries{named} waiting in group billing would go" in result.stderr
     assert "use --yes" in result.stderr
-    monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
+    monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
     result = daemon.run("retry", "to-dead", "billing", *chosen, stdin=b"n\n")
     assert (result.exit_code, result.stdout, entries(daemon)) == (1, "", there)
     assert "would go to its dead-letter queue. Go on? [y/N]" in result.stderr

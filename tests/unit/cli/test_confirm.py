@@ -8,8 +8,8 @@ import sys
 import pytest
 import typer
 
-from dmq.cli.confirm import confirm
-from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.bulk.confirm import confirm
+from dmq.cli.output.errors import CommandFailed, ExitCode
 
 
 class Stream(io.StringIO):
@@ -42,7 +42,7 @@ def test_only_a_yes_is_a_yes(
 ) -> None:
     """The question is on stderr: stdout is for the answer of the command."""
     monkeypatch.setattr(sys, "stdin", Stream(answer))
-    monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
+    monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
     if goes_on:
         confirm("all go", yes=False)
     else:

@@ -10,7 +10,7 @@ from support.letters import a_message, die, fail
 from support.live_cell import LiveCell
 from support.rigs import GROUP
 
-from dmq.cli import find
+from dmq.cli.messages import find
 
 KEY = "order-4711"
 

@@ -13,7 +13,7 @@ from support.rigs import GROUP
 from support.schedules import tick
 
 from broker_adapter.clock import SystemClock
-from dmq.cli.output import show_json
+from dmq.cli.output.output import show_json
 from dmq.config import DaemonConfig
 from dmq.daemon.checks import problems_of
 from dmq.units import Address

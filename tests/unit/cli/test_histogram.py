@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.cli.histogram import Row, due_rows
+from dmq.cli.output.histogram import Row, due_rows
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NOW = 1_700_006_400_000  # a whole day

@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from broker_adapter.message import pack_id
 from dmq.admin.client.client import DaemonUnavailable
-from dmq.cli import changes
+from dmq.cli.bulk import changes
 
 HOUR_MS = 3_600_000
 LATER = "2023-11-15T22:13:20.000Z"

@@ -8,7 +8,7 @@ import pytest
 from support.letters import a_message
 from support.live_cell import NOW, LiveCell
 
-from dmq.cli import msg
+from dmq.cli.messages import msg
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from support.letters import a_message
 from support.live_cell import NOW, LiveCell
 
-from dmq.cli import msg
+from dmq.cli.messages import msg
 
 BODY = b"caf\xc3\xa9 \x1b[31mred"
 

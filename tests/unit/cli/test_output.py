@@ -8,8 +8,8 @@ import pytest
 from rich.table import Table
 
 from dmq.admin import admin_v1 as wire
-from dmq.cli.errors import describe, wants_json
-from dmq.cli.output import about, body_text, distance, printable, show_facts, show_table, to_plain, when
+from dmq.cli.output.errors import describe, wants_json
+from dmq.cli.output.output import about, body_text, distance, printable, show_facts, show_table, to_plain, when
 
 NOW = 1_700_000_000_000
 
@@ -59,7 +59,7 @@ def test_a_name_is_whole_on_one_line_however_narrow_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int | None
 ) -> None:
     """It can be copied: an id, a key, a handle. Sentences fold between words, bodies anywhere."""
-    monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda: columns)
+    monkeypatch.setattr("dmq.cli.output.output.terminal_columns", lambda: columns)
     handle, why, body = "h" * 255, "it was sent twice, and one is enough", "b" * 200
     show_table(("DUE", "MESSAGE ID", "WHY", "N", "BODY"), [(when(NOW), MESSAGE_ID, why, "1,000", body)], numbers=("N",))
     show_facts([("message id", MESSAGE_ID), ("handle", handle), ("deliver at", when(NOW)), ("why", why)])
@@ -81,7 +81,7 @@ def test_a_terminal_shows_no_empty_column_and_leaves_out_details(
     rows = [("waiting", "in 2h 30m", "1h 20m ago", MESSAGE_ID, "", "customer-4711", "300")]
     note = "dmq: too narrow for BYTES, STORED; a wider terminal or -o json has all columns\n"
     for columns, gone, noted in ((74, {"QUEUE", "BYTES", "STORED"}, note), (120, {"QUEUE"}, ""), (None, set(), "")):
-        monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda columns=columns: columns)
+        monkeypatch.setattr("dmq.cli.output.output.terminal_columns", lambda columns=columns: columns)
         show_table(headings, rows, numbers=("QUEUE", "BYTES"), details=("BYTES", "STORED"))
         printed = capsys.readouterr()
         assert {each for each in headings if each not in printed.out} == gone

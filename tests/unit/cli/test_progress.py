@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from broker_adapter.clock import ManualClock
-from dmq.cli import progress as module
-from dmq.cli.progress import Progress
+from dmq.cli.bulk import progress as module
+from dmq.cli.bulk.progress import Progress
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from typer.testing import Result
 from broker_adapter.clock import SystemClock
 from broker_adapter.delay import DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC, TOPIC
 from dmq.cli.app import app
-from dmq.cli.errors import ExitCode
+from dmq.cli.output.errors import ExitCode
 from dmq.cluster.inner import InnerTopic
 from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.store.store import Store, StoreOptions
@@ -285,7 +285,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patch.setenv("DMQ_ACCESS_KEY", OPERATOR.access_key)
         patch.setenv("DMQ_SECRET_KEY", OPERATOR.secret_key)
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
-        patch.setattr("dmq.cli.replay._PAUSES_S", (0.0,))
+        patch.setattr("dmq.cli.messages.replay._PAUSES_S", (0.0,))
         patch.setattr("broker_adapter.remoting.client._PAUSES_S", (0.0,))
         fill(live)
         peer.topics[INNER_TOPIC] = [HeldQueue([inner(0, -30_000), inner(1, 1_000), inner(2, 2_000, crc=1)])]

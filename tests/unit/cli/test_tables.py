@@ -67,7 +67,7 @@ def test_what_names_something_is_whole_in_every_table(daemon: LiveCell, monkeypa
     """However narrow the terminal is, each id, name and key of an answer is on one line."""
     daemon.run("dead", "redrive", GROUP, "--reason", "exhausted", "--yes")
     for columns in (40, 80, None):
-        monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda columns=columns: columns)
+        monkeypatch.setattr("dmq.cli.output.output.terminal_columns", lambda columns=columns: columns)
         for command, names in COMMANDS.items():
             result = daemon.run(*command.split())
             assert result.exception is None or isinstance(result.exception, SystemExit), command

@@ -1,0 +1,364 @@
+"""What the commands that change delayed messages have in common: which are meant, and what became of each.
+
+Messages are named, or chosen by a filter among those that wait. What is chosen is listed whole before the first is
+changed, so that none is met twice; each that was delivered or changed meanwhile has an answer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused
+from dmq.cli.output.times import instant_ms
+from dmq.cli.session.completion import topics
+from dmq.cli.session.options import Session
+from dmq.errors import DmqError
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+    from dmq.admin.client.client import AdminClient
+
+PAGE = 1_000
+PER_CALL = 1_000
+_SHOWN = 10  # of a dry run, and of what was not done
+_HELD = {1: "held until its topic is resumed", 2: "delivered in its turn at the rate of its topic"}  # by HeldBy
+_TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
+
+TargetsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids; or a recall handle.", autocompletion=topics
+    ),
+]
+KeyFilter = Annotated[str, typer.Option("--key", metavar="KEY", help="All that wait with this key.")]
+OwnKeyOption = Annotated[
+    list[str] | None,
+    typer.Option("--own-key", metavar="KEY", help="The one that waits under this own key; may be repeated."),
+]
+TagFilter = Annotated[str, typer.Option("--tag", metavar="TAG", help="All that wait with this tag.")]
+DueAfterFilter = Annotated[
+    str | None, typer.Option(metavar="TIME", help=f"All that are due at this time or later: {_TIMES}.")
+]
+DueBeforeFilter = Annotated[str | None, typer.Option(metavar="TIME", help="All that are due before this time.")]
+AllFilter = Annotated[bool, typer.Option("--all", help="All that wait in the topic.")]
+
+
+class Targets(NamedTuple):
+    """Which messages a command means: some that are named, or those that a filter lets through."""
+
+    topic: str
+    ids: Sequence[str] = ()
+    handle: str = ""
+    filter: wire.ListMessagesRequest | None = None
+    own_keys: Sequence[str] = ()
+
+
+class Named(NamedTuple):
+    """Messages of one call."""
+
+    ids: Sequence[str] = ()
+    handles: Sequence[str] = ()
+    own_keys: Sequence[str] = ()
+
+
+class Change(NamedTuple):
+    """What a command does, in words and as a call."""
+
+    name: str
+    would: str  # "would be recalled"
+    done: str  # "recalled"
+    call: Callable[[AdminClient, str, Named], Sequence[wire.ChangedMessage]]
+    reached: Sequence[str]  # outcomes after which things are as they were asked for
+    deliver_at_ms: int = 0
+
+
+RECALL = Change(
+    "recall",
+    "would be recalled",
+    "recalled",
+    lambda client, topic, named: client.cancel(topic, named.ids, recall_handles=named.handles, own_keys=named.own_keys),
+    ("DONE", "CANCELLED"),
+)
+FIRE = Change(
+    "fire",
+    "would be delivered now",
+    "fired",
+    lambda client, topic, named: client.fire(topic, named.ids, recall_handles=named.handles, own_keys=named.own_keys),
+    ("DONE", "TOO_LATE"),
+)
+
+
+def rescheduling(at_ms: int) -> Change:
+    """Return the change to another delivery time."""
+    return Change(
+        "reschedule",
+        f"would be delivered at {out.when(at_ms)}",
+        "rescheduled",
+        lambda client, topic, named: client.reschedule(
+            topic, named.ids, deliver_at_ms=at_ms, recall_handles=named.handles, own_keys=named.own_keys
+        ),
+        ("DONE",),
+        at_ms,
+    )
+
+
+def targets_of(
+    given: Sequence[str],
+    *,
+    key: str = "",
+    tag: str = "",
+    due_after: str | None = None,
+    due_before: str | None = None,
+    everything: bool = False,
+    own_keys: Sequence[str] | None = None,
+) -> Targets:
+    """Return what the command line means; a usage error if that is nothing, or two things at once."""
+    is_filtered = bool(key or tag or due_after is not None or due_before is not None)
+    options = ("--key", "--tag", "--due-after", "--due-before", "--all")
+    if own_keys:
+        if everything or is_filtered or len(given) > 1:
+            raise refused("an own key names one message: give it behind the topic alone", "--own-key", "ID", *options)
+        return Targets(given[0], own_keys=tuple(dict.fromkeys(own_keys)))
+    if everything and is_filtered:
+        raise refused("--all means all that wait: give it without a filter", *options)
+    if everything or is_filtered:
+        if len(given) > 1:
+            raise refused("give message ids or a filter, not both", "ID", *options)
+        from dmq.admin import admin_v1 as wire
+
+        return Targets(
+            given[0],
+            filter=wire.ListMessagesRequest(
+                topic=given[0],
+                state=wire.WAITING,
+                due_after_ms=instant_ms(due_after, "--due-after") or 0,
+                due_before_ms=instant_ms(due_before, "--due-before") or 0,
+                key=key,
+                tag=tag,
+            ),
+        )
+    if len(given) > 1:
+        return Targets(given[0], ids=tuple(dict.fromkeys(given[1:])))
+    from broker_adapter.errors import Refused
+    from dmq.broker.delayed.recall import decode_recall
+
+    try:
+        return Targets(decode_recall(given[0]).topic, handle=given[0])
+    except Refused as error:
+        why = (
+            "it is no recall handle; a message id needs its topic in front of it, TOPIC ID, and behind a topic give "
+            f"message ids or a filter ({', '.join(options)})"
+        )
+        raise refused(why, "HANDLE", given=given[0]) from error
+
+
+def run_change(
+    session: Session, client: AdminClient, targets: Targets, change: Change, *, dry: bool, yes: bool
+) -> None:
+    """Change what is meant, and show what became of it; the exit code says whether all of it is as was asked for."""
+
+    ids = targets.ids
+    if targets.filter is None and dry:
+        found, missing = _look(client, targets)
+        if found:
+            _show_found(session, client, targets, change, found)
+        if missing:
+            code = ExitCode.PARTIAL if found else ExitCode.NOT_FOUND
+            raise CommandFailed(f"nothing waits in topic {targets.topic} as {', '.join(missing)}", code)
+        return
+    if targets.filter is not None:
+        found = _find(client, targets, quiet=session.as_json)
+        if dry:
+            _show_found(session, client, targets, change, found)
+            return
+        ids = tuple(found)
+        if ids:
+            confirm(f"{_counted(len(ids))} of topic {targets.topic} {change.would}", yes=yes)
+    changed: list[wire.ChangedMessage] = []
+    failure: CommandFailed | None = None
+    try:
+        with Progress(f"messages of {targets.topic}", quiet=session.as_json) as progress:
+            for answers in _answers(client, targets, ids, change):
+                changed += answers
+                progress.show(f"{len(changed):,} of {len(ids):,}", done=len(changed), of=len(ids))
+    except (DmqError, KeyboardInterrupt) as error:
+        failure = _interrupted(error, len(changed), len(ids))
+        if failure is None:
+            raise
+    _show(session, targets, change, changed)
+    if failure is not None:
+        raise failure
+    _check(change, changed)
+
+
+def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wire.ListedMessage]:
+    """Return what a filter lets through, in the order of its times; one that moves meanwhile is there once."""
+    from dmq.admin import admin_v1 as wire
+
+    assert targets.filter is not None
+    request = wire.ListMessagesRequest(limit=PAGE)
+    request.MergeFrom(targets.filter)
+    found: dict[str, wire.ListedMessage] = {}
+    with Progress(f"messages of {targets.topic}", quiet=quiet) as progress:
+        while True:
+            page = client.messages(request)
+            for each in page.messages:
+                if len(found) >= _SHOWN:
+                    each.ClearField("content")  # there may be millions of them
+                found[each.message_id] = each
+            progress.show(f"{len(found):,} found")
+            request.token = page.next_token
+            if not page.next_token:
+                return found
+
+
+def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedMessage], list[str]]:
+    """Return those of the messages that are named which wait, and the names of the others."""
+    from broker_adapter.message import unpack_id
+    from dmq.admin import admin_v1 as wire
+    from dmq.broker.delayed.recall import decode_recall
+
+    of_handle = [unpack_id(decode_recall(targets.handle).message_id)] if targets.handle else []
+    found: dict[str, wire.ListedMessage] = {}
+    missing: list[str] = []
+    for message_id, own_key in (
+        *((message_id, "") for message_id in (*targets.ids, *of_handle)),
+        *(("", own_key) for own_key in targets.own_keys),
+    ):
+        answer = client.message(targets.topic, message_id, own_key=own_key)
+        if answer.state != wire.WAITING:
+            missing.append(message_id or f"own key {own_key}")
+            continue
+        found[answer.message_id] = wire.ListedMessage(
+            state=answer.state,
+            message_id=answer.message_id,
+            deliver_at_ms=answer.deliver_at_ms,
+            stored_at_ms=answer.stored_at_ms,
+            queue_id=answer.queue_id,
+            queue_offset=answer.queue_offset,
+            content=answer.content if answer.HasField("content") else None,
+        )
+    return found, missing
+
+
+def _answers(
+    client: AdminClient, targets: Targets, ids: Sequence[str], change: Change
+) -> Iterator[Sequence[wire.ChangedMessage]]:
+    if targets.handle:
+        yield change.call(client, targets.topic, Named(handles=(targets.handle,)))
+    for start in range(0, len(targets.own_keys), PER_CALL):
+        yield change.call(client, targets.topic, Named(own_keys=targets.own_keys[start : start + PER_CALL]))
+    for start in range(0, len(ids), PER_CALL):
+        yield change.call(client, targets.topic, Named(ids[start : start + PER_CALL]))
+
+
+def _interrupted(error: BaseException, done: int, of: int) -> CommandFailed | None:
+    """Return how a command ends that did a part of many; ``None`` if the error says it all."""
+    rest = f"{done:,} of {of:,} were gone through; the same command goes on with what is left"
+    if isinstance(error, KeyboardInterrupt) and of:
+        return CommandFailed(f"interrupted: {rest}", ExitCode.INTERRUPTED)
+    if not done or not isinstance(error, DmqError):
+        return None
+    return CommandFailed(f"{error}; {rest}", ExitCode.UNAVAILABLE if error.retriable else ExitCode.FAILURE)
+
+
+def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
+    failed = [each for each in changed if _outcome(each) not in change.reached]
+    if not failed:
+        return
+    code = ExitCode.FAILURE if any(_outcome(each) == "EXPIRES" for each in failed) else ExitCode.NOT_FOUND
+    if len(changed) == 1:
+        raise CommandFailed(f"not {change.done}: {_told(change, changed[0])}", code)
+    text = f"{len(failed):,} of {_counted(len(changed))} were not {change.done}"
+    raise CommandFailed(text, code if len(failed) == len(changed) else ExitCode.PARTIAL)
+
+
+def _show_found(
+    session: Session, client: AdminClient, targets: Targets, change: Change, found: dict[str, wire.ListedMessage]
+) -> None:
+    first = list(islice(found.values(), _SHOWN))
+    if session.as_json:
+        plain = [out.to_plain(each) for each in first]
+        out.show_json({"topic": targets.topic, "change": change.name, "matching": len(found), "first": plain})
+        return
+    if first:
+        now_ms = client.now_ms()
+        rows = [
+            (out.distance(each.deliver_at_ms, now_ms), each.message_id, each.content.tag, " ".join(each.content.keys))
+            for each in first
+        ]
+        out.show_table(("DUE", "MESSAGE ID", "TAG", "KEYS"), rows)
+    more = f", of which these are the first {len(first)}" if len(found) > len(first) else ""
+    typer.echo(f"{_counted(len(found))} {change.would}{more}")
+
+
+def _show(session: Session, targets: Targets, change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
+    done = sum(_outcome(each) == "DONE" for each in changed)
+    if session.as_json:
+        out.show_json(
+            {
+                "topic": targets.topic,
+                "change": change.name,
+                "deliver_at_ms": change.deliver_at_ms or None,
+                "done": done,
+                "messages": [out.to_plain(each) for each in changed],
+            }
+        )
+        return
+    if targets.filter is None:
+        shown = changed
+    else:
+        shown = list(islice((each for each in changed if _outcome(each) != "DONE"), _SHOWN))
+    if shown:
+        rows = [(each.message_id, each.own_key, _told(change, each)) for each in shown]
+        if targets.own_keys:
+            out.show_table(("MESSAGE ID", "OWN KEY", "OUTCOME"), rows)
+        else:
+            out.show_table(("MESSAGE ID", "OUTCOME"), [(row[0], row[2]) for row in rows])
+    if targets.filter is not None:
+        held = sum(bool(each.held_by) for each in changed)
+        typer.echo(
+            f"{_counted(done)} {change.done}"
+            + (f", {held:,} of them held by a pause or a rate of the topic" if held else "")
+            + (f", {len(changed) - done:,} not" if done < len(changed) else "")
+        )
+
+
+def _told(change: Change, message: wire.ChangedMessage) -> str:
+    at = out.when(message.at_ms)
+    match _outcome(message):
+        case "DONE" if message.held_by:
+            return f"is due; {_HELD[message.held_by]}, and can be recalled until then"
+        case "DONE" if change.name == "reschedule":
+            return f"will be delivered at {at}"
+        case "DONE":
+            return change.done
+        case "TOO_LATE":
+            return f"was delivered at {at}"
+        case "CANCELLED":
+            return f"was recalled at {at}"
+        case "REPLACED":
+            return f"was replaced at {at} by a later message under its own key"
+        case "EXPIRES":
+            return f"expires at {at}, not after the new delivery time: unchanged"
+        case "UNKNOWN" if message.own_key and not message.message_id:
+            return f"nothing waits under the own key {message.own_key}"
+        case "UNKNOWN":
+            return "not known: never sent there, or ended longer ago than is remembered"
+        case other:
+            return other  # of a newer daemon
+
+
+def _outcome(message: wire.ChangedMessage) -> str:
+    return str(out.to_plain(message)["outcome"])
+
+
+def _counted(messages: int) -> str:
+    return "1 delayed message" if messages == 1 else f"{messages:,} delayed messages"

@@ -1,0 +1,253 @@
+"""``dmq backoff``: what a retry policy means, attempt by attempt; needs a daemon only for the policy of a group."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Annotated, NamedTuple
+
+import typer
+
+from broker_adapter.limits import DELIVER_AT_MS_MAX
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import refused, refusing
+from dmq.cli.session.options import Session, with_session
+from dmq.cli.session.policy_options import (
+    ExponentialOption,
+    FixedOption,
+    JitterOption,
+    MaxAgeOption,
+    MaxAttemptsOption,
+    MultiplierOption,
+    TableOption,
+    policy_of,
+)
+from dmq.units import At, format_duration, format_time, parse_duration, parse_when
+from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
+
+app = noun("backoff")
+
+GroupOption = Annotated[
+    str, typer.Option("--group", metavar="GROUP", help="Begin with the policy of this consumer group, of a daemon.")
+]
+
+
+class _Attempt(NamedTuple):
+    """An attempt, and how long after its failure the next one comes; ``None``: it is the last."""
+
+    number: int
+    at_ms: int
+    delay_ms: int | None
+
+
+class _Run(NamedTuple):
+    """All attempts of a message that fails every time, and why it is dead then."""
+
+    attempts: Sequence[_Attempt]
+    reason: Reason
+    dead_at_ms: int
+
+
+@app.command()
+@with_session
+def show(
+    session: Session,
+    *,
+    group: GroupOption = "",
+    table: TableOption = None,
+    exponential: ExponentialOption = None,
+    multiplier: MultiplierOption = None,
+    fixed: FixedOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    jitter: JitterOption = None,
+    max_age: MaxAgeOption = None,
+) -> None:
+    """Show the attempts of a policy and the delays between them.
+
+    Without options: of the default policy. With --group: of that group's, changed by the other options. The times are
+    the earliest possible ones: jitter and the time that each attempt takes are added to them.
+    """
+    base = _policy_of_group(session, group)
+    policy = policy_of(
+        table=table,
+        exponential=exponential,
+        multiplier=multiplier,
+        fixed=fixed,
+        max_attempts=max_attempts,
+        jitter=jitter,
+        max_age=max_age,
+        base=base,
+    )
+    policy = policy or base or RetryPolicy()
+    run = _run(replace(policy, jitter=0.0), 0, 0, Random(0))
+    if session.as_json:
+        out.show_json(
+            {
+                "policy": to_plain(policy),
+                "attempts": [
+                    {
+                        "attempt": attempt.number,
+                        "since_first_ms": attempt.at_ms,
+                        "delay_ms": attempt.delay_ms,
+                        "delay_max_ms": _with_jitter(attempt.delay_ms, policy),
+                    }
+                    for attempt in run.attempts
+                ],
+                "dead_letter": {"reason": run.reason.name, "since_first_ms": run.dead_at_ms},
+            }
+        )
+        return
+    headings = ("ATTEMPT", "SINCE FIRST", "DELAY AFTER", "WITH JITTER")
+    rows = [
+        (
+            str(attempt.number),
+            format_duration(attempt.at_ms),
+            _duration(attempt.delay_ms),
+            _duration(_with_jitter(attempt.delay_ms, policy), "up to "),
+        )
+        for attempt in run.attempts
+    ]
+    columns = len(headings) if policy.jitter else len(headings) - 1
+    out.show_table(headings[:columns], [row[:columns] for row in rows], numbers=headings)
+    typer.echo(f"dead letter {format_duration(run.dead_at_ms)} after the first delivery: {_why(run, policy)}")
+
+
+@app.command()
+@with_session
+def simulate(
+    session: Session,
+    *,
+    group: GroupOption = "",
+    table: TableOption = None,
+    exponential: ExponentialOption = None,
+    multiplier: MultiplierOption = None,
+    fixed: FixedOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    jitter: JitterOption = None,
+    max_age: MaxAgeOption = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="The first delivery: RFC 3339, epoch milliseconds, or +5m.  [default: now]"),
+    ] = None,
+    processing: Annotated[str, typer.Option(metavar="DURATION", help="Time each attempt takes to fail.")] = "0s",
+    seed: Annotated[int | None, typer.Option(help="Seed of the jitter, to repeat a result.  [default: random]")] = None,
+) -> None:
+    """Show when each attempt happens for a message that always fails.
+
+    The last line says when it is a dead letter, and why. Without options: by the default policy, from now on. With
+    --group: by that group's, changed by the other options.
+    """
+    base = _policy_of_group(session, group)
+    policy = policy_of(
+        table=table,
+        exponential=exponential,
+        multiplier=multiplier,
+        fixed=fixed,
+        max_attempts=max_attempts,
+        jitter=jitter,
+        max_age=max_age,
+        base=base,
+    )
+    policy = policy or base or RetryPolicy()
+    start_ms, processing_ms = _start_ms(start), _processing_ms(processing)
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    run = _run(policy, start_ms, processing_ms, Random(seed))
+    if run.dead_at_ms > DELIVER_AT_MS_MAX:
+        raise refused("the attempts would go on past the year 9999", "--start", "--processing")
+    if session.as_json:
+        given = {"policy": to_plain(policy), "start_ms": start_ms, "processing_ms": processing_ms, "seed": seed}
+        out.show_json(given | _simulated_plain(run, start_ms))
+        return
+    if policy.jitter:
+        typer.echo(f"jitter drawn with --seed {seed}")
+    out.show_table(
+        ("ATTEMPT", "TIME", "SINCE FIRST", "DELAY AFTER"),
+        [
+            (
+                str(attempt.number),
+                format_time(attempt.at_ms),
+                format_duration(attempt.at_ms - start_ms),
+                _duration(attempt.delay_ms),
+            )
+            for attempt in run.attempts
+        ],
+        numbers=("ATTEMPT", "SINCE FIRST", "DELAY AFTER"),
+    )
+    after = format_duration(run.dead_at_ms - start_ms)
+    typer.echo(f"dead letter at {format_time(run.dead_at_ms)}, {after} after the first delivery: {_why(run, policy)}")
+
+
+def _policy_of_group(session: Session, group: str) -> RetryPolicy | None:
+    if not group:
+        return None
+    from dmq.admin.requests.mapping import policy_of as policy_from_wire
+
+    with session.connect() as client:
+        return policy_from_wire(client.group(group).policy)
+
+
+def _simulated_plain(run: _Run, start_ms: int) -> dict[str, object]:
+    return {
+        "attempts": [
+            {
+                "attempt": attempt.number,
+                "at_ms": attempt.at_ms,
+                "since_first_ms": attempt.at_ms - start_ms,
+                "delay_ms": attempt.delay_ms,
+            }
+            for attempt in run.attempts
+        ],
+        "dead_letter": {
+            "reason": run.reason.name,
+            "at_ms": run.dead_at_ms,
+            "since_first_ms": run.dead_at_ms - start_ms,
+        },
+    }
+
+
+def _run(policy: RetryPolicy, start_ms: int, processing_ms: int, rng: Random) -> _Run:
+    attempts: list[_Attempt] = []
+    at_ms = start_ms
+    while True:
+        number, failed_at_ms = len(attempts) + 1, at_ms + processing_ms
+        outcome = decide(policy, number, failed_at_ms, rng, since_ms=start_ms)
+        if isinstance(outcome, DeadLetter):
+            attempts.append(_Attempt(number, at_ms, None))
+            return _Run(attempts, outcome.reason, failed_at_ms)
+        attempts.append(_Attempt(number, at_ms, outcome.at_ms - failed_at_ms))
+        at_ms = outcome.at_ms
+
+
+def _with_jitter(delay_ms: int | None, policy: RetryPolicy) -> int | None:
+    return None if delay_ms is None else delay_ms + int(delay_ms * policy.jitter)
+
+
+def _duration(delay_ms: int | None, before: str = "") -> str:
+    return "" if delay_ms is None else before + format_duration(delay_ms)
+
+
+def _why(run: _Run, policy: RetryPolicy) -> str:
+    last = len(run.attempts)
+    if run.reason is Reason.TOO_OLD and policy.max_age_ms is not None:
+        return f"too old, attempt {last + 1} would come more than {format_duration(policy.max_age_ms)} after it"
+    return f"exhausted after {last} attempt{'s' if last > 1 else ''}"
+
+
+def _start_ms(text: str | None) -> int:
+    from broker_adapter.clock import SystemClock
+
+    if text is None:
+        return SystemClock().now_ms()
+    with refusing("--start", text):
+        when = parse_when(text)
+        if isinstance(when, At) and when.epoch_ms < 0:
+            raise ValueError("the time lies before 1970")
+    return when.epoch_ms if isinstance(when, At) else SystemClock().now_ms() + when.delay_ms
+
+
+def _processing_ms(text: str) -> int:
+    with refusing("--processing", text):
+        return parse_duration(text)

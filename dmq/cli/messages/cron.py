@@ -1,0 +1,248 @@
+"""``dmq cron``: messages that recur."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import refused, refusing
+from dmq.cli.output.facts import content_facts
+from dmq.cli.output.times import instant_ms
+from dmq.cli.session.options import AfterOption, LimitOption, Session, properties_of, with_reason, with_session
+from dmq.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+app = noun("cron")
+
+_PAGE = 1_000
+_TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
+
+
+class CatchUp(StrEnum):
+    """What becomes of times that passed while the daemon could not send."""
+
+    ONE = "one"
+    ALL = "all"
+    SKIP = "skip"
+
+
+EveryOption = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
+]
+ExpressionOption = Annotated[
+    str | None,
+    typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
+]
+ZoneOption = Annotated[
+    str, typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]")
+]
+StartOption = Annotated[str | None, typer.Option(metavar="TIME", help=f"Not before this time: {_TIMES}.")]
+EndOption = Annotated[str | None, typer.Option(metavar="TIME", help="Not after this time.")]
+CountOption = Annotated[
+    int, typer.Option(min=0, show_default=False, help="Number of occurrences in all.  [default: no bound]")
+]
+JitterOption = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Send each occurrence up to this much later.")
+]
+CatchUpOption = Annotated[
+    CatchUp,
+    typer.Option(help="After downtime: send one for all that were missed, all of them, or skip them."),
+]
+
+
+@app.command()
+@with_reason
+def add(
+    session: Session,
+    *,
+    name: NameArgument,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
+    body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
+    every: EveryOption = None,
+    cron: ExpressionOption = None,
+    zone: ZoneOption = "",
+    start: StartOption = None,
+    end: EndOption = None,
+    count: CountOption = 0,
+    jitter: JitterOption = None,
+    catch_up: CatchUpOption = CatchUp.ONE,
+    tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
+    key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
+    group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
+    prop: Annotated[
+        list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a schedule of this name with other content; it begins anew.")
+    ] = False,
+) -> None:
+    """Send a message again and again, and print the schedule.
+
+    The same command again changes nothing. Each occurrence has an id of its own, and the properties DMQ_SCHEDULE and
+    DMQ_OCCURRENCE say which it is.
+    """
+    if (every is None) == (cron is None):
+        raise refused("give one of them", "--every", "--cron")
+    if zone and cron is None:
+        raise refused("a time zone is for a cron expression", "--zone", given=zone)
+    properties = properties_of(prop)
+    from dmq.admin import admin_v1 as wire
+
+    schedule = wire.Schedule(
+        name=name,
+        topic=topic,
+        interval_ms=_duration_ms(every, "--every"),
+        cron=cron,
+        time_zone=zone,
+        start_at_ms=instant_ms(start, "--start") or 0,
+        end_at_ms=instant_ms(end, "--end") or 0,
+        count=count,
+        jitter_ms=_duration_ms(jitter, "--jitter"),
+        catch_up=catch_up.value,
+    )
+    content = schedule.content
+    content.tag, content.message_group = tag, group
+    content.keys.extend(key or [])
+    content.properties.update(properties)
+    content.body = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
+    with session.connect() as client:
+        made = client.add_schedule(schedule, replace=replace)
+    if session.as_json:
+        out.show_json({**out.to_plain(made.schedule), "is_new": made.is_new})
+        return
+    _show(session, made.schedule)
+    if not made.is_new:
+        out.note("it was there as it is; nothing was changed")
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    *,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="Of this topic only.")] = "",
+    limit: LimitOption = 1_000,
+    after: AfterOption = "",
+) -> None:
+    """List the schedules by name: their rule, what they sent, and when they send next."""
+    found: list[wire.Schedule] = []
+    with session.connect() as client:
+        while True:
+            page = client.schedules(topic=topic, token=after, limit=min(_PAGE, limit - len(found)))
+            found += page.schedules
+            after = page.next_token
+            if len(found) >= limit or not after:
+                break
+        now_ms = 0 if session.as_json else client.now_ms()
+    if session.as_json:
+        out.show_json({"schedules": [out.to_plain(each) for each in found], "next": after or None})
+        return
+    headings = ("NAME", "TOPIC", "RULE", "STATE", "OCCURRENCES", "LAST", "NEXT")
+    rows = [
+        (
+            each.name,
+            each.topic,
+            _rule(each),
+            each.state,
+            f"{each.occurrences:,}",
+            out.distance(each.last_at_ms, now_ms),
+            out.distance(each.next_at_ms, now_ms),
+        )
+        for each in found
+    ]
+    out.show_table(headings, rows, numbers=("OCCURRENCES",), details=("OCCURRENCES", "LAST", "STATE"))
+    if after:
+        out.note(f"there may be more: --after {after}")
+
+
+@app.command()
+@with_session
+def show(
+    session: Session,
+    *,
+    name: NameArgument,
+    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
+) -> None:
+    """Show a schedule: its rule, how far it is, its next times, and what it sends."""
+    with session.connect() as client:
+        found = client.schedule(name, with_body=body)
+    _show(session, found)
+
+
+@app.command()
+@with_reason
+def pause(session: Session, *, name: NameArgument) -> None:
+    """Send nothing until the schedule is resumed."""
+    with session.connect() as client:
+        found = client.pause_schedule(name)
+    _show(session, found)
+
+
+@app.command()
+@with_reason
+def resume(session: Session, *, name: NameArgument) -> None:
+    """Go on with a schedule from now; what passed meanwhile is not sent."""
+    with session.connect() as client:
+        found = client.resume_schedule(name)
+    _show(session, found)
+
+
+@app.command()
+@with_reason
+def rm(session: Session, *, name: NameArgument) -> None:
+    """Remove a schedule; what it sent stays."""
+    with session.connect() as client:
+        found = client.remove_schedule(name)
+    if session.as_json:
+        out.show_json({"name": name, "removed": True, "occurrences": found.occurrences})
+    else:
+        out.show_facts([("removed", name), ("occurrences", f"{found.occurrences:,}")])
+
+
+def _duration_ms(text: str | None, option: str) -> int:
+    if text is None:
+        return 0
+    with refusing(option, text):
+        duration_ms = parse_duration(text)
+        if not duration_ms:
+            raise ValueError("more than 0 is expected")
+    return duration_ms
+
+
+def _rule(schedule: wire.Schedule) -> str:
+    if schedule.interval_ms:
+        return f"every {format_duration(schedule.interval_ms)}"
+    return f"{schedule.cron} {schedule.time_zone or 'UTC'}"
+
+
+def _show(session: Session, schedule: wire.Schedule) -> None:
+    if session.as_json:
+        out.show_json(out.to_plain(schedule))
+        return
+    out.show_facts(
+        [
+            ("schedule", schedule.name),
+            ("topic", schedule.topic),
+            ("rule", _rule(schedule)),
+            ("start", out.when(schedule.start_at_ms)),
+            ("end", out.when(schedule.end_at_ms)),
+            ("count", f"{schedule.count:,}" if schedule.count else ""),
+            ("jitter", format_duration(schedule.jitter_ms) if schedule.jitter_ms else ""),
+            ("catch up", schedule.catch_up),
+            ("state", f"{schedule.state}: {schedule.why}" if schedule.why else schedule.state),
+            ("occurrences", f"{schedule.occurrences:,}"),
+            ("last", out.when(schedule.last_at_ms)),
+            ("next", out.when(schedule.next_at_ms)),
+            *(("then", out.when(each)) for each in schedule.following_at_ms),
+            *(content_facts(schedule.content) if schedule.HasField("content") else ()),
+        ]
+    )

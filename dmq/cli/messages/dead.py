@@ -1,0 +1,651 @@
+"""``dmq dead``: dead letters, and the jobs that redrive or purge them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused
+from dmq.cli.output.facts import content_facts, failure_facts, reason_of
+from dmq.cli.output.files import lines_into
+from dmq.cli.output.times import past_ms
+from dmq.cli.session.options import (
+    DryRunOption,
+    GroupArgument,
+    KeysOption,
+    LimitOption,
+    MessageIdsArgument,
+    MessageIdsOption,
+    OutFileOption,
+    Session,
+    YesOption,
+    with_reason,
+    with_session,
+)
+from dmq.errors import DmqError
+from retry.failure_reason import NOT_REPORTED
+from retry.policy import Reason
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+    from dmq.admin.client.client import AdminClient
+
+app = noun("dead")
+
+PAGE = 1_000
+
+
+class ReasonName(StrEnum):
+    """Reasons as operators read and write them. SENT_HERE: somebody sent it to the dead-letter queue."""
+
+    SENT_HERE = "sent_here"
+    EXHAUSTED = "exhausted"
+    TOO_OLD = "too_old"
+    FORWARDED = "forwarded"
+    SENT_BACK = "sent_back"
+    OPERATOR = "operator"
+    REFUSED = "refused"
+    TOO_LATE = "too_late"
+
+
+assert [name.name for name in ReasonName] == ["SENT_HERE", *(reason.name for reason in Reason)]
+
+_TIME = "RFC 3339, epoch milliseconds, or -1h for an hour ago"
+ReasonOption = Annotated[
+    list[ReasonName] | None,
+    typer.Option(
+        "--reason",
+        metavar="REASON",
+        case_sensitive=False,
+        help=f"Reason of death: {', '.join(ReasonName)}; may be repeated.",
+    ),
+]
+TopicOption = Annotated[
+    list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Original topic; may be repeated.")
+]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help=f"Last failure at this time or later: {_TIME}.")
+]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Last failure before this time.")]
+
+
+def filter_of(
+    client: AdminClient,
+    *,
+    reason: Sequence[ReasonName] | None = None,
+    topic: Sequence[str] | None = None,
+    key: Sequence[str] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    ids: Sequence[str] | None = None,
+) -> wire.DeadFilter:
+    """Return what the options mean; a usage error for times that are none. ``client`` knows the daemon's clock."""
+    from dmq.admin import admin_v1 as wire
+
+    def now_ms() -> int:
+        return client.now_ms()
+
+    chosen = wire.DeadFilter(
+        reasons=[name.name for name in reason or ()],
+        topics=topic,
+        keys=key,
+        message_ids=ids,
+        since_ms=past_ms(since, "--since", now_ms),
+        until_ms=past_ms(until, "--until", now_ms),
+    )
+    if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
+        raise refused("the time range ends before it begins", "--since", "--until")
+    return chosen
+
+
+def letters_of(
+    client: AdminClient,
+    group: str,
+    chosen: wire.DeadFilter,
+    *,
+    limit: int | None = None,
+    with_outcome: bool = False,
+    with_body: bool = False,
+) -> Iterator[wire.DeadLetter]:
+    """Give the dead letters that are meant, at most ``limit``, page by page as they are read."""
+    offset, left = 0, limit
+    while offset >= 0 and left != 0:
+        page = client.dead_letters(
+            group,
+            chosen,
+            offset=offset,
+            limit=PAGE if left is None else min(PAGE, left),
+            with_outcome=with_outcome,
+            with_body=with_body,
+        )
+        yield from page.letters
+        offset = page.next_offset
+        left = None if left is None else left - len(page.letters)
+
+
+_LOOK_AGAIN_S_MIN, _LOOK_AGAIN_S_MAX = 0.05, 0.5
+
+DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on in the daemon.")]
+
+
+@app.command()
+@with_session
+def groups(session: Session) -> None:
+    """List the groups that have dead letters, removed groups included."""
+    with session.connect() as client:
+        found = [group for group in client.groups(with_removed=True) if group.dead]
+    if session.as_json:
+        out.show_json([{"group": group.name, "dead": group.dead, "removed": group.is_removed} for group in found])
+    else:
+        rows = [(group.name, f"{group.dead:,}", "removed" if group.is_removed else "") for group in found]
+        out.show_table(("GROUP", "DEAD", "STATE"), rows, numbers=("DEAD",))
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    *,
+    group: GroupArgument,
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    key: KeysOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitOption = 50,
+    all_outcomes: Annotated[
+        bool, typer.Option("--all-outcomes", help="Include letters that were redriven or purged.")
+    ] = False,
+    by_error: Annotated[
+        bool, typer.Option("--by-error", help="Count all that are meant by their error, the most frequent first.")
+    ] = False,
+) -> None:
+    """List the dead letters of a group, the oldest death first."""
+    with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json) as progress:
+        chosen = filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until)
+        found: list[wire.DeadLetter] = []
+        letters = letters_of(client, group, chosen, limit=None if by_error else limit, with_outcome=all_outcomes)
+        errors: dict[str, _Error] = {}
+        for number, letter in enumerate(letters, 1):
+            if by_error:
+                errors.setdefault(_error(letter), _Error(letter)).add(letter)
+            else:
+                found.append(letter)
+            progress.show(f"{number:,} found")
+        now_ms = 0 if session.as_json else client.now_ms()
+    if by_error:
+        _show_errors(errors, limit, as_json=session.as_json)
+        return
+    if session.as_json:
+        out.show_json([out.to_plain(letter) for letter in found])
+        return
+    headings = ["DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS"]
+    rows = [_cells(letter, now_ms) for letter in found]
+    if all_outcomes:
+        headings.append("OUTCOME")
+        rows = [(*row, letter.outcome) for row, letter in zip(rows, found, strict=True)]
+    if any(reason_of(letter.failure).error for letter in found):
+        headings.append("ERROR")
+        rows = [(*row, _error(letter)) for row, letter in zip(rows, found, strict=True)]
+    out.show_table(headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS"))
+    if len(found) == limit:
+        out.note(f"the first {limit:,}; --limit shows more")
+
+
+@app.command()
+@with_session
+def show(
+    session: Session,
+    *,
+    group: GroupArgument,
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its message id.")],
+    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
+) -> None:
+    """Show a dead letter: where it came from, why and when it died, what became of it, and what it is.
+
+    A message that died more than once is shown once for each death; JSON is always a list.
+    """
+    with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json):
+        chosen = filter_of(client, ids=[message_id])
+        found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body))
+        now_ms = client.now_ms()
+    if not found:
+        text = f"message {message_id} is no dead letter of group {group}"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    if session.as_json:
+        out.show_json([out.to_plain(letter) for letter in found])
+        return
+    for number, letter in enumerate(found):
+        if number:
+            typer.echo()
+        out.show_facts(_facts(letter, now_ms))
+
+
+@app.command()
+@with_session
+def export(
+    session: Session,
+    *,
+    group: GroupArgument,
+    named: MessageIdsArgument = None,
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    key: KeysOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    message_id: MessageIdsOption = None,
+    file: OutFileOption = None,
+) -> None:
+    """Write dead letters as JSON Lines, with their bodies in base64.
+
+    Without a filter: all of the group. Those that were redriven or purged are left out. A file appears under its name
+    when it is complete, readable by its owner only.
+    """
+    count = unreadable = 0
+    with (
+        session.connect() as client,
+        Progress(f"export of {group}", quiet=session.as_json or (file is None and sys.stdout.isatty())) as progress,
+    ):
+        chosen = filter_of(
+            client,
+            reason=reason,
+            topic=topic,
+            key=key,
+            since=since,
+            until=until,
+            ids=[*(named or ()), *(message_id or ())],
+        )
+        with lines_into(file) as lines:
+            for letter in letters_of(client, group, chosen, with_body=True):
+                # Escaped as ASCII: exact, whatever the terminal or its encoding make of other characters.
+                lines.write(json.dumps(out.to_plain(letter), separators=(",", ":")) + "\n")
+                count += 1
+                unreadable += not letter.HasField("content")
+                progress.show(f"{count:,} letters")
+    if file is not None:
+        _show_exported(group, file, count, unreadable, as_json=session.as_json)
+    if unreadable:
+        text = f"{unreadable:,} of {count:,} cannot be read, their content is null"
+        raise CommandFailed(text, ExitCode.DAMAGED)
+
+
+def _show_exported(group: str, file: Path, count: int, unreadable: int, *, as_json: bool) -> None:
+    if as_json:
+        out.show_json({"group": group, "file": str(file), "letters": count, "unreadable": unreadable})
+    else:
+        typer.echo(out.printable(f"{count:,} dead letter{'' if count == 1 else 's'} of {group} in {file}"))
+
+
+def _cells(letter: wire.DeadLetter, now_ms: int) -> tuple[str, ...]:
+    return (
+        *(out.distance(each, now_ms) for each in (letter.dead_at_ms, letter.last_failed_at_ms)),
+        *(letter.origin_topic, letter.message_id),
+        *(_reason(letter), f"{letter.attempts}", letter.tag, " ".join(letter.keys)),
+    )
+
+
+def _error(letter: wire.DeadLetter) -> str:
+    """Return the error of the last failure; empty of a letter that no consumer failed, and where nothing is known."""
+    return (reason_of(letter.failure).error or NOT_REPORTED) if letter.HasField("failure") else ""
+
+
+class _Error:
+    """The dead letters that have one error."""
+
+    def __init__(self, first: wire.DeadLetter) -> None:
+        self.count = 0
+        self.first_dead_at_ms, self.last_dead_at_ms = first.dead_at_ms, first.dead_at_ms
+        self.message_id = ""  # the newest, to look at
+
+    def add(self, letter: wire.DeadLetter) -> None:
+        """Count one more, in the order of their deaths."""
+        self.count += 1
+        self.last_dead_at_ms, self.message_id = letter.dead_at_ms, letter.message_id
+
+
+def _show_errors(errors: dict[str, _Error], limit: int, *, as_json: bool) -> None:
+    most = sorted(errors.items(), key=lambda each: (-each[1].count, each[0]))
+    if as_json:
+        out.show_json([{"error": error, **vars(found)} for error, found in most[:limit]])
+        return
+    rows = [
+        (
+            *(f"{found.count:,}", out.when(found.first_dead_at_ms), out.when(found.last_dead_at_ms)),
+            *(found.message_id, error or "not known"),
+        )
+        for error, found in most[:limit]
+    ]
+    out.show_table(("LETTERS", "FIRST DEATH", "LAST DEATH", "LAST MESSAGE ID", "ERROR"), rows, numbers=("LETTERS",))
+    if len(most) > limit:
+        out.note(f"the first {limit:,} of {len(most):,} errors; --limit shows more")
+
+
+def _reason(letter: wire.DeadLetter) -> str:
+    return str(out.to_plain(letter)["reason"]).lower()
+
+
+def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:
+    note = f": {letter.outcome_note}" if letter.outcome_note else ""
+    facts = [
+        ("message id", letter.message_id),
+        ("origin topic", letter.origin_topic),
+        ("reason", _reason(letter)),
+        ("attempts", str(letter.attempts)),
+        ("first failed", out.when(letter.first_failed_at_ms, now_ms)),
+        ("last failed", out.when(letter.last_failed_at_ms, now_ms)),
+        ("dead at", out.when(letter.dead_at_ms, now_ms)),
+        *(failure_facts(letter.failure) if letter.HasField("failure") else ()),
+        ("offset", str(letter.offset)),
+        ("outcome", f"{letter.outcome} {out.when(letter.outcome_at_ms, now_ms)}{note}" if letter.outcome else "none"),
+    ]
+    is_purged = letter.outcome == "purged"
+    if letter.HasField("content"):
+        removed = is_purged and not letter.content.body_bytes
+        return [*facts, *content_facts(letter.content), ("message", "its body went with its purge" if removed else "")]
+    why = "gone with its purge" if is_purged else "CANNOT BE READ, the stored bytes are damaged"
+    return [*facts, ("tag", letter.tag), ("keys", " ".join(letter.keys)), ("message", why)]
+
+
+@app.command()
+@with_reason
+def redrive(
+    session: Session,
+    *,
+    group: GroupArgument,
+    named: MessageIdsArgument = None,
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    key: KeysOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    message_id: MessageIdsOption = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="TOPIC", help="Send them to this topic, for all its groups.  [default: to GROUP alone]"
+        ),
+    ] = "",
+    all_groups: Annotated[
+        bool, typer.Option("--all-groups", help="Send each to its original topic, for all groups that read it.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Maximum rate, in messages a second.  [default: unlimited]")
+    ] = None,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Send dead letters again, with new message ids, to the group that failed them, and wait until it is done.
+
+    Other groups of the topic do not get them again, unless --all-groups or --to says so; a group that was removed needs
+    one of these. Without a filter: all of the group. The daemon does it, also after Ctrl-C or a restart of it; each
+    dead letter keeps what became of it ('dmq dead show'). One that somebody sent to the dead-letter queue came from no
+    topic and needs --to, which makes no topic. Ends with 7 if some failed or are not there, with 1 if somebody stopped
+    it.
+    """
+    if to and all_groups:
+        raise refused("give one of them only: --to is for all groups of its topic already", "--to", "--all-groups")
+    with session.connect() as client:
+        from dmq.admin import admin_v1 as wire
+
+        request = wire.StartJobRequest(
+            kind=wire.REDRIVE,
+            group=group,
+            filter=filter_of(
+                client,
+                reason=reason,
+                topic=topic,
+                key=key,
+                since=since,
+                until=until,
+                ids=[*(named or ()), *(message_id or ())],
+            ),
+            to_topic=to,
+            all_groups=all_groups,
+            rate_per_s=rate or 0.0,
+            is_dry_run=dry_run,
+        )
+        _run(session, client, request, detach=detach, yes=yes)
+
+
+@app.command()
+@with_reason
+def purge(
+    session: Session,
+    *,
+    group: GroupArgument,
+    named: MessageIdsArgument = None,
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    key: KeysOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    message_id: MessageIdsOption = None,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Give dead letters up for good, and wait until it is done.
+
+    It needs --why, which is kept with each. Without a filter: all of the group. Their bodies are removed; 'dmq dead
+    show' still tells what they were, how they died, and why they were given up. Ends with 7 if some failed or are not
+    there, with 1 if somebody stopped it.
+    """
+    if not session.why:
+        raise refused("a purge needs a reason, which is kept with each of them", "--why")
+    with session.connect() as client:
+        from dmq.admin import admin_v1 as wire
+
+        request = wire.StartJobRequest(
+            kind=wire.PURGE,
+            group=group,
+            filter=filter_of(
+                client,
+                reason=reason,
+                topic=topic,
+                key=key,
+                since=since,
+                until=until,
+                ids=[*(named or ()), *(message_id or ())],
+            ),
+            why=session.why,
+            is_dry_run=dry_run,
+        )
+        _run(session, client, request, detach=detach, yes=yes)
+
+
+@app.command()
+@with_session
+def jobs(
+    session: Session,
+    *,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Only of this consumer group.")] = "",
+) -> None:
+    """List redrives and purges, the newest first, at most 100."""
+    with session.connect() as client:
+        found = client.jobs(group)
+        now_ms = client.now_ms()
+    if session.as_json:
+        out.show_json([out.to_plain(job) for job in found])
+        return
+    out.show_table(
+        ("JOB", "KIND", "GROUP", "STATE", "LOOKED AT", "DONE", "PASSED OVER", "FAILED", "STARTED"),
+        [
+            (
+                *(str(job.job_id), _kind(job), job.group, _state(job), f"{_looked_at(job):,} of {_size(job):,}"),
+                *(f"{job.done:,}", f"{job.passed:,}", f"{job.failed:,}", out.distance(job.created_at_ms, now_ms)),
+            )
+            for job in found
+        ],
+        numbers=("JOB", "LOOKED AT", "DONE", "PASSED OVER", "FAILED"),
+    )
+
+
+@app.command()
+@with_reason
+def stop(
+    session: Session,
+    *,
+    job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
+) -> None:
+    """Stop a running job; what it has done stays done."""
+    with session.connect() as client:
+        ended = client.stop_job(job)
+    if session.as_json:
+        out.show_json(out.to_plain(ended))
+    else:
+        typer.echo(f"job {ended.job_id} is {_state(ended)}: {_counts(ended)}")
+
+
+def pause(seconds: float) -> None:
+    """Wait before a job is looked at again."""
+    Event().wait(seconds)
+
+
+def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *, detach: bool, yes: bool) -> None:
+    missing = _missing(client, request)
+    is_asked = not (request.is_dry_run or yes or request.filter.message_ids)
+    if is_asked or request.is_dry_run:
+        would = _would(client, request)
+        if request.is_dry_run or not would.done:
+            _show_would(session, would)
+            _fail_if_missing(request, missing)
+            return
+        confirm(f"{_counted(would.done)} of group {request.group} would be {_done(request)}", yes=False)
+    job = _start(client, request)
+    if detach and _state(job) == "running":
+        told = f"job {job.job_id} runs; 'dmq dead jobs {job.group}' shows it, 'dmq dead stop {job.job_id}' ends it"
+    else:
+        job = _watch(client, job, quiet=session.as_json)
+        told = _counts(job)
+    if session.as_json:
+        out.show_json(out.to_plain(job))
+    else:
+        typer.echo(out.printable(told))
+    if _state(job) == "stopped":
+        raise CommandFailed(f"job {job.job_id} was stopped before its end")
+    if job.failed:
+        is_bound = _kind(job) == "redrive" and not job.to_topic
+        origin = ", or their topic or group is gone and they need --to" if is_bound else ""
+        text = f"{job.failed:,} failed and stay dead: they cannot be read{origin}"
+        raise CommandFailed(text, ExitCode.PARTIAL if job.done else ExitCode.FAILURE)
+    _fail_if_missing(request, missing)
+
+
+def _missing(client: AdminClient, request: wire.StartJobRequest) -> list[str]:
+    """Return the ids that were named and are none of the letters that are meant; the command ends if all are."""
+    named = list(dict.fromkeys(request.filter.message_ids))
+    if not named:
+        return []
+    found = {letter.message_id for letter in letters_of(client, request.group, request.filter)}
+    missing = [message_id for message_id in named if message_id not in found]
+    if len(missing) == len(named):
+        raise CommandFailed(_told_missing(request, missing), ExitCode.NOT_FOUND)
+    return missing
+
+
+def _told_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> str:
+    but = "" if len(request.filter.ListFields()) == 1 else " that the other options mean"
+    return f"not among the dead letters of group {request.group} without an outcome{but}: {', '.join(missing)}"
+
+
+def _fail_if_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> None:
+    if missing:
+        raise CommandFailed(_told_missing(request, missing), ExitCode.PARTIAL)
+
+
+def _would(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
+    """Return what a job would do, which changes nothing."""
+    from dmq.admin import admin_v1 as wire
+
+    dry = wire.StartJobRequest()
+    dry.CopyFrom(request)
+    dry.is_dry_run = True
+    return client.start_job(dry)
+
+
+def _show_would(session: Session, job: wire.Job) -> None:
+    if session.as_json:
+        out.show_json(out.to_plain(job))
+        return
+    would = f"{job.done:,} would be {_done(job)}"
+    typer.echo(f"{would}, {job.passed:,} would be passed over, {job.failed:,} would fail")
+
+
+def _counted(letters: int) -> str:
+    return "1 dead letter" if letters == 1 else f"{letters:,} dead letters"
+
+
+def _start(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
+    try:
+        return client.start_job(request)
+    except DmqError as error:
+        if not error.retriable:
+            raise
+        text = f"{error} (if in doubt, 'dmq dead jobs {request.group}' tells whether it was started)"
+        raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
+
+
+def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
+    """Show how ``job`` goes on until it has ended, and return it then."""
+    wait_s = _LOOK_AGAIN_S_MIN
+    if not quiet and _state(job) == "running":
+        out.note(f"job {job.job_id}: {_kind(job)} of {job.group}")
+    try:
+        with Progress(f"job {job.job_id}", quiet=quiet) as progress:
+            while _state(job) == "running":
+                progress.show(_counts(job), done=_looked_at(job), of=_size(job))
+                pause(wait_s)
+                wait_s = min(2 * wait_s, _LOOK_AGAIN_S_MAX)
+                job = _again(client, job)
+    except KeyboardInterrupt:
+        text = f"no longer watching, but job {job.job_id} goes on; 'dmq dead stop {job.job_id}' ends it"
+        raise CommandFailed(text, ExitCode.INTERRUPTED) from None
+    except DmqError as error:
+        if not error.retriable:
+            raise
+        text = f"{error}; job {job.job_id} goes on when the daemon does, see 'dmq dead jobs {job.group}'"
+        raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
+    return job
+
+
+def _again(client: AdminClient, job: wire.Job) -> wire.Job:
+    for found in client.jobs(job.group):
+        if found.job_id == job.job_id:
+            return found
+    raise CommandFailed(f"job {job.job_id} is no longer among the newest jobs of its group")
+
+
+def _counts(job: wire.Job) -> str:
+    return f"{_done(job)} {job.done:,}, passed over {job.passed:,}, failed {job.failed:,}"
+
+
+def _done(job: wire.Job | wire.StartJobRequest) -> str:
+    return {"redrive": "redriven", "purge": "purged"}.get(_kind(job), "done")
+
+
+def _kind(job: wire.Job | wire.StartJobRequest) -> str:
+    return str(out.to_plain(job)["kind"]).lower()
+
+
+def _state(job: wire.Job) -> str:
+    return str(out.to_plain(job)["state"]).lower()
+
+
+def _looked_at(job: wire.Job) -> int:
+    return min(job.next_offset, job.end_offset) - job.first_offset
+
+
+def _size(job: wire.Job) -> int:
+    return job.end_offset - job.first_offset

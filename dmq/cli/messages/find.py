@@ -1,0 +1,200 @@
+"""``dmq find``: a message by its id or a key, whatever topic it was sent to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.messages.msg import state_word
+from dmq.cli.nouns import single
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused
+from dmq.cli.session.options import AfterOption, LimitOption, Session, with_session
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+    from dmq.admin.client.client import AdminClient
+
+app = single()
+
+_PAGE = 100
+_CALLS_MAX = 500  # of one command; each looks at a bounded number of rows
+_KINDS = ("topic", "retries", "dead")
+
+
+class Match(NamedTuple):
+    """A message in one place. ``at_ms``: when it is or was due, was stored or died, by its state."""
+
+    state: str
+    topic: str
+    group: str
+    message_id: str
+    at_ms: int
+    keys: Sequence[str] = ()
+
+
+class _Place(NamedTuple):
+    """Messages that are searched by key, in the order of these fields; ``token`` continues a search."""
+
+    kind: int  # in _KINDS
+    name: str
+    token: str = ""
+
+    def __str__(self) -> str:
+        return f"{_KINDS[self.kind]}:{self.name}:{self.token}"
+
+
+class _Page(NamedTuple):
+    matches: list[Match]
+    next_token: str
+
+
+@app.command()
+@with_session
+def find(
+    session: Session,
+    *,
+    wanted: Annotated[str, typer.Argument(metavar="ID|KEY", help="Message id, own key or message key.")],
+    scan: Annotated[
+        bool, typer.Option("--scan", help="Search the message keys also if an index knows the id or own key.")
+    ] = False,
+    limit: LimitOption = 50,
+    after: AfterOption = "",
+) -> None:
+    """Find messages in all topics by id, own key or message key.
+
+    Ids and own keys are looked up in an index of each topic. Only if no index knows ID|KEY, message keys are searched:
+    queued and delayed messages, waiting retries, then dead letters. One command makes at most 500 bounded calls to the
+    daemon and prints where the next one continues. Ends with 3 if nothing was found.
+    """
+    start = _place_of(after) if after else None
+    found: list[Match] = []
+    following = ""
+    with session.connect() as client, Progress("find", quiet=session.as_json) as progress:
+        topics = sorted(each.name for each in client.topics().topics if not each.name.startswith("%"))
+        if start is None:
+            for number, topic in enumerate(topics):
+                found += _by_index(client, topic, wanted)
+                progress.show(topic, done=number, of=len(topics))
+        is_known = bool(found)
+        if scan or not is_known:
+            following = _scan(client, topics, wanted, start, limit, found, progress)
+        now_ms = client.now_ms()
+    if session.as_json:
+        out.show_json({"matches": [each._asdict() for each in found], "next": following or None})
+    elif found:
+        rows = [
+            (each.state, each.topic, each.group, each.message_id, out.distance(each.at_ms, now_ms), " ".join(each.keys))
+            for each in found
+        ]
+        out.show_table(("STATE", "TOPIC", "GROUP", "MESSAGE ID", "WHEN", "KEYS"), rows, details=("WHEN", "KEYS"))
+        if is_known and not scan:
+            out.note("found by the index of ids and own keys; --scan searches message keys as well")
+    if following:
+        out.note(f"there may be more: --after {following}")
+    if not found:
+        where = "in what was searched so far" if following else "in any topic, retry or dead letter"
+        raise CommandFailed(f"{wanted} was not found {where}", ExitCode.NOT_FOUND)
+
+
+def _by_index(client: AdminClient, topic: str, wanted: str) -> Iterator[Match]:
+    """Give a message of a topic by its id or own key, with what each group did with it."""
+    from dmq.admin.client.client import CallRefused
+
+    for message_id, own_key in ((wanted, ""), ("", wanted)):
+        with suppress(CallRefused):  # a text that can be no id, or no own key
+            message = client.message(topic, message_id, own_key=own_key)
+            word = state_word(message)
+            if word == "unknown":
+                continue
+            keys = list(message.content.keys) if message.HasField("content") else []
+            at_ms = message.ended_at_ms or message.deliver_at_ms or message.stored_at_ms
+            yield Match(word, topic, "", message.message_id, at_ms, keys)
+            for each in message.groups:
+                yield Match(state_word(each), topic, each.group, message.message_id, each.at_ms, keys)
+            return
+
+
+def _scan(  # noqa: PLR0917 - what is searched, and how far
+    client: AdminClient,
+    topics: Sequence[str],
+    wanted: str,
+    start: _Place | None,
+    limit: int,
+    found: list[Match],
+    progress: Progress,
+) -> str:
+    """Search message keys from ``start`` on, add matches to ``found``, and return where the next command continues."""
+    calls = 0
+    for first in _places(client, topics):
+        place = first
+        if start is not None and start[:2] > place[:2]:
+            continue
+        if start is not None and start[:2] == place[:2]:
+            place = start
+        while True:
+            if calls == _CALLS_MAX or len(found) >= limit:
+                return str(place)
+            page = _search(client, place, wanted, min(_PAGE, limit - len(found)))
+            calls += 1
+            found += page.matches
+            progress.show(f"{place.name}, {len(found):,} found")
+            if not page.next_token:
+                break
+            place = place._replace(token=page.next_token)
+    return ""
+
+
+def _places(client: AdminClient, topics: Sequence[str]) -> Iterator[_Place]:
+    from dmq.admin.client.client import NotAllowed
+
+    yield from (_Place(0, each) for each in topics)
+    with suppress(NotAllowed):  # a key of topics alone
+        groups = client.groups(with_removed=True)
+        yield from (_Place(1, each.name) for each in groups if each.waiting)
+        yield from (_Place(2, each.name) for each in groups)
+
+
+def _search(client: AdminClient, place: _Place, wanted: str, limit: int) -> _Page:
+    from dmq.admin import admin_v1 as wire
+
+    match _KINDS[place.kind]:
+        case "topic":
+            request = wire.ListMessagesRequest(topic=place.name, key=wanted, token=place.token, limit=limit)
+            messages = client.messages(request)
+            return _Page([_of_topic(place.name, each) for each in messages.messages], messages.next_token)
+        case "retries":
+            waiting = client.retries(place.name, token=place.token, limit=limit)
+            retries = [each for each in waiting.retries if wanted in {each.message_id, *each.content.keys}]
+            return _Page([_of_retry(each) for each in retries], waiting.next_token)
+        case _:
+            chosen, offset = wire.DeadFilter(keys=[wanted]), int(place.token or 0)
+            letters = client.dead_letters(place.name, chosen, offset=offset, limit=limit)
+            following = str(letters.next_offset) if letters.next_offset >= 0 else ""
+            return _Page([_of_letter(place.name, each) for each in letters.letters], following)
+
+
+def _of_topic(topic: str, message: wire.ListedMessage) -> Match:
+    state = "held" if message.is_held else state_word(message)
+    at_ms = message.deliver_at_ms or message.stored_at_ms
+    return Match(state, topic, "", message.message_id, at_ms, list(message.content.keys))
+
+
+def _of_retry(retry: wire.WaitingRetry) -> Match:
+    return Match("retrying", retry.topic, retry.group, retry.message_id, retry.due_at_ms, list(retry.content.keys))
+
+
+def _of_letter(group: str, letter: wire.DeadLetter) -> Match:
+    return Match("dead", letter.origin_topic, group, letter.message_id, letter.dead_at_ms, list(letter.keys))
+
+
+def _place_of(cursor: str) -> _Place:
+    kind, _, rest = cursor.partition(":")
+    name, colon, token = rest.partition(":")
+    if kind not in _KINDS or not name or not colon or (kind == "dead" and token and not token.isdigit()):
+        raise refused("a token that an earlier 'dmq find' printed is expected", "--after", given=cursor)
+    return _Place(_KINDS.index(kind), name, token)

@@ -1,0 +1,615 @@
+"""``dmq msg``: send messages, find them, list, count and look at them, and recall them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker_adapter.message_id import new_message_id
+from dmq.cli.bulk.changes import (
+    FIRE,
+    RECALL,
+    AllFilter,
+    DueAfterFilter,
+    DueBeforeFilter,
+    KeyFilter,
+    OwnKeyOption,
+    TagFilter,
+    TargetsArgument,
+    rescheduling,
+    run_change,
+    targets_of,
+)
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.output.facts import content_facts, reason_of
+from dmq.cli.output.times import instant_ms
+from dmq.cli.session.completion import topics
+from dmq.cli.session.options import (
+    AfterOption,
+    DryRunOption,
+    LimitOption,
+    Session,
+    TopicArgument,
+    YesOption,
+    properties_of,
+    with_reason,
+    with_session,
+)
+from dmq.states import MessageState
+from dmq.units import After, At, parse_duration, parse_when
+from retry.dead_letter import PARENT_MESSAGE_ID
+from retry.failure_reason import NOT_REPORTED
+
+if TYPE_CHECKING:
+    from broker_adapter.wire import rocketmq_v2 as public
+    from dmq.admin import admin_v1 as wire
+    from dmq.admin.client.client import AdminClient
+
+app = noun("msg")
+
+# What the public protocol's codes mean for a script; the rest is a failure.
+_NOT_FOUND_CODES = range(40400, 40500)
+_NOT_ALLOWED_CODES = frozenset({40100, 40300})
+_LATER_CODES = range(42900, 43000)
+
+
+class OnSameKey(StrEnum):
+    """What becomes of a message that waits under the own key of one that is sent."""
+
+    REPLACE = "replace"
+    KEEP = "keep"
+
+
+@app.command()
+@with_session
+def send(
+    session: Session,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.", autocompletion=topics)],
+    body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Delivery time: RFC 3339, epoch milliseconds, or +5m.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Delay before delivery, such as 5m or 1h30m.")
+    ] = None,
+    level: Annotated[int | None, typer.Option(min=1, help="Delay level, from 1.")] = None,
+    not_after: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A dead letter later than this: as --at takes it.")
+    ] = None,
+    tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
+    key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
+    group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
+    prop: Annotated[
+        list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
+    ] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", help="Message id; a repeated send with the same id is stored once.")
+    ] = None,
+    own_key: Annotated[
+        str, typer.Option(metavar="KEY", help="Own key: while the message waits, nothing else of its topic has it.")
+    ] = "",
+    on_same_key: Annotated[
+        OnSameKey | None,
+        typer.Option(help="What waits under the own key already is replaced, or kept.  [default: replace]"),
+    ] = None,
+) -> None:
+    """Send one message and print its id; if another one is kept instead, that one's."""
+    due = _due(at, delay, level)
+    until = _until(not_after)
+    properties = properties_of(prop) | _own_key(own_key, on_same_key)
+    payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
+    from broker_adapter.clock import SystemClock
+    from broker_adapter.wire import rocketmq_v2 as public
+    from broker_adapter.wire.mapping import NOT_AFTER_MS, set_timestamp
+
+    now_ms = SystemClock().now_ms()
+    message_id = message_id or new_message_id(now_ms, os.getpid(), secrets.token_bytes(10))
+    message = public.Message(topic=public.Resource(name=topic), user_properties=properties, body=payload)
+    system = message.system_properties
+    system.message_id = message_id
+    system.keys.extend(key or [])
+    system.body_encoding = public.IDENTITY
+    set_timestamp(system.born_timestamp, now_ms)
+    if until is not None:
+        until_ms = until.epoch_ms if isinstance(until, At) else now_ms + until.delay_ms
+        message.user_properties[NOT_AFTER_MS] = str(until_ms)
+    system.message_type = public.FIFO if group else public.NORMAL
+    if tag:
+        system.tag = tag
+    if group:
+        system.message_group = group
+    _delay(message, due)
+    with session.connect() as client:
+        try:
+            response = client.send(message)
+        except Exception as error:
+            if getattr(error, "retriable", False):
+                text = f"{error} (if in doubt, repeat with --id {message_id})"
+                raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
+            raise
+    _show_sent(session, topic, message_id, own_key, response)
+
+
+def _show_sent(
+    session: Session, topic: str, message_id: str, own_key: str, response: public.SendMessageResponse
+) -> None:
+    entry = response.entries[0] if response.entries else None
+    _check(entry.status if entry is not None else response.status)
+    stored_id = entry.message_id if entry is not None else message_id  # another one if that was kept instead
+    if not session.as_json:
+        typer.echo(out.printable(stored_id))
+        if stored_id != message_id:
+            out.note(f"not stored: {stored_id} waits under the own key {own_key}")
+        return
+    recall_handle = entry.recall_handle if entry is not None else ""
+    out.show_json({"topic": topic, "message_id": stored_id, "recall_handle": recall_handle or None})
+
+
+@app.command()
+@with_session
+def get(
+    session: Session,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.", autocompletion=topics)],
+    message_id: Annotated[str, typer.Argument(metavar="[ID]", help="Its message id.")] = "",
+    own_key: Annotated[str, typer.Option(metavar="KEY", help="Instead of an id: what waits under this own key.")] = "",
+    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
+) -> None:
+    """Show one message: where it is, what each group did with it, and what it holds."""
+    if bool(message_id) == bool(own_key):
+        raise refused("give one of them, behind the topic", "ID", "--own-key")
+    with session.connect() as client:
+        found = client.message(topic, message_id, own_key=own_key, with_body=body)
+    plain = out.to_plain(found)
+    if plain["state"] == "UNKNOWN" and own_key:
+        text = f"nothing waits in topic {topic} under the own key {own_key}"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    if plain["state"] == "UNKNOWN":
+        text = f"message {message_id} is not known in topic {topic}: never sent there, or forgotten since"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    if session.as_json:
+        out.show_json(plain)
+    else:
+        held = ", held: its topic is paused or slowed" if found.is_held else ""
+        ended = f" {out.when(found.ended_at_ms)}" if found.ended_at_ms else ""
+        out.show_facts([("state", state_word(found) + held + ended), *_group_facts(found), *_message_facts(found)])
+
+
+@app.command()
+@with_reason
+def recall(
+    session: Session,
+    *,
+    targets: TargetsArgument,
+    own_key: OwnKeyOption = None,
+    key: KeyFilter = "",
+    tag: TagFilter = "",
+    due_after: DueAfterFilter = None,
+    due_before: DueBeforeFilter = None,
+    everything: AllFilter = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Recall delayed messages before they are delivered.
+
+    By a recall handle, as returned by the send; or of a topic by message ids or by a filter. Each message is either
+    recalled or delivered, and the answer says which. Interrupted and run again it goes on with what is left. Ends with
+    7 if some were not recalled, with 3 if none was.
+    """
+    chosen = targets_of(
+        targets,
+        key=key,
+        tag=tag,
+        due_after=due_after,
+        due_before=due_before,
+        everything=everything,
+        own_keys=own_key,
+    )
+    with session.connect() as client:
+        if chosen.handle and not dry_run:
+            _recall_one(session, client, chosen.topic, chosen.handle)
+        else:
+            run_change(session, client, chosen, RECALL, dry=dry_run, yes=yes)
+
+
+@app.command()
+@with_reason
+def reschedule(
+    session: Session,
+    *,
+    targets: TargetsArgument,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="New delivery time: RFC 3339, epoch milliseconds, or +5m.")
+    ] = None,
+    in_: Annotated[
+        str | None, typer.Option("--in", metavar="DURATION", help="Delay from now, such as 5m or 1h30m.")
+    ] = None,
+    own_key: OwnKeyOption = None,
+    key: KeyFilter = "",
+    tag: TagFilter = "",
+    due_after: DueAfterFilter = None,
+    due_before: DueBeforeFilter = None,
+    everything: AllFilter = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Give delayed messages another delivery time; one that is over means now.
+
+    By a recall handle, which stays good; or of a topic by message ids or by a filter. With a time that does not depend
+    on now, --at with a date, the command may be run again after an interruption: what has that time already is done.
+    Messages of a message group are delivered in the order of their times, the new ones. Ends with 7 if some were not
+    rescheduled, with 3 if none was.
+    """
+    chosen = targets_of(
+        targets,
+        key=key,
+        tag=tag,
+        due_after=due_after,
+        due_before=due_before,
+        everything=everything,
+        own_keys=own_key,
+    )
+    due = _time(at, in_, "--in")
+    if due is None or (at is not None and in_ is not None):
+        raise refused("give one of them", "--at", "--in")
+    with session.connect() as client:
+        at_ms = client.now_ms() + due.delay_ms if isinstance(due, After) else due.epoch_ms
+        run_change(session, client, chosen, rescheduling(at_ms), dry=dry_run, yes=yes)
+
+
+@app.command()
+@with_reason
+def fire(
+    session: Session,
+    *,
+    targets: TargetsArgument,
+    own_key: OwnKeyOption = None,
+    key: KeyFilter = "",
+    tag: TagFilter = "",
+    due_after: DueAfterFilter = None,
+    due_before: DueBeforeFilter = None,
+    everything: AllFilter = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Deliver delayed messages now.
+
+    By a recall handle; or of a topic by message ids or by a filter. Interrupted and run again it goes on with what is
+    left; what was delivered already is as it should be. A pause or a rate of the topic holds them still. Ends with 7 if
+    some had been recalled or are not known, with 3 if all.
+    """
+    chosen = targets_of(
+        targets,
+        key=key,
+        tag=tag,
+        due_after=due_after,
+        due_before=due_before,
+        everything=everything,
+        own_keys=own_key,
+    )
+    with session.connect() as client:
+        run_change(session, client, chosen, FIRE, dry=dry_run, yes=yes)
+
+
+def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) -> None:
+    """Recall as a client does, with what a client needs for it."""
+    response = client.recall(topic, handle)
+    _check(response.status)
+    is_repeated = response.status.message != "OK"
+    if session.as_json:
+        out.show_json({"topic": topic, "message_id": response.message_id, "recalled_before": is_repeated})
+        return
+    typer.echo(out.printable(response.message_id))
+    if is_repeated:
+        out.note(f"{response.status.message}")
+
+
+def _time(at: str | None, delay: str | None, delay_option: str = "--delay") -> At | After | None:
+    if at is not None:
+        with refusing("--at", at):
+            return parse_when(at)
+    if delay is not None:
+        with refusing(delay_option, delay):
+            return After(parse_duration(delay))
+    return None
+
+
+def _due(at: str | None, delay: str | None, level: int | None) -> At | After | int | None:
+    if sum(option is not None for option in (at, delay, level)) > 1:
+        raise refused("give one of them only", "--at", "--delay", "--level")
+    return level if level is not None else _time(at, delay)
+
+
+def _until(not_after: str | None) -> At | After | None:
+    if not_after is None:
+        return None
+    with refusing("--not-after", not_after):
+        return parse_when(not_after)
+
+
+def _own_key(own_key: str, on_same_key: OnSameKey | None) -> dict[str, str]:
+    from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY
+
+    if on_same_key is not None and not own_key:
+        raise refused("it is about what waits under an own key: give that as well", "--on-same-key", "--own-key")
+    made = {OWN_KEY: own_key} if own_key else {}
+    return made | ({ON_SAME_KEY: on_same_key.value} if on_same_key is not None else {})
+
+
+def _delay(message: public.Message, due: At | After | int | None) -> None:
+    from broker_adapter.wire import rocketmq_v2 as public
+    from broker_adapter.wire.mapping import set_timestamp
+
+    match due:
+        case At(epoch_ms):
+            set_timestamp(message.system_properties.delivery_timestamp, epoch_ms)
+            message.system_properties.message_type = public.DELAY
+        case After(delay_ms):
+            message.user_properties["TIMER_DELAY_MS"] = str(delay_ms)
+        case int():
+            message.user_properties["DELAY"] = str(due)
+
+
+def _check(status: public.Status) -> None:
+    from broker_adapter.wire import rocketmq_v2 as public
+
+    if status.code == public.OK:
+        return
+    text = f"refused: {status.message} ({int(status.code)})"
+    if status.code in _NOT_FOUND_CODES:
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    if status.code in _NOT_ALLOWED_CODES:
+        raise CommandFailed(text, ExitCode.NOT_ALLOWED)
+    raise CommandFailed(text, ExitCode.UNAVAILABLE if status.code in _LATER_CODES else ExitCode.FAILURE)
+
+
+def state_word(message: wire.GetMessageResponse | wire.ListedMessage | wire.GroupState) -> str:
+    """Return a state as it is written, and as an option takes it; that of a newer daemon as its number."""
+    try:
+        return MessageState(message.state).word
+    except ValueError:
+        return str(message.state)
+
+
+def _group_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
+    if found.queue_offset < 0:
+        return []
+    facts: list[str] = []
+    for each in found.groups:
+        facts.append(f"{each.group}: {_group_state(each)}")
+        if each.HasField("failure"):
+            reason = reason_of(each.failure)
+            by = f" by {reason.client}" if reason.client else ""
+            facts.append(f"{each.group}: failed at {out.when(each.failed_at_ms)}{by}: {reason.error or NOT_REPORTED}")
+    facts = facts or ["none has read the topic"]
+    return [("groups" if not number else " ", fact) for number, fact in enumerate(facts)]
+
+
+def _group_state(group: wire.GroupState) -> str:
+    word, at = state_word(group), out.when(group.at_ms)
+    match word:
+        case "leased":
+            return f"{word}, attempt {group.attempt}" + (f", until {at}" if at else "")
+        case "retrying":
+            return f"{word}, attempt {group.attempt} at {at}"
+        case "ready":
+            attempt = f", attempt {group.attempt}" if group.attempt > 1 else ""
+            return word + attempt + (", held: the group is paused" if group.is_paused else "")
+        case "dead":
+            return f"{word} since {at}" + (f", {_outcome(group)}" if group.outcome else "")
+        case "finished":
+            return f"{word}: acknowledged, or passed over"
+        case _:
+            return word
+
+
+def _outcome(group: wire.GroupState) -> str:
+    """Return what became of a dead letter; a redriven one names its new message."""
+    topic, _, rest = group.outcome_note.partition(" ")
+    new_id, _, to_group = rest.partition(" ")
+    what = f"as {new_id} to topic {topic} {to_group}".rstrip() if group.outcome == "redriven" else group.outcome_note
+    return f"{group.outcome} {what} at {out.when(group.outcome_at_ms)}".replace("  ", " ")
+
+
+def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
+    return [
+        ("topic", found.topic),
+        ("message id", found.message_id),
+        ("redriven from", found.content.properties.get(PARENT_MESSAGE_ID, "") if found.HasField("content") else ""),
+        ("deliver at", out.when(found.deliver_at_ms)),
+        ("stored at", out.when(found.stored_at_ms)),
+        ("queue", f"{found.queue_id}, offset {found.queue_offset}" if found.queue_id >= 0 else ""),
+        *(content_facts(found.content) if found.HasField("content") else ()),
+    ]
+
+
+_PAGE = 100
+_LISTED_NUMBERS = ("QUEUE", "OFFSET", "BYTES")
+_DETAILS = ("BYTES", "OFFSET", "QUEUE", "STORED", "TAG")  # of a list of messages
+_TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
+
+
+class State(StrEnum):
+    """The states of what a topic holds."""
+
+    WAITING = MessageState.WAITING.word
+    QUEUED = MessageState.QUEUED.word
+    HELD = "held"  # waiting and due, and held by a pause or a rate of the topic
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    *,
+    topic: TopicArgument,
+    state: Annotated[
+        State | None,
+        typer.Option(
+            case_sensitive=False,
+            help="Only delayed messages, those of them that a pause or a rate holds, or those in queues.",
+        ),
+    ] = None,
+    due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
+    due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
+    key: Annotated[str, typer.Option(metavar="KEY", help="With this key.")] = "",
+    own_key: Annotated[str, typer.Option(metavar="KEY", help="Sent with this own key.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="With this tag.")] = "",
+    newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
+    limit: LimitOption = 20,
+    after: AfterOption = "",
+) -> None:
+    """List the messages of a topic: those in its queues, acknowledged or not, then the delayed ones, next due first.
+
+    'dmq msg get' says of one in a queue what each group did with it.
+    A message without a delivery time counts as due when it was stored. The daemon scans a bounded number of messages at
+    a time, so a search that finds little takes a while, and disturbs nobody.
+    """
+    from dmq.admin import admin_v1 as wire
+
+    request = wire.ListMessagesRequest(
+        topic=topic,
+        state=("WAITING" if state is State.HELD else state.name) if state is not None else None,
+        due_after_ms=instant_ms(due_after, "--due-after") or 0,
+        due_before_ms=instant_ms(due_before, "--due-before") or 0,
+        key=key,
+        own_key=own_key,
+        tag=tag,
+        newest_first=newest,
+        token=after,
+    )
+    found: list[wire.ListedMessage] = []
+    with session.connect() as client, Progress(f"messages of {topic}", quiet=session.as_json) as progress:
+        while True:
+            request.limit = min(_PAGE, limit - len(found))
+            page = client.messages(request)
+            found += [each for each in page.messages if state is not State.HELD or each.is_held]
+            request.token = page.next_token
+            progress.show(f"{len(found):,} found", done=len(found), of=limit)
+            if len(found) >= limit or not page.next_token:
+                break
+        now_ms = 0 if session.as_json else client.now_ms()
+    if session.as_json:
+        out.show_json({"messages": [out.to_plain(each) for each in found], "next": request.token or None})
+        return
+    headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
+    out.show_table(headings, [_listed_row(each, now_ms) for each in found], numbers=_LISTED_NUMBERS, details=_DETAILS)
+    if request.token:
+        out.note(f"there may be more: --after {request.token}")
+
+
+def _listed_row(message: wire.ListedMessage, now_ms: int) -> tuple[str, ...]:
+    content = message.content if message.HasField("content") else None
+    is_queued = message.queue_id >= 0
+    return (
+        State.HELD.value if message.is_held else state_word(message),
+        out.distance(message.deliver_at_ms, now_ms),
+        out.distance(message.stored_at_ms, now_ms),
+        message.message_id,
+        str(message.queue_id) if is_queued else "",
+        str(message.queue_offset) if is_queued else "",
+        content.tag if content is not None else "",
+        " ".join(content.keys) if content is not None else "",
+        f"{content.body_bytes}" if content is not None else "cannot be read",
+    )
+
+
+@app.command()
+@with_session
+def count(session: Session, *, topic: TopicArgument) -> None:
+    """Count the messages in the queues of a topic, acknowledged ones included, and the delayed ones."""
+    with session.connect() as client:
+        found = client.count(topic)
+    total = sum(each.end_offset - each.begin_offset for each in found.queues)
+    if session.as_json:
+        out.show_json({**out.to_plain(found), "messages": total})
+        return
+    rows = [
+        (str(each.queue_id), *map(str, _range(each)), f"{each.end_offset - each.begin_offset:,}")
+        for each in found.queues
+    ]
+    numbers = ("QUEUE", "BEGIN", "END", "MESSAGES")
+    out.show_table(numbers, rows, numbers=numbers)
+    typer.echo(f"{total:,} in queues, {found.pending:,} wait for their time")
+
+
+@app.command()
+@with_session
+def peek(
+    session: Session,
+    *,
+    topic: TopicArgument,
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Queue to read.  [default: all, one after the other]")
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Offset to begin at.  [default: the first in the queue]")
+    ] = None,
+    limit: LimitOption = 10,
+    body: Annotated[bool, typer.Option("--body", help="Include bodies (base64 in JSON).")] = False,
+) -> None:
+    """Show messages in the queues of a topic without consuming them."""
+    if offset is not None and queue is None:
+        raise refused("an offset is one of a queue: give --queue as well", "--offset")
+    with session.connect() as client:
+        ranges = client.count(topic).queues
+        if queue is not None and queue >= len(ranges):
+            text = f"topic {topic} has the queues 0 to {len(ranges) - 1}, and no queue {queue}"
+            raise CommandFailed(text, ExitCode.NOT_FOUND)
+        found: list[wire.PeekedMessage] = []
+        for each in ranges if queue is None else (ranges[queue],):
+            start = each.begin_offset if offset is None else offset
+            found += _messages(client, topic, each, start, limit - len(found), with_body=body)
+            if len(found) >= limit:
+                break
+        now_ms = 0 if session.as_json else client.now_ms()
+    if session.as_json:
+        out.show_json([out.to_plain(each) for each in found])
+        return
+    headings = ("QUEUE", "OFFSET", "STORED", "MESSAGE ID", "TAG", "KEYS", "BYTES")
+    rows = [_peeked_row(each, now_ms) for each in found]
+    if body:
+        rows = [(*row, out.body_text(each.content.body)) for row, each in zip(rows, found, strict=True)]
+    out.show_table(
+        (*headings, "BODY") if body else headings, rows, numbers=_LISTED_NUMBERS, details=("BYTES", "STORED", "TAG")
+    )
+
+
+def _messages(
+    client: AdminClient, topic: str, within: wire.QueueRange, offset: int, limit: int, *, with_body: bool
+) -> list[wire.PeekedMessage]:
+    """Return up to ``limit`` messages from ``offset`` on; an offset outside the queue is the daemon's to refuse."""
+    found: list[wire.PeekedMessage] = []
+    while True:
+        left = min(_PAGE, limit - len(found))
+        page = client.peek(topic, within.queue_id, offset, limit=left, with_body=with_body)
+        found += page.messages
+        offset = page.next_offset
+        if len(found) >= limit or offset >= within.end_offset:
+            return found
+
+
+def _range(queue: wire.QueueRange) -> tuple[int, int]:
+    return queue.begin_offset, queue.end_offset
+
+
+def _peeked_row(message: wire.PeekedMessage, now_ms: int) -> tuple[str, ...]:
+    content = message.content if message.HasField("content") else None
+    return (
+        str(message.queue_id),
+        str(message.queue_offset),
+        out.distance(message.stored_at_ms, now_ms),
+        message.message_id,
+        content.tag if content is not None else "",
+        " ".join(content.keys) if content is not None else "",
+        f"{content.body_bytes}" if content is not None else "cannot be read",
+    )

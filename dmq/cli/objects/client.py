@@ -1,0 +1,84 @@
+"""``dmq client``: the clients that are connected."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed
+from dmq.cli.session.options import Session, with_reason, with_session
+
+app = noun("client")
+
+ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client id, as listed by 'dmq client ls'.")]
+
+_OK = 20000
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    group: Annotated[str, typer.Option("--group", "-g", help="Only the consumers of this group.")] = "",
+) -> None:
+    """List the clients that were heard of in the last two minutes.
+
+    A client without a telemetry stream works, but cannot be asked anything; most reopen theirs after a restart.
+    """
+    with session.connect() as client:
+        found = client.clients(group)
+        now_ms = client.now_ms()
+    if session.as_json:
+        out.show_json([out.to_plain(each) for each in found])
+        return
+    out.show_table(
+        ("CLIENT", "KIND", "GROUP", "LANGUAGE", "VERSION", "SEEN", "STREAMS"),
+        [
+            (
+                *(each.client_id, each.kind.lower().replace("_", " "), each.group, each.language, each.version),
+                *(out.distance(min(each.last_seen_at_ms, now_ms), now_ms), str(each.streams)),
+            )
+            for each in found
+        ],
+        numbers=("STREAMS",),
+        details=("VERSION", "LANGUAGE"),
+    )
+
+
+@app.command()
+@with_session
+def stack(session: Session, *, client: ClientArgument) -> None:
+    """Show the thread stacks of a client. Java and Go clients answer; Python clients do not."""
+    with session.connect() as connected:
+        found = connected.client_stack(client)
+    if session.as_json:
+        out.show_json({"client_id": client, "stack": found})
+    else:
+        typer.echo("\n".join(out.printable(line.expandtabs()) for line in found.splitlines()))
+
+
+@app.command()
+@with_reason
+def verify(
+    session: Session,
+    *,
+    client: ClientArgument,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic of the message.")],
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="The message.")],
+) -> None:
+    """Have a push consumer consume one message, as a check.
+
+    Its listener runs with all its effects; the broker ignores the result. Java clients answer.
+    """
+    with session.connect() as connected:
+        answer = connected.verify(client, topic, message_id)
+    if session.as_json:
+        out.show_json(out.to_plain(answer))
+    elif answer.code == _OK:
+        typer.echo(out.printable(f"{client} consumed {message_id}"))
+    if answer.code != _OK:
+        why = f": {answer.text}" if answer.text else ""
+        raise CommandFailed(f"{client} did not consume {message_id} ({answer.code} {answer.code_name}){why}")

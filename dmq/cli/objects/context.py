@@ -1,0 +1,200 @@
+"""``dmq context``: daemons by name, in a file of this user's. Asks no daemon."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dmq.cli.bulk.confirm import is_terminal
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.session.completion import contexts
+from dmq.cli.session.options import (
+    AddressOption,
+    Session,
+    with_connection,
+    with_output,
+)
+from dmq.contexts import (
+    ADDRESS_DEFAULT,
+    Chosen,
+    Context,
+    Contexts,
+    ContextUnknown,
+    Said,
+    changing,
+    check_name,
+    choose,
+    load,
+)
+from dmq.units import parse_address
+
+app = noun("context")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.", autocompletion=contexts)]
+
+
+@app.command()
+@with_output
+@with_connection
+def add(
+    session: Session,
+    *,
+    name: NameArgument,
+    address: AddressOption = None,
+    given: Context,
+    replacing: Annotated[bool, typer.Option("--replace", help="Write over a context of this name.")] = False,
+) -> None:
+    """Keep where a daemon is and how to speak to it. The first context is the current one.
+
+    Files are kept by their paths. The secret of an --access-key is in --secret-file or DMQ_SECRET_KEY, else it is asked
+    for, or read from a pipe, and kept in the file of contexts, which only this user can read. Of the other variables
+    nothing is kept.
+    """
+    with refusing("NAME", name):
+        check_name(name)
+    with refusing("--address", address):
+        where = str(parse_address(address or ADDRESS_DEFAULT))
+    if given.secret_file is not None and not given.access_key:
+        raise refused("a secret belongs to an --access-key", "--secret-file")
+    if (given.tls_cert is None) != (given.tls_key is None):
+        raise refused("a client certificate and its key go together", "--tls-cert", "--tls-key")
+    if not replacing and name in load().by_name:
+        raise CommandFailed(f"there is a context {name!r} already; --replace writes over it", ExitCode.USAGE)
+    context = replace(
+        given,
+        address=where,
+        tls_ca=_kept(given.tls_ca, "--tls-ca"),
+        tls_cert=_kept(given.tls_cert, "--tls-cert"),
+        tls_key=_kept(given.tls_key, "--tls-key"),
+        secret_file=_kept(given.secret_file, "--secret-file"),
+    )
+    if given.access_key and given.secret_file is None:
+        context = replace(context, secret=_ask(given.access_key))
+    choose(Said("option", context)).target()  # what cannot be used is said now
+    with changing() as held:
+        held[0] = held[0].holding(name, context)
+        is_current = held[0].current == name
+    if session.as_json:
+        out.show_json({"name": name, "current": is_current, **context.shown()})
+    else:
+        typer.echo(f"context {name}: {where}" + (" (current)" if is_current else ""))
+
+
+@app.command()
+@with_output
+def ls(session: Session) -> None:
+    """List the contexts, without secrets. The current one is marked with a star."""
+    found = load()
+    if session.as_json:
+        out.show_json(
+            [
+                {"name": name, "current": name == found.current, **each.shown()}
+                for name, each in sorted(found.by_name.items())
+            ]
+        )
+        return
+    out.show_table(
+        ("", "CONTEXT", "ADDRESS", "TLS", "ACCESS KEY"),
+        [
+            ("*" if name == found.current else "", name, each.address, _tls_of(each), each.access_key)
+            for name, each in sorted(found.by_name.items())
+        ],
+    )
+
+
+@app.command()
+@with_output
+def show(
+    session: Session,
+    *,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A context.  [default: what counts for a command now]")
+    ] = None,
+) -> None:
+    """Show a context; without a name, what counts for a command now, and from where each part is.
+
+    What is given before 'context show' counts too. Secrets are not shown.
+    """
+    chosen = session.chosen() if name is None else _alone(name)
+    shown = chosen.what.shown()
+    shown.setdefault("address", ADDRESS_DEFAULT)
+    sources = {each: chosen.sources.get(each, "default") for each in shown}
+    order = [each.name for each in fields(Context) if each.name in shown]
+    if session.as_json:
+        out.show_json({each: {"value": shown[each], "source": sources[each]} for each in order})
+        return
+    out.show_table(("SETTING", "VALUE", "FROM"), [(each, shown[each], sources[each]) for each in order])
+
+
+@app.command()
+@with_output
+def use(session: Session, *, name: NameArgument) -> None:
+    """Make a context the current one: what commands use unless they are told otherwise."""
+    with changing() as held:
+        _known(held[0], name)
+        held[0] = replace(held[0], current=name)
+    if session.as_json:
+        out.show_json({"name": name, "current": True})
+    else:
+        typer.echo(f"context {name} is the current one")
+
+
+@app.command()
+@with_output
+def rm(session: Session, *, name: NameArgument) -> None:
+    """Remove a context, with a secret that is kept in it. Files that it names stay."""
+    with changing() as held:
+        _known(held[0], name)
+        was_current = held[0].current == name
+        held[0] = held[0].without(name)
+    if session.as_json:
+        out.show_json({"name": name, "removed": True})
+    else:
+        typer.echo(f"context {name} removed" + ("; no context is current now" if was_current else ""))
+
+
+def _alone(name: str) -> Chosen:
+    return choose(Said(f"context {name}", _known(load(), name)))
+
+
+def _known(contexts: Contexts, name: str) -> Context:
+    try:
+        return contexts.get(name)
+    except ContextUnknown as error:
+        raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
+
+
+def _kept(path: Path | None, option: str) -> Path | None:
+    """Return a path that holds in every folder; a usage error if there is no such file."""
+    if path is None:
+        return None
+    found = path.expanduser().absolute()
+    if not found.is_file():
+        raise refused("an existing file is expected", option, given=str(path))
+    return found
+
+
+def _ask(access_key: str) -> str:
+    secret = os.environ.get("DMQ_SECRET_KEY", "")
+    if not secret and is_terminal():
+        secret = getpass.getpass(f"dmq: secret of access key {out.printable(access_key)}: ", stream=sys.stderr)
+    elif not secret and not sys.stdin.isatty():
+        secret = sys.stdin.readline()
+    if not secret.strip():
+        raise CommandFailed("no secret was given: type it, set DMQ_SECRET_KEY, or name a --secret-file", ExitCode.USAGE)
+    return secret.strip()
+
+
+def _tls_of(context: Context) -> str:
+    tls = choose(Said("context", replace(context, access_key=""))).target().tls
+    if tls is None:
+        return "off"
+    return "with a client certificate" if tls.certificate else "on"

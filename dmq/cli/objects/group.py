@@ -1,0 +1,441 @@
+"""``dmq group``: consumer groups, their retry policies, and their positions in topics."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.bulk.confirm import confirm
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused
+from dmq.cli.output.facts import flow_word, show_lags, shown_age, unread_fact
+from dmq.cli.output.times import point_ms
+from dmq.cli.session.options import (
+    DryRunOption,
+    GroupArgument,
+    Session,
+    TopicArgument,
+    YesOption,
+    with_reason,
+    with_session,
+)
+from dmq.cli.session.policy_options import (
+    ExponentialOption,
+    FixedOption,
+    JitterOption,
+    MaxAgeOption,
+    MaxAttemptsOption,
+    MultiplierOption,
+    TableOption,
+    policy_of,
+)
+from dmq.units import format_duration, format_time
+from retry.policy import RetryPolicy, delay_ms
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+    from dmq.admin.client.client import AdminClient
+
+app = noun("group")
+
+_SPANS_SHOWN = 32
+_APPLIES = "sent to connected clients; Python clients keep the earlier delays for up to 5 minutes"
+_RETRIES = {"here": "kept here", "cluster": "the cluster's"}
+
+
+class Retries(StrEnum):
+    """Where what a group fails of a cluster's topics is kept."""
+
+    HERE = "here"
+    CLUSTER = "cluster"
+
+
+@app.command()
+@with_session
+def ls(session: Session) -> None:
+    """List the consumer groups: what is unread and for how long, retries, dead letters, leases, policy and order."""
+    with session.connect() as client:
+        groups = client.groups()
+    if session.as_json:
+        out.show_json([out.to_plain(group) for group in groups])
+        return
+    out.show_table(
+        ("GROUP", "STATE", "UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
+        [
+            (
+                *(group.name, flow_word(group)),
+                f"{group.unread_messages:,}" if group.HasField("unread_messages") else "-",
+                *(
+                    shown_age(group, group.unread_messages),
+                    f"{group.waiting:,}",
+                    f"{group.dead:,}",
+                    f"{group.leased:,}",
+                ),
+                *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else ""),
+                group.retries_in_force or group.retries,
+            )
+            for group in groups
+        ],
+        numbers=("UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED"),
+        details=("POLICY", "ORDER", "RETRIES"),
+    )
+
+
+@app.command()
+@with_session
+def show(session: Session, *, group: GroupArgument) -> None:
+    """Show a consumer group: its retries, dead letters, the retry policy in force, and how far it is behind."""
+    with session.connect() as client:
+        found = client.group(group)
+        now_ms = client.now_ms()
+    if session.as_json:
+        out.show_json(out.to_plain(found))
+        return
+    out.show_facts(
+        [
+            ("group", found.name),
+            ("created at", out.when(found.created_at_ms, now_ms)),
+            ("unread", unread_fact(found)),
+            ("retrying", f"{found.waiting:,}"),
+            ("dead letters", f"{found.dead:,} without an outcome"),
+            ("leased", f"{found.leased:,}"),
+            *_paused_facts(found),
+            *_rate_facts(found),
+            *_policy_facts(found),
+        ]
+    )
+    show_lags("TOPIC", [(lag.topic, lag) for lag in found.lags])
+
+
+@app.command()
+@with_reason
+def pause(session: Session, *, group: GroupArgument) -> None:
+    """Hand nothing out to a consumer group until it is resumed, also over restarts; its consumers stay connected.
+
+    What it has in hand can be acknowledged. Its retries wait for it in their lane once they are due. Clients that read
+    by offset decide for themselves, and are not stopped.
+    """
+    _set_paused(session, group, is_paused=True)
+
+
+@app.command()
+@with_reason
+def resume(session: Session, *, group: GroupArgument) -> None:
+    """Hand messages out again to a consumer group: 100 in the first second, then twice as many each second."""
+    _set_paused(session, group, is_paused=False)
+
+
+@app.command("set")
+@with_reason
+def set_(
+    session: Session,
+    *,
+    group: GroupArgument,
+    deliver_rate: Annotated[
+        int,
+        typer.Option(min=0, help="How many messages a second may be handed out to it; 0: no limit."),
+    ],
+) -> None:
+    """Change how fast a consumer group gets messages and print the result; the rest wait in the queues.
+
+    It applies at once and is kept over restarts. Clients that read by offset decide for themselves.
+    """
+    with session.connect() as client:
+        changed = client.set_group(group, deliver_rate=deliver_rate)
+    if session.as_json:
+        out.show_json(out.to_plain(changed))
+    else:
+        out.show_facts([("group", changed.name), *(_rate_facts(changed) or [("deliver rate", "no limit")])])
+
+
+def _rate_facts(group: wire.Group) -> list[tuple[str, str]]:
+    return [("deliver rate", f"{group.deliver_rate:,} a second at most")] if group.deliver_rate else []
+
+
+def _set_paused(session: Session, group: str, *, is_paused: bool) -> None:
+    with session.connect() as client:
+        changed = client.set_group(group, is_paused=is_paused)
+    if session.as_json:
+        out.show_json(out.to_plain(changed))
+    else:
+        out.show_facts([("group", changed.name), *(_paused_facts(changed) or [("paused", "no")])])
+
+
+def _paused_facts(group: wire.Group) -> list[tuple[str, str]]:
+    return [("paused", f"since {format_time(group.paused_since_ms)}")] if group.paused_since_ms else []
+
+
+@app.command()
+@with_reason
+def set_policy(
+    session: Session,
+    *,
+    group: GroupArgument,
+    table: TableOption = None,
+    exponential: ExponentialOption = None,
+    multiplier: MultiplierOption = None,
+    fixed: FixedOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    jitter: JitterOption = None,
+    max_age: MaxAgeOption = None,
+    fifo: Annotated[
+        bool | None, typer.Option("--fifo/--no-fifo", help="Whether clients are told to consume in order.")
+    ] = None,
+    retries: Annotated[
+        Retries | None,
+        typer.Option(help="In front of a cluster: where what the group fails of its topics is kept and tried again."),
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="Return to the default policy of the daemon.")] = False,
+) -> None:
+    """Change the retry policy of a group and print the policy in force.
+
+    What is not given stays; a group that does not exist is created. Waiting retries keep their time; the new policy
+    applies from their next failure on. Connected clients receive it at once; one that does not read what the daemon
+    sends it, as the Python client does not, asks for the earlier delays for up to five minutes. 'dmq backoff show'
+    takes the same options and changes nothing.
+    """
+
+    def policy_from(base: RetryPolicy | None) -> RetryPolicy | None:
+        return policy_of(
+            table=table,
+            exponential=exponential,
+            multiplier=multiplier,
+            fixed=fixed,
+            max_attempts=max_attempts,
+            jitter=jitter,
+            max_age=max_age,
+            base=base,
+        )
+
+    with session.connect() as client:
+        options = (table, exponential, multiplier, fixed, max_attempts, jitter, max_age)
+        is_policy = any(option is not None for option in options)
+        if is_policy and default:
+            raise refused("give a policy or --default, not both", "--default")
+        if not is_policy and not default and fifo is None and retries is None:
+            raise CommandFailed("say what to change; see 'dmq group set-policy --help'", ExitCode.USAGE)
+        policy = policy_from(_policy_now(client, group)) if is_policy else None
+        from dmq.admin.requests.mapping import wire_policy
+
+        changed = client.set_group(
+            group,
+            policy=None if policy is None else wire_policy(policy),
+            reset_policy=default,
+            is_fifo=fifo,
+            retries=retries or "",
+        )
+    if session.as_json:
+        out.show_json(out.to_plain(changed))
+    else:
+        out.show_facts([("group", changed.name), *_policy_facts(changed)])
+        if policy is not None or default:
+            out.note(_APPLIES)
+
+
+def _policy_now(client: AdminClient, group: str) -> RetryPolicy | None:
+    from dmq.admin.client.client import NotFound
+    from dmq.admin.requests.mapping import policy_of as read
+
+    try:
+        return read(client.group(group).policy)
+    except NotFound:
+        return None
+
+
+def _policy_facts(group: wire.Group) -> list[tuple[str, str]]:
+    from dmq.admin.requests.mapping import policy_of as read
+
+    policy = read(group.policy)
+    max_age = f", none later than {format_duration(policy.max_age_ms)}" if policy.max_age_ms is not None else ""
+    attempts = f"{policy.max_attempts} attempt{'s' if policy.max_attempts > 1 else ''}{max_age}"
+    jitter = f" and up to {policy.jitter:g} of it more" if policy.jitter and policy.max_attempts > 1 else ""
+    order = "kept (fifo)" if group.is_fifo else "not kept"
+    return [
+        ("policy", f"{attempts}, {'the default' if group.is_default_policy else 'set by an operator'}"),
+        ("delay after", _delays(policy) + jitter),
+        ("order", f"{order}, {'set by an operator' if group.is_fifo_set else 'as its topics are'}"),
+        *_retries_facts(group),
+    ]
+
+
+def _retries_facts(group: wire.Group) -> list[tuple[str, str]]:
+    in_force = group.retries_in_force or group.retries
+    if not in_force:
+        return []
+    if group.retries == in_force:
+        source = "set by an operator"
+    else:
+        source = "as the group is fifo" if group.is_fifo else "by the configuration"
+    return [("retries", f"{_RETRIES[in_force]}, {source}")]
+
+
+def _delays(policy: RetryPolicy) -> str:
+    """Return the delay after each attempt that is followed by another one; equal neighbours are one."""
+    if policy.max_attempts == 1:
+        return "none: the first failure is the last"
+    texts = []
+    for wait_ms, run in groupby(range(1, policy.max_attempts), key=lambda attempt: delay_ms(policy, attempt)):
+        numbers = list(run)
+        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        texts.append(f"{span}: {format_duration(wait_ms)}")
+    shown = texts if len(texts) <= _SPANS_SHOWN else [*texts[: _SPANS_SHOWN - 2], "...", texts[-1]]
+    return ", ".join(shown)
+
+
+class DeadLetters(StrEnum):
+    """What becomes of the dead letters of a group that is removed."""
+
+    KEEP = "keep"
+    REMOVE = "remove"
+
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Remove it although it has unread messages or retries.")]
+
+
+@app.command()
+@with_reason
+def create(session: Session, *, group: GroupArgument) -> None:
+    """Create a consumer group with the default policy; fail if it exists."""
+    with session.connect() as client:
+        made = client.create_group(group)
+    if session.as_json:
+        out.show_json(out.to_plain(made))
+    else:
+        out.show_facts([("group", made.name)])
+
+
+@app.command()
+@with_reason
+def rm(
+    session: Session,
+    *,
+    group: GroupArgument,
+    force: ForceOption = False,
+    dead_letters: Annotated[
+        DeadLetters,
+        typer.Option("--dead-letters", help="What happens to its dead letters: keep, or remove."),
+    ] = DeadLetters.KEEP,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Remove a group with its settings, positions and retries. Shows what would be lost, and asks.
+
+    Its dead letters stay under its name: 'dmq dead groups' lists it, 'dead ls', 'show', 'redrive' and 'purge' take it,
+    and 'dmq topic rm %DLQ%GROUP' removes their topic in the end. With '--dead-letters remove' they go at once. A
+    removal that has begun is completed, also after a restart.
+    """
+    removes = dead_letters is DeadLetters.REMOVE
+    with session.connect() as client:
+        found = client.group(group, with_unread=True)
+        lying = _lying(found, removes=removes)
+        needs_force = bool(found.unread or found.waiting)
+        what = f"group {group} would be removed: {', '.join(lying) or 'nothing is lost'}"
+        if dry_run:
+            _show_would(session, found, what, needs_force=needs_force)
+            return
+        if lying and (force or not needs_force):  # else it is refused, and nobody is asked
+            confirm(what, yes=yes)
+        client.remove_group(group, force=force, with_dead_letters=removes)
+    if session.as_json:
+        kept = 0 if removes else found.dead
+        out.show_json({"group": group, "removed": True, "dead_letters": "removed" if removes else "kept", "dead": kept})
+    else:
+        facts = [("removed", group)]
+        if found.dead:
+            facts.append(("dead letters", f"{found.dead:,} {'removed' if removes else 'kept'}"))
+        out.show_facts(facts)
+
+
+def _show_would(session: Session, group: wire.Group, what: str, *, needs_force: bool) -> None:
+    if session.as_json:
+        facts = {"group": group.name, "waiting": group.waiting, "leased": group.leased, "dead": group.dead}
+        unread = {each.topic: each.unread for each in group.unread}
+        out.show_json({**facts, "unread": unread, "needs_force": needs_force, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(what + ("; it needs --force" if needs_force else "")))
+
+
+def _lying(group: wire.Group, *, removes: bool) -> list[str]:
+    """Say what lies in a group, and what becomes of it."""
+    facts = [f"{each.unread:,} of topic {each.topic} unread" for each in group.unread]
+    facts += [f"{group.leased:,} of these handed out or hidden"] if group.leased else []
+    facts += [f"{group.waiting:,} retries wait"] if group.waiting else []
+    stay = "are given up" if removes else "stay under its name"
+    return facts + ([f"{group.dead:,} dead letters {stay}"] if group.dead else [])
+
+
+@app.command()
+@with_reason
+def reset(
+    session: Session,
+    *,
+    group: GroupArgument,
+    topic: TopicArgument,
+    to: Annotated[str, typer.Option("--to", help="begin, end, or a time: 2026-01-31T10:00:00Z, epoch milliseconds.")],
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Move the position of a group in a topic to the beginning, the end, or a time. Shows what is unread, and asks.
+
+    Messages it skips count as consumed; messages behind the new position are delivered again. Retries are not affected.
+    """
+    from dmq.admin import admin_v1 as wire
+
+    request = wire.ResetGroupRequest(group=group, topic=topic)
+    to = {"beginning": "begin"}.get(to, to)
+    match to:
+        case "begin":
+            request.begin = True
+        case "end":
+            request.end = True
+        case _:
+            request.at_ms = point_ms(to, "--to", besides="begin, end, ")
+    with session.connect() as client:
+        if (dry_run or not yes) and not _goes_on(session, client.topic(topic), group, to, dry_run=dry_run):
+            return
+        offsets = list(client.reset_group(request))
+    if session.as_json:
+        out.show_json({"group": group, "topic": topic, "offsets": offsets})
+    else:
+        out.show_table(
+            ("QUEUE", "OFFSET"),
+            [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)],
+            numbers=("QUEUE", "OFFSET"),
+        )
+
+
+def _goes_on(session: Session, topic: wire.Topic, group: str, to: str, *, dry_run: bool) -> bool:
+    """Ask whether to reset a group; show what that would be, and say no, for a dry run."""
+    unread = next((each.unread for each in topic.readers if each.group == group), None)
+    if unread is None:
+        if dry_run:
+            raise CommandFailed(f"group {group} has never read topic {topic.name}", ExitCode.NOT_FOUND)
+        return True  # it is refused
+    what = _would_reset(group, topic, unread, to)
+    if dry_run:
+        _show_reset(session, group, topic, unread, what)
+        return False
+    if {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored)):  # else it changes nothing
+        confirm(what, yes=False)
+    return True
+
+
+def _would_reset(group: str, topic: wire.Topic, unread: int, to: str) -> str:
+    then = {
+        "begin": "all of them would come",
+        "end": "these would be skipped",
+    }.get(to, "those that were stored before would be skipped, and the others come")
+    has = f"{unread:,} of the {topic.stored:,} messages of topic {topic.name} are unread by group {group}"
+    return f"{has}; from {to} on, {then}"
+
+
+def _show_reset(session: Session, group: str, topic: wire.Topic, unread: int, what: str) -> None:
+    if session.as_json:
+        facts = {"group": group, "topic": topic.name, "stored": topic.stored, "unread": unread}
+        out.show_json({**facts, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(what))

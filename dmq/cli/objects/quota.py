@@ -1,0 +1,110 @@
+"""``dmq quota``: what access keys and client addresses may have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import refusing
+from dmq.cli.session.options import Session, with_reason, with_session
+from dmq.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dmq.admin import admin_v1 as wire
+
+app = noun("quota")
+
+
+class Kind(StrEnum):
+    """Whose limit it is."""
+
+    KEY = "key"
+    ADDRESS = "address"
+
+
+KindArgument = Annotated[Kind, typer.Argument(metavar="KIND", help="key or address.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The access key; or an IP address, or loopback for clients on its host.")
+]
+QuotaArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="QUOTA",
+        help="topics, groups, schedules, subscriptions, new_per_min, streams, watches, polls, sends_per_s or bytes.",
+    ),
+]
+
+
+@app.command()
+@with_session
+def ls(session: Session) -> None:
+    """List the quotas that are in use or were set, by key and address.
+
+    Topics, groups, schedules and subscriptions (pairs of a group and a topic that it receives from) are those it made
+    since the daemon started; new_per_min counts the first two.
+    """
+    with session.connect() as client:
+        _show(session, client.quotas())
+
+
+@app.command("set")
+@with_reason
+def set_(
+    session: Session,
+    *,
+    kind: KindArgument,
+    name: NameArgument,
+    quota: QuotaArgument,
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Maximum, of bytes also as 64MiB; 0: none at all.")],
+) -> None:
+    """Set a quota of a key or an address; it applies at once and is kept over restarts. What is in use stays."""
+    with session.connect() as client:
+        _show(session, [client.set_quota(kind.value, name, quota, _limit(limit))])
+
+
+@app.command()
+@with_reason
+def unset(
+    session: Session,
+    *,
+    kind: KindArgument,
+    name: NameArgument,
+    quota: QuotaArgument,
+) -> None:
+    """Return a quota to its default."""
+    with session.connect() as client:
+        _show(session, [client.set_quota(kind.value, name, quota, None)])
+
+
+def _limit(text: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    with refusing("LIMIT", text):
+        return parse_size(text)
+
+
+def _figure(quota: wire.Quota, value: int) -> str:
+    return format_size(value) if quota.quota.endswith("bytes") else f"{value:,}"
+
+
+def _show(session: Session, quotas: Iterable[wire.Quota]) -> None:
+    if session.as_json:
+        out.show_json([out.to_plain(each) for each in quotas])
+        return
+    out.show_table(
+        ("KIND", "NAME", "QUOTA", "USED", "LIMIT", "SET"),
+        [
+            (
+                *(each.kind, each.name, each.quota, _figure(each, each.used)),
+                *(_figure(each, each.limit) if each.HasField("limit") else "none", "yes" if each.is_set else "default"),
+            )
+            for each in quotas
+        ],
+        numbers=("USED", "LIMIT"),
+    )

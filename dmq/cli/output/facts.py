@@ -1,0 +1,102 @@
+"""Facts for people that more than one command shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from dmq.cli.output import output as out
+from dmq.units import format_duration, format_size, format_time
+from retry.failure_reason import NOT_REPORTED, FailureReason
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+
+def content_facts(content: wire.Content) -> list[tuple[str, str]]:
+    """Return what a producer sent: one fact per field, in the order a person asks; the body only if it is there."""
+    encoding = f", {content.body_encoding.lower()}" if content.body_encoding != "IDENTITY" else ""
+    return [
+        ("tag", content.tag),
+        ("keys", " ".join(content.keys)),
+        ("message group", content.message_group),
+        ("properties", " ".join(f"{name}={value}" for name, value in sorted(content.properties.items()))),
+        ("born", " on ".join(filter(None, (out.when(content.born_at_ms), content.born_host)))),
+        ("body size", f"{content.body_bytes} B{encoding}"),
+        ("body", out.body_text(content.body) if content.HasField("body") else ""),
+    ]
+
+
+def flow_word(found: wire.Topic | wire.Group) -> str:
+    """Return whether a topic or a group is paused or limited to a rate, in one word."""
+    if found.paused_since_ms:
+        return "paused"
+    return f"{found.deliver_rate:,}/s" if found.deliver_rate else "active"
+
+
+def reason_of(failure: wire.FailureReason) -> FailureReason:
+    """Return why a delivery failed, as a value."""
+    return FailureReason(failure.error_type, failure.error_text, failure.host, failure.client_id, failure.address)
+
+
+def failure_facts(failure: wire.FailureReason) -> list[tuple[str, str]]:
+    """Return why a delivery failed, and which client failed it."""
+    reason = reason_of(failure)
+    return [("error", reason.error or NOT_REPORTED), ("failed by", reason.client)]
+
+
+def unread_fact(group: wire.Group) -> str:
+    """Return how much a group has not finished, and for how long the oldest of it waits; empty: nothing is known."""
+    if not group.HasField("unread_messages"):
+        return ""
+    oldest = shown_age(group, group.unread_messages)
+    return f"{group.unread_messages:,}" + (f", the oldest for {oldest}" if oldest else "")
+
+
+def shown_age(lag: wire.Group | wire.Lag | wire.Reader, unread: int) -> str:
+    """Return how long the oldest unread message waits; empty if there is none, or it is not known."""
+    return out.about(lag.oldest_unread_age_ms) if unread and lag.HasField("oldest_unread_age_ms") else ""
+
+
+def show_lags(heading: str, lags: Sequence[tuple[str, wire.Lag | wire.Reader]]) -> None:
+    """Print how far groups are behind, each line with the topic or group that it is about."""
+    columns = ("UNREAD", "OLDEST", "IN FLIGHT", "IN RETRY", "DIED")
+    rows = [
+        (
+            *(name, "-" if _is_unknown(lag) else f"{lag.unread:,}", shown_age(lag, lag.unread)),
+            *(f"{lag.in_flight:,}", f"{lag.in_retry:,}", f"{lag.dead:,}"),
+        )
+        for name, lag in lags
+    ]
+    if rows:
+        typer.echo()
+        out.show_table((heading, *columns), rows, numbers=columns)
+
+
+def _is_unknown(lag: wire.Lag | wire.Reader) -> bool:
+    return lag.DESCRIPTOR.fields_by_name["unread"].has_presence and not lag.HasField("unread")
+
+
+def clock_line(clock: wire.Clock) -> str:
+    """Return how the clock is, in one line."""
+    last = f"; stepped by {_signed(clock.last_step_ms)} at {format_time(clock.last_step_at_ms)}" if clock.steps else ""
+    if clock.is_held:
+        behind = format_duration(clock.wall_ms - clock.believed_ms)
+        return f"HELD {behind} behind the host's, for {format_duration(clock.steady_in_ms)} or 'dmq clock accept'{last}"
+    if not clock.is_steady:
+        wait = format_duration(clock.steady_in_ms)
+        return f"NOT STEADY, nothing is removed by age for {wait} or until 'dmq clock accept'{last}"
+    return f"steady{last}"
+
+
+def _signed(ms: int) -> str:
+    return ("-" if ms < 0 else "+") + format_duration(abs(ms))
+
+
+def shown_quota(quota: wire.Quota) -> str:
+    """Return what is used of a quota, and its limit."""
+    if quota.quota.endswith("bytes"):
+        return f"{format_size(quota.used)} of {format_size(quota.limit)}"
+    return f"{quota.used:,} of {quota.limit:,}" + (" a second" if quota.quota.endswith("rate") else "")

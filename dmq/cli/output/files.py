@@ -1,0 +1,45 @@
+"""Where an export goes: a file that is there whole or not at all, or stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from dmq.cli.output.errors import refused
+
+
+def lines_into(file: Path | None) -> AbstractContextManager[TextIO]:
+    """Give what takes the lines of an export: ``file``, or stdout for ``None``."""
+    return _complete_file(file) if file is not None else _stdout()
+
+
+@contextmanager
+def _stdout() -> Iterator[TextIO]:
+    yield sys.stdout
+    sys.stdout.flush()  # here, where a reader that left is an error of the command and not of the interpreter's end
+
+
+@contextmanager
+def _complete_file(path: Path) -> Iterator[TextIO]:
+    """Give a file that takes its name when it is written and synced, and is removed if that fails."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # a device would be replaced by the file
+        raise refused("it is there and is no file", "--out", given=str(path))
+    if not target.parent.is_dir():
+        raise refused(f"there is no directory {path.parent}", "--out", given=str(path))
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

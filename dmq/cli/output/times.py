@@ -1,0 +1,39 @@
+"""Instants as operators write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker_adapter.clock import SystemClock
+from dmq.cli.output.errors import refused, refusing
+from dmq.units import RFC_3339, After, parse_around, parse_duration, parse_when
+
+
+def instant_ms(text: str | None, option: str) -> int | None:
+    """Return the time that ``option`` means, ``-1h`` from now included; a usage error for one that is none."""
+    if text is None:
+        return None
+    now_ms = SystemClock().now_ms()
+    with refusing(option, text):
+        instant = parse_around(text)
+    return max(1, now_ms + instant.delay_ms) if isinstance(instant, After) else instant.epoch_ms
+
+
+def past_ms(text: str | None, option: str, now_ms: Callable[[], int]) -> int:
+    """As ``instant_ms`` by another clock, for what is over; 0 for none."""
+    if text is None:
+        return 0
+    if text.startswith("-"):
+        with refusing(option, text):
+            return max(1, now_ms() - parse_duration(text[1:]))
+    return point_ms(text, option, besides="-1h for an hour ago, ")
+
+
+def point_ms(text: str, option: str, *, besides: str = "") -> int:
+    """Return the time that ``option`` means, which is no distance from now; ``besides`` is what else is allowed."""
+    expected = f"{besides}{RFC_3339} or epoch milliseconds is expected"
+    with refusing(option, text):
+        instant = parse_when(text, expected)
+    if isinstance(instant, After):
+        raise refused(expected, option, given=text)
+    return instant.epoch_ms

@@ -1,0 +1,91 @@
+"""``dmq clock``: how the clock of the daemon's host is, and that it is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from dmq.cli.bulk.confirm import confirm
+from dmq.cli.nouns import Group, noun
+from dmq.cli.output import output as out
+from dmq.cli.output.facts import clock_line
+from dmq.cli.session.options import DryRunOption, Session, YesOption, with_reason, with_session
+from dmq.units import format_duration, format_time
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+
+class _ShownAlone(Group):
+    """Shows the clock where nothing else is asked for."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
+        """Take no command for ``show``."""
+        return super().parse_args(ctx, args or ["show"])
+
+
+app = noun("clock", _ShownAlone)
+
+
+@app.command()
+@with_session
+def show(session: Session) -> None:
+    """Show the state of the host clock, and what is on hold because it was stepped."""
+    with session.connect() as client:
+        found = client.clock().clock
+    if session.as_json:
+        out.show_json(out.to_plain(found))
+    else:
+        out.show_facts(_facts(found))
+
+
+@app.command()
+@with_reason
+def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = False) -> None:
+    """Declare the host clock right: what is on hold goes on at once.
+
+    That is the hand-over of what is due by it, retention, and the deletion of old dates of the trail. It cannot be
+    undone: it says what waits, and asks.
+    """
+    from dmq.admin import admin_v1 as wire
+
+    with session.connect() as client:
+        answer = wire.AcceptClockResponse(clock=client.clock().clock)
+        if answer.clock.is_held or not answer.clock.is_steady:
+            if dry_run or not yes:
+                timeline = client.status().timeline
+                if dry_run:
+                    _show_would(session, answer.clock, timeline)
+                    return
+                confirm(_would(answer.clock, timeline), yes=False)
+            answer = client.accept_clock(session.why)
+    if session.as_json:
+        out.show_json(out.to_plain(answer))
+        return
+    out.show_facts([("accepted", "yes" if answer.has_changed else "nothing waited for it"), *_facts(answer.clock)])
+
+
+def _would(clock: wire.Clock, timeline: wire.Timeline) -> str:
+    next_due = f", the next is due at {format_time(timeline.next_due_at_ms)}" if timeline.next_due_at_ms else ""
+    ahead = f"{format_duration(max(0, clock.wall_ms - clock.believed_ms))} ahead"
+    clock_goes = f"the daemon's clock would go on from {format_time(clock.wall_ms)}, {ahead}"
+    removal = "what is past its age by it is removed"
+    return f"{clock_goes}: {timeline.pending:,} messages wait{next_due}, and {removal}"
+
+
+def _show_would(session: Session, clock: wire.Clock, timeline: wire.Timeline) -> None:
+    if session.as_json:
+        waits = {"pending": timeline.pending, "next_due_at_ms": timeline.next_due_at_ms}
+        out.show_json({"has_changed": False, "clock": out.to_plain(clock), **waits, "is_dry_run": True})
+    else:
+        typer.echo(_would(clock, timeline))
+
+
+def _facts(clock: wire.Clock) -> list[tuple[str, str]]:
+    return [
+        ("clock", clock_line(clock)),
+        ("host", format_time(clock.wall_ms)),
+        ("believed", format_time(clock.believed_ms)),
+        ("steps", f"{clock.steps:,} since the daemon was started"),
+    ]

@@ -1,0 +1,117 @@
+"""``dmq serve``: run the daemon in the foreground."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmq.cli.nouns import single
+from dmq.cli.output.errors import CommandFailed, ExitCode
+from dmq.cli.session.options import Session
+
+if TYPE_CHECKING:
+    from dmq.config import ConfigError
+
+app = single()
+
+
+def _key(text: str, metavar: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=text, metavar=metavar, show_default=False)
+    return option
+
+
+@app.command()
+def serve(
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; ./dmq.toml if there is one.", envvar="DMQ_CONFIG", metavar="FILE")
+    ] = None,
+    data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
+    must_exist: Annotated[
+        bool | None,
+        typer.Option("--must-exist", help="Refuse to create a store if there is none.", show_default=False),
+    ] = None,
+    listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
+    metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
+    processes: Annotated[
+        str | None, _key("Processes that serve clients, before the one with the store; 1: that one does, auto.", "N")
+    ] = None,
+    broker: Annotated[
+        str | None, _key("embedded; rocketmq, rocketmq-remoting: in front of a cluster (embedded).", "BROKER")
+    ] = None,
+    endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None,
+    namesrv: Annotated[
+        str | None, _key("rocketmq-remoting: the cluster's name servers, separated by ;.", "HOST:PORT;...")
+    ] = None,
+    away: Annotated[str | None, _key("Sends while it is away: accept or refuse (accept).", "WORD")] = None,
+    embedded_topics: Annotated[str | None, _key("Topics that are not the cluster's, such as a;b*.", "TOPICS")] = None,
+    inner_topic: Annotated[str | None, _key("Topic of the cluster to take messages from, or off.", "TOPIC")] = None,
+    durability: Annotated[str | None, _key("disk: synced before OK; process: survives kill only.", "MODE")] = None,
+    delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None,
+    delay_max: Annotated[str | None, _key("Longest delay accepted, or none (none).", "DURATION")] = None,
+    queues_per_topic: Annotated[str | None, _key("Queues of a new topic (8).", "N")] = None,
+    group_start: Annotated[str | None, _key("Where a new group begins: earliest or latest.", "PLACE")] = None,
+    idempotency_window: Annotated[str | None, _key("How long message ids are remembered (15m).", "DURATION")] = None,
+    disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None,
+    trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None,
+    trail_every: Annotated[str | None, _key("How often the audit trail is written (1m).", "DURATION")] = None,
+    shutdown_grace: Annotated[str | None, _key("Time that each part of a shutdown may take (10s).", "DURATION")] = None,
+    acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Listen beyond this host without access keys and TLS.", show_default=False),
+    ] = None,
+    broker_name: Annotated[str | None, _key("Name clients see (rock-dmq).", "NAME")] = None,
+    log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None,
+    log_format: Annotated[str | None, _key("auto, json or console (auto).", "FORMAT")] = None,
+) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    Every key can also be set in the environment (DMQ_DELAY_MAX) or in the TOML file (delay_max); a flag beats the
+    environment, the environment beats the file.
+    """
+    flags = {key: value for key, value in locals().items() if key != "config"}
+    from dmq.config import ConfigError, load
+
+    try:
+        settings = load(flags, config_file=config)
+    except ConfigError as error:
+        raise _refused(error) from error
+    from dmq.daemon import run
+
+    raise typer.Exit(run(settings))
+
+
+def _refused(error: ConfigError) -> Exception:
+    """Tell programs by a line of the log, as all that the daemon says; people a line for each fault."""
+    from dmq.log import configure, is_for_people
+
+    if is_for_people(error.log_format, sys.stderr):
+        return CommandFailed(str(error), ExitCode.USAGE)
+    from broker_adapter.clock import SystemClock
+
+    configure("info", "json", SystemClock())
+    import structlog
+
+    structlog.get_logger("dmq.config").critical("not_served", error="; ".join(error.problems), code=ExitCode.USAGE)
+    return typer.Exit(ExitCode.USAGE)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``dmq serve`` in place of its second parameter, which gets what ``load`` takes."""
+    options = signature(serve, eval_str=True).parameters
+    session, _, *own = signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(session: Session, **given: Any) -> None:  # noqa: ANN401 - what the parser made of the options
+        of_daemon = {name: given.pop(name) for name in options}
+        command(session, (of_daemon, of_daemon.pop("config")), **given)
+
+    run.__signature__ = Signature([session, *own, *options.values()])  # type: ignore[attr-defined]
+    return run

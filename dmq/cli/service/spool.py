@@ -1,0 +1,801 @@
+"""``dmq spool``: what producers' hooks keep on this host, without a daemon. Only free directories are changed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from broker_adapter.clock import SystemClock
+from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.output.files import lines_into
+from dmq.cli.output.histogram import show_due
+from dmq.cli.output.times import instant_ms
+from dmq.cli.session.offline import offline
+from dmq.cli.session.options import (
+    DryRunOption,
+    JsonOption,
+    KeysOption,
+    LimitOption,
+    OutFileOption,
+    Session,
+    YesOption,
+    session_of,
+    with_output,
+)
+from dmq.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from broker_adapter.clock import Clock
+    from dmq.producer_store.directories.figures import TypeFigures
+    from dmq.producer_store.directories.inspect import Found
+    from dmq.producer_store.directories.salvage_log import Tell
+    from dmq.producer_store.salvage.salvage import Report
+
+app = noun("spool")
+
+_TABLE_ROWS = 1_000
+_BODY_BYTES = "4KiB"
+_UID = re.compile("[0-9a-fA-F]{32}")
+_NAMED_MAX = 20
+_ROOT = Path("var/spool")
+
+
+class Listing(StrEnum):
+    """How a list is answered."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"  # one object a line
+    ID = "id"  # uids alone
+
+
+RootOption = Annotated[
+    Path, typer.Option("--root", envvar="DMQ_SPOOL", metavar="DIR", help="Folder of the spool.", show_envvar=True)
+]
+ListingOption = Annotated[Listing | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
+TypeOption = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help="Entry type; may be repeated.")]
+DeadOption = Annotated[bool, typer.Option("--dead", help="List the dead set instead.")]
+DueOption = Annotated[
+    str | None,
+    typer.Option("--due-before", metavar="TIME", help="Due before: RFC 3339, epoch milliseconds, +5m or -1h from now."),
+]
+
+
+class _Chosen(NamedTuple):
+    """Which entries a command means."""
+
+    types: frozenset[str]
+    keys: frozenset[str]
+    is_dead: bool | None  # None: both
+    due_before_ms: int | None
+
+    def of(self, found: Found) -> bool:
+        """Say whether an entry is meant."""
+        entry = found.entry
+        return (
+            (not self.types or entry.type_name in self.types)
+            and (not self.keys or entry.key in self.keys)
+            and (self.due_before_ms is None or entry.due_at_ms < self.due_before_ms)
+            and (self.is_dead is None or self.is_dead == (found.dead is not None))
+        )
+
+
+def _chosen_of(
+    types: list[str] | None, keys: list[str] | None, *, is_dead: bool | None, due_before: str | None
+) -> _Chosen:
+    """Return what the options mean; a usage error for a time that is none."""
+    return _Chosen(frozenset(types or ()), frozenset(keys or ()), is_dead, instant_ms(due_before, "--due-before"))
+
+
+class _Reader:
+    """Reads the entries of every directory, one after the other, and remembers what could not be read."""
+
+    def __init__(self, root: Path) -> None:
+        self._paths = _directories_of(root)
+        self._exit_code = ExitCode.OK
+
+    def entries(self, chosen: _Chosen) -> Generator[tuple[Path, Found], None, None]:
+        """Give the entries that are meant, each with its directory; close this if it is not read to its end."""
+        from dmq.errors import StoreCorrupt, StoreError
+        from dmq.producer_store.directories.inspect import How, look
+
+        for path in self._paths:
+            try:
+                with look(path, SystemClock()) as opened:
+                    parts = [opened.waiting, opened.parked] if not chosen.is_dead else []
+                    parts += [opened.dead] if chosen.is_dead is not False else []
+                    for part in parts:
+                        for found in part():
+                            if chosen.of(found):
+                                yield path, found
+                    if opened.how is not How.STRICT:
+                        self._fail(f"{opened.error}; read {opened.how}")
+                    for hole in opened.holes:
+                        self._fail(f"{path}: {hole} cannot be read: {hole.error}")
+                    for row in opened.unreadable:
+                        self._fail(f"{path}: {row.family.name.lower()} {row.key.hex()} is no entry: {row.error}")
+            except StoreCorrupt as error:
+                self._fail(str(error))
+            except StoreError as error:
+                self._fail(str(error), ExitCode.FAILURE)
+
+    def _fail(self, text: str, exit_code: ExitCode = ExitCode.DAMAGED) -> None:
+        self._exit_code = max(self._exit_code, exit_code)
+        out.note(text)
+
+    def raise_if_failed(self) -> None:
+        """End the command if something could not be read."""
+        if self._exit_code:
+            raise CommandFailed("not everything can be read; 'dmq spool salvage' saves what can", self._exit_code)
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    *,
+    root: RootOption = _ROOT,
+    type_name: TypeOption = None,
+    key: KeysOption = None,
+    dead: DeadOption = False,
+    due_before: DueOption = None,
+    limit: LimitOption = 50,
+    output: ListingOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List waiting entries by directory, next due first.
+
+    Running processes are included. Entries that cannot be read are left out; it exits with 4 then.
+    """
+    listing = _listing_of(ctx, output, json=json)
+    chosen = _chosen_of(type_name, key, is_dead=dead, due_before=due_before)
+    reader = _Reader(root)
+    with offline(), closing(reader.entries(chosen)) as entries:
+        count = _show_list(islice(entries, limit), listing)
+    if count == limit:
+        out.note(f"the first {limit:,}; --limit shows more")
+    reader.raise_if_failed()
+
+
+@app.command()
+@with_output
+def show(
+    session: Session,
+    *,
+    uid: Annotated[str, typer.Argument(metavar="UID", help="Uid of the entry.")],
+    root: RootOption = _ROOT,
+    body_bytes: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="Maximum size of the body shown.")
+    ] = _BODY_BYTES,
+    as_hex: Annotated[bool, typer.Option("--hex", help="Show the body in hex.")] = False,
+) -> None:
+    """Show one entry, its body as JSON, text or hex.
+
+    JSON is always a list: an entry can be in two directories after a crash.
+    """
+    wanted = _uid_of(uid)
+    with refusing("--bytes", body_bytes):
+        limit = parse_size(body_bytes)
+    reader = _Reader(root)
+    with offline():
+        every = reader.entries(_chosen_of(None, None, is_dead=None, due_before=None))
+        found = [pair for pair in every if pair[1].entry.uid == wanted]
+    if not found:
+        reader.raise_if_failed()
+        raise CommandFailed(f"there is no entry {uid} in {root}", ExitCode.NOT_FOUND)
+    if session.as_json:
+        out.show_json([_plain(each, path, with_body=True) for path, each in found])
+    else:
+        now_ms = SystemClock().now_ms()
+        for number, (path, each) in enumerate(found):
+            if number:
+                typer.echo()
+            out.show_facts(_facts(each, path, now_ms))
+            typer.echo(_body(each.entry.payload, limit, as_hex=as_hex))
+    reader.raise_if_failed()
+
+
+@app.command()
+@with_output
+def stats(session: Session, *, root: RootOption = _ROOT) -> None:
+    """Count the entries of each directory by type, with its owner and when they are due.
+
+    The directories keep these figures themselves; no entry is read.
+    """
+    from dmq.errors import StoreError
+    from dmq.producer_store.directories.copies import holder
+    from dmq.producer_store.directories.figures import TypeFigures, figures_of
+    from dmq.producer_store.directories.inspect import strict_look
+
+    clock = SystemClock()
+    known: list[tuple[Path, str, list[TypeFigures]]] = []
+    paths = _directories_of(root)
+    with offline(), Progress(str(root), quiet=session.as_json) as progress:
+        for path in paths:
+            progress.show(path.name, done=len(known), of=len(paths))
+            try:
+                with strict_look(path, clock) as look:
+                    figures = figures_of(look)
+                pid = holder(path)
+                known.append((path, f"pid {pid}" if pid else "free", figures))
+            except StoreError as error:
+                known.append((path, f"damaged: {error}", []))
+    now_ms = clock.now_ms()
+    if session.as_json:
+        out.show_json(
+            [
+                {
+                    "directory": path.name,
+                    "state": state,
+                    "types": [
+                        each._asdict() | {"due": [{"until_ms": until, "count": count} for until, count in each.due]}
+                        for each in figures
+                    ],
+                }
+                for path, state, figures in known
+            ]
+        )
+        return
+    out.show_table(
+        ("DIRECTORY", "STATE", "TYPE", "WAITING", "PARKED", "BYTES", "DEAD", "OLDEST"),
+        [
+            (
+                *(path.name, state, each.type_name, f"{each.waiting:,}", f"{each.parked:,}", format_size(each.bytes)),
+                *(f"{each.dead:,}", out.distance(each.oldest_at_ms, now_ms)),
+            )
+            for path, state, figures in known
+            for each in figures or [TypeFigures("", 0, 0, 0, 0, 0, [])]
+        ],
+        numbers=("WAITING", "PARKED", "BYTES", "DEAD"),
+    )
+    every = [each for _, _, figures in known for each in figures]
+    due = [pair for each in every for pair in each.due]
+    show_due("ENTRIES", due, sum(each.waiting - each.parked for each in every), now_ms)
+
+
+@app.command("verify", hidden=True)  # its name in earlier builds
+@app.command()
+@with_output
+def check(session: Session, *, root: RootOption = _ROOT) -> None:
+    """Check every directory: every row, every block, every cross-reference; exit with 4 if one is damaged.
+
+    Totals, index, timeline, the queues of keys and trail must agree, and every entry must make sense. Works on copies,
+    so also while producers run.
+    """
+    from dmq.errors import StoreError
+    from dmq.producer_store.directories.figures import Checker
+    from dmq.producer_store.directories.inspect import strict_look
+
+    answers: list[dict[str, object]] = []
+    with offline(), Progress(f"check of {root}", quiet=session.as_json) as progress:
+        for path in _directories_of(root):
+            progress.show(path.name)
+            checker: Checker | None = None
+            try:
+                with strict_look(path, SystemClock()) as look:
+                    checker = Checker(look, lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
+                    findings = checker.run()
+            except StoreError as error:
+                findings = [str(error)]
+            answers.append(
+                {
+                    "directory": path.name,
+                    "rows": checker.rows if checker is not None else 0,
+                    "waiting": checker.waiting if checker is not None else 0,
+                    "dead": checker.dead if checker is not None else 0,
+                    "findings": findings,
+                }
+            )
+    wrong = [each for each in answers if each["findings"]]
+    if session.as_json:
+        out.show_json(answers)
+    else:
+        for each in answers:
+            figures = f"{each['rows']:,} rows, {each['waiting']:,} waiting, {each['dead']:,} dead"
+            typer.echo(f"{each['directory']}: {figures}: {'NOT whole' if each['findings'] else 'whole'}")
+            for finding in each["findings"] if isinstance(each["findings"], list) else ():
+                typer.echo(f"  {out.printable(str(finding))}")
+    if wrong:
+        text = f"{len(wrong)} of {len(answers)} directories are not whole; 'dmq spool salvage' saves what can be read"
+        raise CommandFailed(text, ExitCode.DAMAGED)
+
+
+@app.command()
+@with_output
+def export(
+    session: Session,
+    *,
+    root: RootOption = _ROOT,
+    type_name: TypeOption = None,
+    key: KeysOption = None,
+    due_before: DueOption = None,
+    dead: Annotated[bool, typer.Option("--dead", help="The dead set alone.")] = False,
+    file: OutFileOption = None,
+) -> None:
+    """Write entries as JSON Lines, with their bodies in base64, and as text where they are text.
+
+    Without a filter: all that wait, and the dead set. Damaged directories as well, as far as they can be read: then it
+    exits with 4. A file appears under its name when it is complete, readable by its owner only.
+    """
+    chosen = _chosen_of(type_name, key, is_dead=True if dead else None, due_before=due_before)
+    reader = _Reader(root)
+    count = 0
+    quiet = session.as_json or (file is None and sys.stdout.isatty())
+    with offline(), Progress(f"export of {root}", quiet=quiet) as progress, lines_into(file) as lines:
+        for path, found in reader.entries(chosen):
+            lines.write(_line_of(_plain(found, path, with_body=True)) + "\n")
+            count += 1
+            progress.show(f"{count:,} entries")
+    if file is not None:
+        if session.as_json:
+            out.show_json({"file": str(file), "entries": count})
+        else:
+            typer.echo(out.printable(f"{count:,} entr{'y' if count == 1 else 'ies'} in {file}"))
+    reader.raise_if_failed()
+
+
+@app.command("repair", hidden=True)  # its name in earlier builds
+@app.command()
+@with_output
+def salvage(
+    session: Session,
+    *,
+    directory: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all that no process uses]"),
+    ] = None,
+    root: RootOption = _ROOT,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Recover what can be read of damaged directories; exit with 4 if something is lost.
+
+    Each entry that can be read goes into a new directory; when that is complete, the damaged one is put aside as
+    damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it
+    is, and nobody is asked about it.
+    """
+    from dmq.producer_store.salvage.salvage import looked_through
+    from dmq.producer_store.salvage.salvage import salvage as salvage_one
+
+    known = {path.name: path for path in _directories_of(root)}
+    for name in directory or ():
+        if name not in known:
+            text = f"there is no directory {name} in {root}"
+            raise CommandFailed(text, ExitCode.NOT_FOUND)
+    chosen = [known[name] for name in dict.fromkeys(directory or known)]
+    reports: list[Report] = []
+    used: list[str] = []
+    if not yes:
+        reports, used = _each(looked_through, chosen, is_named=bool(directory), quiet=session.as_json)
+        damaged = [report for report in reports if report.error]
+        if damaged and not dry_run:
+            what = ", ".join(f"{Path(each.directory).name} ({each.error})" for each in damaged)
+            confirm(f"what can be read of {_counted(len(damaged))} of {root} would be saved: {what}", yes=False)
+        chosen = [Path(report.directory) for report in damaged]
+    if not dry_run and chosen:
+        whole = [report for report in reports if not report.error]
+        reports, left = _each(salvage_one, chosen, is_named=bool(directory), quiet=session.as_json)
+        reports, used = [*whole, *reports], [*used, *left]
+    if session.as_json:
+        out.show_json([report.as_json() for report in reports])
+    else:
+        for report in reports:
+            _show_report(report)
+    for text in used:
+        out.note(f"left alone: {text}")
+    if not all(report.is_whole for report in reports):
+        raise CommandFailed("not everything could be saved; see the reports", ExitCode.DAMAGED)
+
+
+def _each(
+    work: Callable[[Path, Clock, Tell], Report], paths: Sequence[Path], *, is_named: bool, quiet: bool
+) -> tuple[list[Report], list[str]]:
+    """Do something to each directory; return the reports, and which are in use, unless they were named."""
+    from dmq.errors import StoreLocked
+
+    reports: list[Report] = []
+    used: list[str] = []
+    with offline(), Progress("salvage", quiet=quiet) as progress:
+        for path in paths:
+            try:
+                reports.append(work(path, SystemClock(), _named_tell(progress, path.name)))
+            except StoreLocked as error:
+                if is_named:
+                    raise
+                used.append(str(error))
+    return reports, used
+
+
+def _named_tell(progress: Progress, name: str) -> Tell:
+    return lambda text: progress.show(f"{name}: {text}")
+
+
+@app.command()
+@with_output
+def requeue(
+    session: Session,
+    *,
+    uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Uids of the entries.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole dead set.")] = False,
+    type_name: TypeOption = None,
+    root: RootOption = _ROOT,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Requeue dead entries of directories that no process uses: due now, attempts reset.
+
+    Name them, or mean many with --all, which --type narrows. The process that owns such a directory next sends them.
+    Ends with 7 if some of those named are not dead there.
+    """
+    from dmq.errors import StoreCorrupt, StoreLocked
+    from dmq.producer_store.requeue import requeue as requeue_in
+
+    if bool(uids) == everything or (type_name and not everything):
+        raise refused("give uids, or --all and perhaps --type", "UID", "--all", "--type")
+    wanted = {_uid_of(text) for text in uids or ()}
+    paths = _directories_of(root)
+    if dry_run or (everything and not yes):
+        count, missing = _dead_in(paths, wanted, type_name or ())
+        what = f" of type {', '.join(type_name)}" if type_name else ""
+        text = f"{_entries(count, 'dead ')}{what} in the free directories of {root} would be sent again"
+        if dry_run or not count:
+            _show_requeued(session, text, requeued=count, missing=missing, is_dry_run=dry_run)
+            return
+        confirm(text, yes=False)
+    moved, used, exit_code = set[bytes](), list[str](), ExitCode.NOT_FOUND
+    with offline(), Progress(f"requeue in {root}", quiet=session.as_json) as progress:
+        for path in paths:
+            try:
+                moved |= requeue_in(path, SystemClock(), wanted, type_name or (), progress.show)
+            except StoreLocked as error:
+                used.append(str(error))
+                exit_code = max(exit_code, ExitCode.UNAVAILABLE)
+            except StoreCorrupt as error:
+                used.append(f"{path} is damaged: {error}")
+                exit_code = max(exit_code, ExitCode.DAMAGED)
+    missing = sorted(uid.hex() for uid in wanted - moved)
+    if wanted and not moved:
+        text = f"not dead in a free directory of {root}: {', '.join(missing)}{_but(used)}"
+        raise CommandFailed(text, exit_code)
+    for text in used:
+        out.note(f"left alone: {text}")
+    text = "1 entry waits again" if len(moved) == 1 else f"{len(moved):,} entries wait again"
+    _show_requeued(session, text, requeued=len(moved), missing=missing, left_alone=used)
+    if exit_code is ExitCode.DAMAGED:
+        raise CommandFailed("a directory is damaged; 'dmq spool salvage' saves what can be read", exit_code)
+
+
+def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) -> tuple[int, list[str]]:
+    """Count dead entries in directories that no process uses; return as well which of the wanted ones are none."""
+    from dmq.errors import StoreCorrupt
+    from dmq.producer_store.directories.copies import holder
+    from dmq.producer_store.directories.inspect import look
+
+    count, left = 0, set(wanted)
+    with offline():
+        for path in paths:
+            if holder(path):
+                continue
+            try:
+                with look(path, SystemClock()) as opened:
+                    for found in opened.dead():
+                        uid = found.entry.uid
+                        count += (uid in left) if wanted else (not types or found.entry.type_name in types)
+                        left.discard(uid)
+            except StoreCorrupt as error:
+                out.note(str(error))
+    return count, sorted(uid.hex() for uid in left)
+
+
+def _show_requeued(
+    session: Session,
+    text: str,
+    *,
+    requeued: int,
+    missing: Sequence[str],
+    left_alone: Sequence[str] = (),
+    is_dry_run: bool = False,
+) -> None:
+    """Tell what was requeued; the command ends as in part if some that were named are not dead, as not found if all."""
+    if session.as_json:
+        facts = {"requeued": requeued, "not_found": len(missing), "missing": list(missing)}
+        dry = {"is_dry_run": True} if is_dry_run else {}
+        out.show_json({**facts, "left_alone": list(left_alone), **dry})
+    else:
+        typer.echo(out.printable(text))
+    if missing:
+        told = f"not dead in a free directory: {', '.join(missing)}"
+        raise CommandFailed(told, ExitCode.PARTIAL if requeued else ExitCode.NOT_FOUND)
+
+
+@app.command()
+@with_output
+def adopt(
+    session: Session,
+    *,
+    root: RootOption = _ROOT,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same]"),
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Move the entries of all directories that no process uses into one, which the next process takes over.
+
+    With --from: those of another spool, such as a volume that a replaced container left. Directories in use and damaged
+    ones are left alone, and named; with a damaged one it exits with 4.
+    """
+    from dmq.producer_store.directories.copies import holder
+
+    origin = source or root
+    before = _directories_of(origin)
+    used = [f"{path.name} is in use by pid {pid}" for path in before if (pid := holder(path))]
+    free = [path for path in before if not any(text.startswith(f"{path.name} ") for text in used)]
+    is_alone = origin.resolve() == root.resolve() and len(free) < 2
+    if not is_alone and free and (dry_run or not yes):
+        count = _entries_in(free)
+        text = f"{_entries(count)} of {_counted(len(free))} of {origin} would be moved into one of {root}"
+        if dry_run:
+            _show_would_adopt(session, text, count, free, used)
+            return
+        if count:
+            confirm(text, yes=False)
+    if is_alone:
+        done = _Adopted(free[0].name if free else "", 0, [], [])
+    else:
+        done = _adopt(root, origin, len(free), quiet=session.as_json)
+    into, moved, adopted = done.into, done.entries, done.directories
+    left = used + done.damaged
+    if session.as_json:
+        out.show_json({"into": into, "entries": moved, "adopted": adopted, "left_alone": left})
+    elif adopted:
+        typer.echo(out.printable(f"{_entries(moved)} of {_counted(len(adopted))} now in {root / into}"))
+    else:
+        why = "only one directory is free" if free and origin == root else "no directory is free"
+        typer.echo(out.printable(f"nothing to take over in {origin}: {why}"))
+    for text in left:
+        out.note(f"left alone: {text}")
+    if done.damaged:
+        text = "not everything could be taken over; 'dmq spool salvage' saves what can be read"
+        raise CommandFailed(text, ExitCode.DAMAGED)
+
+
+def _entries_in(paths: Sequence[Path]) -> int:
+    """Count what directories hold, by their own figures; one that is damaged says nothing."""
+    from dmq.errors import StoreError
+    from dmq.producer_store.directories.figures import figures_of
+    from dmq.producer_store.directories.inspect import strict_look
+
+    count = 0
+    with offline():
+        for path in paths:
+            with suppress(StoreError), strict_look(path, SystemClock()) as look:
+                count += sum(each.waiting + each.dead for each in figures_of(look))
+    return count
+
+
+def _show_would_adopt(session: Session, text: str, count: int, free: Sequence[Path], used: Sequence[str]) -> None:
+    if session.as_json:
+        facts = {"into": "", "entries": count, "adopted": [path.name for path in free], "left_alone": list(used)}
+        out.show_json({**facts, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(text))
+    for each in used:
+        out.note(f"left alone: {each}")
+
+
+def _uid_of(text: str) -> bytes:
+    """Return the uid that ``text`` means: 32 hex digits, with or without dashes."""
+    digits = text.replace("-", "")
+    if not _UID.fullmatch(digits):
+        raise refused("a uid of 32 hex digits is expected", "UID", given=text)
+    return bytes.fromhex(digits)
+
+
+def _listing_of(ctx: typer.Context, given: Listing | None, *, json: bool) -> Listing:
+    """Return how to answer: as given here, else as given before the command."""
+    if json and given not in {None, Listing.JSON}:
+        raise refused("it is the same as -o json", "--json", "--output")
+    return Listing.JSON if json else given or Listing(session_of(ctx).output)
+
+
+def _directories_of(root: Path) -> list[Path]:
+    """Return the directories of the spool; the command ends if there is no such folder."""
+    from dmq.producer_store.directories.copies import LOCK_FILE, directories
+
+    if not root.is_dir():
+        raise CommandFailed(f"there is no spool at {root}", ExitCode.NOT_FOUND)
+    found = directories(root)
+    if not found and not (root / LOCK_FILE).exists():
+        text = f"there is no spool at {root}: no process ever made a directory spool-... in it"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    return found
+
+
+def _plain(found: Found, directory: Path, *, with_body: bool = False) -> dict[str, object]:
+    """Return an entry as JSON values: always the same keys, bytes in base64, text as well where they are text."""
+    entry, dead = found.entry, found.dead
+    made: dict[str, object] = {
+        "directory": directory.name,
+        "state": found.state.value,
+        "type": entry.type_name,
+        "uid": entry.uid.hex(),
+        "key": entry.key,
+        "created_at_ms": entry.created_at_ms,
+        "due_at_ms": entry.due_at_ms,
+        "attempts": entry.attempts,
+        "is_uncertain": entry.is_uncertain,
+        "error": entry.error,
+        "death": dead.death.name.lower() if dead is not None else None,
+        "died_at_ms": dead.died_at_ms if dead is not None else None,
+        "body_bytes": len(entry.payload),
+    }
+    if with_body:
+        made["body"] = base64.b64encode(entry.payload).decode()
+        try:
+            made["body_text"] = entry.payload.decode()
+        except UnicodeDecodeError:
+            made["body_text"] = None
+    return made
+
+
+def _line_of(value: object) -> str:
+    """Return one JSON value on one line, escaped as ASCII: exact, whatever a terminal makes of other characters."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
+    """Print entries as they are read; return how many that were."""
+    count = 0
+    if listing is Listing.TABLE:
+        now_ms = SystemClock().now_ms()
+        while page := list(islice(entries, _TABLE_ROWS)):  # each a table: widths of all would need all
+            count += len(page)
+            out.show_table(
+                ("DUE", "TYPE", "UID", "KEY", "STATE", "MADE", "ATTEMPTS", "LAST ERROR"),
+                [_cells(found, now_ms) for _, found in page],
+                numbers=("ATTEMPTS",),
+                details=("MADE", "ATTEMPTS"),
+            )
+        return count
+    for path, found in entries:
+        if listing is Listing.JSON:
+            text = out.json_text(_plain(found, path)).replace("\n", "\n  ")
+            typer.echo(f"{',' if count else '['}\n  {text}", nl=False)
+        else:
+            typer.echo(found.entry.uid.hex() if listing is Listing.ID else _line_of(_plain(found, path)))
+        count += 1
+    if listing is Listing.JSON:
+        typer.echo("\n]" if count else "[]")
+    return count
+
+
+def _cells(found: Found, now_ms: int) -> tuple[str, ...]:
+    entry = found.entry
+    state = found.dead.death.name.lower() if found.dead is not None else found.state.value
+    return (
+        *(out.distance(entry.due_at_ms, now_ms), entry.type_name, entry.uid.hex(), entry.key, state),
+        *(out.distance(entry.created_at_ms, now_ms), str(entry.attempts), entry.error),
+    )
+
+
+def _facts(found: Found, path: Path, now_ms: int) -> list[tuple[str, str]]:
+    entry, dead = found.entry, found.dead
+    return [
+        ("uid", entry.uid.hex()),
+        ("type", entry.type_name),
+        ("key", entry.key),
+        ("state", found.state.value),
+        ("directory", path.name),
+        ("made", out.when(entry.created_at_ms, now_ms)),
+        ("due", out.when(entry.due_at_ms, now_ms) if dead is None else ""),
+        ("attempts", f"{entry.attempts}{', the last one in doubt' if entry.is_uncertain else ''}"),
+        ("last error", entry.error),
+        ("died", f"{out.when(dead.died_at_ms, now_ms)}: {dead.death.name.lower()}" if dead is not None else ""),
+        ("body size", f"{len(entry.payload):,} B"),
+    ]
+
+
+def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
+    """Return a body for people: JSON indented, text as it is, anything else in hex, 32 bytes to a line."""
+    text: str | None = None
+    if not as_hex:
+        try:
+            text = body.decode()
+            indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+            indented.encode()  # JSON can hold a lone surrogate, no terminal can
+            text = indented
+        except (ValueError, RecursionError):
+            pass  # no JSON, or no text at all
+    if text is None:
+        shown = body[:limit]
+        lines = [shown[at : at + 32].hex(" ", -4) for at in range(0, len(shown), 32)]
+        left = len(body) - len(shown)
+    else:
+        raw = text.encode()
+        lines = [out.printable(line) for line in raw[:limit].decode(errors="ignore").split("\n")]
+        left = max(0, len(raw) - limit)
+    return "\n".join(["", *lines, *([f"... {left:,} more bytes; --bytes shows more"] if left else [])])
+
+
+class _Adopted(NamedTuple):
+    into: str
+    entries: int
+    directories: list[str]
+    damaged: list[str]
+
+
+def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
+    from dmq.producer_store.directories.adopt import Adopter
+    from dmq.producer_store.directories.copies import directories
+    from dmq.producer_store.directories.inspect import store_options
+    from dmq.producer_store.directories.root import Root
+    from dmq.producer_store.directories.running import Running
+
+    before = {path.name for path in directories(origin)}
+    clock = SystemClock()
+    if not free:
+        return _Adopted("", 0, [], [])
+    with offline(), Progress(f"adoption from {origin}", quiet=quiet) as progress:
+        progress.show(_counted(free))
+        running = Running(Root(root, clock, store_options()), is_driven=True)
+        try:
+            folder = Root(origin, clock, store_options())
+            moved = Adopter(folder, running).adopt()
+            into = running.path.name
+            damaged = [f"{path.name} is damaged: {each.error}" for path, each in folder.damaged.items()]
+        finally:
+            running.close()
+    return _Adopted(into, moved, sorted(before - {path.name for path in directories(origin)}), damaged)
+
+
+def _show_report(report: Report) -> None:
+    if not report.saved_in:
+        state = f"damaged: {report.error}" if report.error else "whole, left as it is"
+        typer.echo(out.printable(f"{report.directory}: {state}"))
+        return
+    uids = [*report.missing_uids[:_NAMED_MAX]]
+    more = len(report.missing_uids) - len(uids)
+    out.show_facts(
+        [
+            ("directory", report.directory),
+            ("damage", report.error),
+            ("saved", f"{report.waiting:,} waiting, {report.dead:,} dead, in {report.saved_in}"),
+            (
+                "missing",
+                f"{report.missing} entries" + (f": {' '.join(uids)}" if uids else "") + (" ..." if more else ""),
+            ),
+            ("lost changes", f"{report.lost_events:,}; what ended in one is sent again" if report.lost_events else ""),
+            ("superseded", f"{report.superseded:,} older states" if report.superseded else ""),
+            ("type names", f"from a damaged record: {' '.join(report.guessed_types)}" if report.guessed_types else ""),
+            ("lost names", f"entries are saved as {' '.join(report.unknown_types)}" if report.unknown_types else ""),
+            ("cannot be read", "; ".join([*report.dropped, *report.holes, *report.unreadable])),
+            ("kept", f"{report.kept_in}, report in {report.kept_in}.json"),
+        ]
+    )
+
+
+def _counted(directories: int) -> str:
+    return "1 directory" if directories == 1 else f"{directories:,} directories"
+
+
+def _entries(count: int, kind: str = "") -> str:
+    return f"1 {kind}entry" if count == 1 else f"{count:,} {kind}entries"
+
+
+def _but(used: list[str]) -> str:
+    return f"; left alone: {'; '.join(used)}" if used else ""

@@ -1,0 +1,143 @@
+"""``dmq store``: the store as a whole: copied, looked through, saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker_adapter.clock import SystemClock
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode
+from dmq.cli.session.offline import stopped
+from dmq.cli.session.options import Session, with_output, with_reason
+from dmq.units import format_size
+
+if TYPE_CHECKING:
+    from dmq.recovery.reading.findings import Checked
+
+app = noun("store")
+
+
+@app.command()
+@with_reason
+def backup(
+    session: Session,
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder, new or empty.")],
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon.")] = None,
+) -> None:
+    """Back up the store of the running daemon or, with --data, of a stopped one.
+
+    The daemon writes the copy, so the folder is one of its machine. On the same file system tables are shared by hard
+    links. All that was acknowledged before is in it; 'dmq serve --data FOLDER' serves it. The trail is not in it.
+    """
+    folder = folder.absolute()
+    if data is None:
+        with session.connect() as client:
+            found = out.to_plain(client.back_up(str(folder)))
+    else:
+        found = _back_up_stopped(data, folder)
+    if session.as_json:
+        out.show_json(found)
+        return
+    size, linked, took_ms = (found[name] for name in ("size_bytes", "linked_bytes", "took_ms"))
+    assert isinstance(size, int)
+    assert isinstance(linked, int)
+    assert isinstance(took_ms, float)
+    shared = f", {format_size(linked)} of it shared with the store by hard links" if linked else ""
+    facts = [("backup", str(found["folder"])), ("size", format_size(size) + shared)]
+    facts += [("audit sequence", f"{found['sequence']:,}"), ("took", out.about(took_ms))]
+    out.show_facts(facts)
+
+
+def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
+    with stopped(data):
+        from dmq.store.backup import back_up_stopped
+        from dmq.trail.snapshots.layout import open_quiet, read_cut
+
+        clock = SystemClock()
+        started_s = clock.monotonic_s()
+        copied = back_up_stopped(data, folder)
+        engine = open_quiet(folder / "rocksdb")  # a copy that cannot be opened is none
+        try:
+            sequence = read_cut(engine).sequence
+        finally:
+            engine.close()
+    return {
+        "folder": str(folder),
+        "sequence": sequence,
+        "size_bytes": copied.size_bytes,
+        "linked_bytes": copied.linked_bytes,
+        "took_ms": (clock.monotonic_s() - started_s) * 1000,
+    }
+
+
+@app.command()
+@with_output
+def check(
+    session: Session,
+    *,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon, or a backup.")],
+) -> None:
+    """Check a store: every row, every block, every cross-reference; exit with 4 if it is damaged.
+
+    Changes no data. Memory stays the same however many messages there are.
+    """
+    with stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
+        from dmq.recovery.check.check import check as check_store
+
+        found = check_store(directory, progress.show)
+    if session.as_json:
+        out.show_json(found.as_json())
+    else:
+        _show_checked(found)
+    if count := found.findings.count.total():
+        text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' saves what can be read"
+        raise CommandFailed(text, ExitCode.DAMAGED)
+    if not session.as_json:
+        typer.echo(f"{directory} is whole")
+
+
+@app.command()
+@with_output
+def salvage(
+    session: Session,
+    *,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder for the new store, new or empty.")],
+) -> None:
+    """Recover what can be read of a damaged store into a new one; exit with 4 if something is lost.
+
+    The old one is not touched. The list is in NEW/LOST.jsonl, one JSON object a line.
+    """
+    with stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
+        from dmq.recovery.salvage.salvage import salvage as salvage_store
+
+        found = salvage_store(directory, new.absolute(), SystemClock(), progress.show)
+    if session.as_json:
+        out.show_json(found.as_json())
+    else:
+        out.show_facts([("new store", str(found.path)), ("damage", found.error), ("opened", found.opened)])
+        _show_checked(found.checked)
+        for kind, count in found.lost.items():
+            typer.echo(f"{kind}: {count:,} in LOST.jsonl")
+        if found.lost_offsets:
+            typer.echo(f"{found.lost_offsets:,} messages are missing in queues")
+    if not found.is_whole or found.checked.findings.count:
+        raise CommandFailed(f"not everything could be saved; see {found.path}", ExitCode.DAMAGED)
+
+
+def _show_checked(found: Checked) -> None:
+    rows = [(kind, f"{total.rows:,}", format_size(total.size_bytes)) for kind, total in found.totals.items()]
+    out.show_table(("ROWS", "COUNT", "SIZE"), rows, numbers=("COUNT", "SIZE"))
+    findings = found.findings
+    for kind, count in findings.count.items():
+        typer.echo(f"{kind}: {count:,} findings")
+        for text in findings.first[kind]:
+            typer.echo(f"  {out.printable(text)}")
+        if count > len(findings.first[kind]):
+            typer.echo(f"  and {count - len(findings.first[kind]):,} more")

@@ -1,0 +1,130 @@
+"""Options of commands that read an Apache RocketMQ cluster themselves, over the classic protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.output.output import note
+from dmq.cli.session.options import Session, with_timeout
+
+if TYPE_CHECKING:
+    from broker_adapter.remoting import RemotingOptions, Survey
+
+_T = TypeVar("_T")
+
+ClusterKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster-access-key",
+        envvar="DMQ_CLUSTER_ACCESS_KEY",
+        metavar="KEY",
+        help="Access key for the cluster; its secret: DMQ_CLUSTER_SECRET_KEY.",
+    ),
+]
+ClusterTlsOption = Annotated[bool, typer.Option("--cluster-tls", help="Speak TLS with the cluster.")]
+ClusterCaOption = Annotated[
+    Path | None,
+    typer.Option("--cluster-tls-ca", metavar="FILE", help="Certificates to trust, instead of the system's."),
+]
+NamesOption = Annotated[
+    str,
+    typer.Option("--namesrv", envvar="DMQ_NAMESRV", metavar="HOST:PORT;...", help="Name servers of the cluster."),
+]
+_COMMON = {"namesrv": NamesOption, "key": ClusterKeyOption, "tls": ClusterTlsOption, "tls_ca": ClusterCaOption}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A cluster that a command asks. ``silent``: the brokers that are left out of the answer, and why."""
+
+    options: RemotingOptions
+    silent: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, ask: Callable[[Survey], Awaitable[_T]]) -> _T:
+        """Return what is found; end the command if nobody answers."""
+        from broker_adapter.remoting import RemotingAdmin, Survey
+
+        async def asked() -> _T:
+            async with RemotingAdmin(self.options) as admin:
+                survey = Survey(admin)
+                found = await ask(survey)
+            self.silent.update(survey.silent)
+            return found
+
+        with asking_cluster():
+            return asyncio.run(asked())
+
+
+def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its session and a cluster to ask, by options behind its own; no daemon is asked.
+
+    Its first two parameters are these; all others are by keyword. Where brokers are left out of the answer, stderr says
+    which, and the command ends as unavailable: a lag that lacks them is none to act upon.
+    """
+
+    @wraps(command)
+    def run(session: Session, *, namesrv: str, key: str | None, tls: bool, tls_ca: Path | None, **given: Any) -> None:  # noqa: ANN401 - the command's
+        options = remoting_of(namesrv, "--namesrv", key, tls_ca, tls=tls)
+        timeout_ms = max(1, round(session.timeout_s * 1000))
+        cluster = Cluster(options=replace(options, request_timeout_ms=timeout_ms))
+        command(session, cluster, **given)
+        for broker, why in sorted(cluster.silent.items()):
+            note(f"broker {broker} is left out: {why}")
+        if cluster.silent:
+            raise typer.Exit(ExitCode.UNAVAILABLE)
+
+    own = signature(command, eval_str=True)
+    first, _, *others = own.parameters.values()
+    defaults = {"namesrv": Parameter.empty, "tls": False}
+    common = (
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=each)
+        for name, each in _COMMON.items()
+    )
+    run.__signature__ = own.replace(parameters=[first, *others, *common])  # type: ignore[attr-defined]  # as options.py does
+    return with_timeout(run)
+
+
+def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None, *, tls: bool) -> RemotingOptions:
+    """Return how to reach the cluster with these name servers; a usage error says what is wrong."""
+    from broker_adapter.endpoints import parse_endpoints
+    from broker_adapter.remoting import RemotingOptions
+
+    with refusing(option, names):
+        addresses = parse_endpoints(names)
+    secret = os.environ.get("DMQ_CLUSTER_SECRET_KEY", "") if access_key else ""
+    if access_key and not secret:
+        text = f"there is no secret for access key {access_key}: set DMQ_CLUSTER_SECRET_KEY"
+        raise CommandFailed(text, ExitCode.USAGE)
+    if ca is not None and not ca.is_file():
+        raise refused("a file with certificates is expected", "--cluster-tls-ca", given=str(ca))
+    return RemotingOptions(names=addresses, access_key=access_key or "", secret_key=secret, tls=tls, tls_ca=ca)
+
+
+@contextmanager
+def asking_cluster() -> Iterator[None]:
+    """End the command with the code that fits when the cluster refuses or does not answer."""
+    from broker_adapter.errors import BrokerError, Refused, Rule
+
+    try:
+        yield
+    except Refused as error:
+        codes = {
+            Rule.TOPIC_UNKNOWN: ExitCode.NOT_FOUND,
+            Rule.GROUP_UNKNOWN: ExitCode.NOT_FOUND,
+            Rule.UNAUTHORIZED: ExitCode.NOT_ALLOWED,
+            Rule.FORBIDDEN: ExitCode.NOT_ALLOWED,
+        }
+        raise CommandFailed(str(error), codes.get(error.rule, ExitCode.FAILURE)) from error
+    except BrokerError as error:
+        raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error

@@ -1,0 +1,49 @@
+"""Completion of names in a shell: topics and groups of the daemon, and contexts of this user.
+
+A shell waits for the answer, so a daemon has one second. Any failure means no suggestions: a prompt has no place for
+errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from dmq.admin.client.client import AdminClient
+
+_TIMEOUT = "1s"
+
+
+def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the topics that begin with ``incomplete``; topics of the broker's own are not suggested."""
+    return _named(ctx, incomplete, lambda client: (each.name for each in client.topics().topics if each.name[0] != "%"))
+
+
+def groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the consumer groups that begin with ``incomplete``."""
+    return _named(ctx, incomplete, lambda client: (each.name for each in client.groups()))
+
+
+def contexts(incomplete: str) -> list[str]:
+    """Return the contexts that begin with ``incomplete``."""
+    from dmq.contexts import load
+
+    try:
+        return [each for each in sorted(load().by_name) if each.startswith(incomplete)]
+    except Exception:  # noqa: BLE001 - as above
+        return []
+
+
+def _named(ctx: typer.Context, incomplete: str, names: Callable[[AdminClient], Iterable[str]]) -> list[str]:
+    from dmq.cli.session.options import Session
+
+    given = {**ctx.find_root().params, **{name: value for name, value in ctx.params.items() if value}}
+    try:
+        session = Session().but(given.get("address"), None, _TIMEOUT, given.get("context"))
+        with session.connect() as client:
+            return [each for each in names(client) if each.startswith(incomplete)]
+    except Exception:  # noqa: BLE001 - as above
+        return []

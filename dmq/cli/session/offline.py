@@ -1,0 +1,43 @@
+"""Directories that a command opens itself, without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker_adapter.extras import command
+from dmq.cli.output.errors import CommandFailed, ExitCode
+
+
+@contextmanager
+def stopped(data: Path) -> Iterator[None]:
+    """As ``offline``, with the directory of a stopped process; the command ends if there is no store in it."""
+    if not any((data / name).exists() for name in ("CELL", "rocksdb")):
+        raise CommandFailed(f"there is no store in {data}", ExitCode.NOT_FOUND)
+    with offline():
+        yield
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Open stores in this context: what they log stays out of the answer, and their errors end the command.
+
+    Damage has the exit code 4, a directory that a process uses 6.
+    """
+    import structlog
+
+    from dmq.errors import StoreCorrupt, StoreLocked
+
+    was = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))  # nothing of ours is that
+    try:
+        yield
+    except StoreLocked as error:
+        raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
+    except StoreCorrupt as error:
+        raise CommandFailed(str(error), ExitCode.DAMAGED) from error
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"{error.name} is missing: {command('server')}") from error
+    finally:
+        structlog.configure(**was)

@@ -1,0 +1,336 @@
+"""What several commands take: the session with its options, and arguments that mean the same everywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.session.completion import contexts, groups, topics
+from dmq.contexts import (
+    ADDRESS_DEFAULT,
+    CONTEXT_VARIABLE,
+    Chosen,
+    Context,
+    ContextUnknown,
+    Said,
+    Target,
+    choose,
+    load,
+    said_by,
+)
+from dmq.units import parse_address, parse_duration
+
+if TYPE_CHECKING:
+    from broker_adapter.signature import Signer
+    from dmq.admin.client.client import AdminClient
+
+TIMEOUT_S_DEFAULT = 5.0
+WHY_CHARS_MAX = 200
+
+
+class Output(StrEnum):
+    """How a command answers: for people, or for programs (stable keys)."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+# The same before and after the command, so that both `dmq -o json status` and `dmq status -o json` work.
+_ADDRESS_HELP = f"Address of the daemon.  [env var: DMQ_ADDRESS; default: {ADDRESS_DEFAULT}]"
+AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
+OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="Use this context.  [env var: DMQ_CONTEXT; default: the current one]",
+        autocompletion=contexts,
+    ),
+]
+AccessKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--access-key", metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY.  [env var: DMQ_ACCESS_KEY]"
+    ),
+]
+SecretFileOption = Annotated[
+    Path | None,
+    typer.Option("--secret-file", metavar="FILE", help="File that holds the secret.  [env var: DMQ_SECRET_FILE]"),
+]
+TlsOption = Annotated[
+    bool | None, typer.Option("--tls/--no-tls", help="Speak TLS.  [default: if an option of TLS is given]")
+]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="Certificate of the authority to trust.  [env var: DMQ_TLS_CA]"),
+]
+TlsCertOption = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Client certificate, for a daemon that asks for one.")
+]
+TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of the client certificate.")]
+TlsServerNameOption = Annotated[
+    str | None,
+    typer.Option("--tls-server-name", metavar="NAME", help="Name in the daemon's certificate, if not the host's."),
+]
+TimeoutOption = Annotated[
+    str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
+]
+
+WhyOption = Annotated[
+    str | None, typer.Option("--why", metavar="TEXT", help="Reason, kept in 'dmq activity' and the audit trail.")
+]
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=topics)]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=groups)]
+MessageIdsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="Only these messages.", show_default=False)
+]
+MessageIdsOption = Annotated[
+    list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")
+]
+KeysOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")]
+AfterOption = Annotated[
+    str, typer.Option("--after", metavar="CURSOR", help="Continue a previous list, with the token that it printed.")
+]
+OutFileOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would change, and how much.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The common options, as they hold for one command."""
+
+    given: Context = field(default_factory=Context)  # by options
+    context: str | None = None
+    output: Output = Output.TABLE
+    timeout_s: float = TIMEOUT_S_DEFAULT
+    why: str = ""
+
+    def but(
+        self,
+        address: str | None = None,
+        output: Output | None = None,
+        timeout: str | None = None,
+        context: str | None = None,
+        why: str | None = None,
+        *,
+        json: bool = False,
+    ) -> Session:
+        """Return this session with what was given instead; a usage error for what cannot be read."""
+        if json and output not in {None, Output.JSON}:
+            raise refused("it is the same as -o json", "--json", "--output")
+        with refusing("--address", address):
+            given = self.given if address is None else replace(self.given, address=str(parse_address(address)))
+        with refusing("--timeout", timeout):
+            timeout_s = self.timeout_s if timeout is None else parse_duration(timeout) / 1000
+        return replace(
+            self,
+            given=given,
+            context=self.context if context is None else context,
+            output=Output.JSON if json else output or self.output,
+            timeout_s=timeout_s,
+            why=self.why if why is None else _check_why(why),
+        )
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the answer is for a program."""
+        return self.output is Output.JSON
+
+    def chosen(self) -> Chosen:
+        """Return what counts of options, environment and context, and where each is from; a usage error otherwise."""
+        try:
+            return _chosen(self.given, self.context)
+        except ContextUnknown as error:
+            raise CommandFailed(f"{error}; 'dmq context add' makes one", ExitCode.USAGE) from error
+
+    @contextmanager
+    def connect(self) -> Iterator[AdminClient]:
+        """Give a client of the daemon; its errors end the command with the code that fits."""
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs of a handshake is told in one line
+        from dmq.admin.client.client import (
+            AdminClient,
+            CallFailed,
+            CallRefused,
+            DaemonUnavailable,
+            NotAllowed,
+            NotFound,
+        )
+
+        target = self.chosen().target()
+        signer = _signer(target)
+        with AdminClient(
+            target.address, timeout_s=self.timeout_s, signer=signer, tls=target.tls, why=self.why
+        ) as client:
+            try:
+                yield client
+            except NotAllowed as error:
+                hint = f"; {_GIVE_A_KEY}" if signer is None else ""
+                raise CommandFailed(f"{error}{hint}", ExitCode.NOT_ALLOWED) from error
+            except DaemonUnavailable as error:
+                raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
+            except NotFound as error:
+                raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
+            except (CallRefused, CallFailed) as error:
+                raise CommandFailed(str(error)) from error
+
+
+_GIVE_A_KEY = (
+    "give an access key: --access-key KEY with its secret in DMQ_SECRET_KEY or --secret-file, "
+    "or a context with both ('dmq context add')"
+)
+
+
+def _signer(target: Target) -> Signer | None:
+    if not target.access_key:
+        return None
+    from broker_adapter.clock import SystemClock
+    from broker_adapter.signature import Signer
+
+    return Signer(target.access_key, target.secret, SystemClock())
+
+
+def _chosen(given: Context, named: str | None) -> Chosen:
+    environment = _environment()
+    options, variables = Said("option", given), Said("environment", environment)
+    if named is None and (given.address or environment.address):
+        return choose(options, variables)  # another daemon: what is secret of a context is not for it
+    contexts = load()
+    name = os.environ.get(CONTEXT_VARIABLE) or contexts.current if named is None else named
+    if not name:
+        return choose(options, variables)
+    context = Said(f"context {name}", contexts.get(name))
+    if named:  # asked for by an option, which beats the environment
+        return choose(options, context, variables)
+    return choose(options, variables, context)
+
+
+def _environment() -> Context:
+    """Return what the environment says. The secret is never an option: anybody can read arguments."""
+    said = said_by(os.environ)
+    with refusing("DMQ_ADDRESS", said.address):
+        return replace(said, address=str(parse_address(said.address)) if said.address else "")
+
+
+def _check_why(why: str) -> str:
+    text = why.strip()
+    if len(text) > WHY_CHARS_MAX or not text.isprintable():
+        given = f"{text[:20]}..." if len(text) > WHY_CHARS_MAX else why
+        raise refused(f"up to {WHY_CHARS_MAX} printable characters are expected", "--why", given=given)
+    return text
+
+
+def session_of(ctx: typer.Context, **given: Any) -> Session:  # noqa: ANN401 - what ``but`` takes
+    """Return the global options with those given after the command in their place."""
+    session = ctx.find_object(Session)
+    assert session is not None  # the root command sets it
+    return session.but(**given)
+
+
+_OUTPUT = {"output": OutputOption, "json": JsonOption}
+_COMMON = {"address": AddressOption, "context": ContextOption, **_OUTPUT, "timeout": TimeoutOption}
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its session, and the options ``--address``, ``--output`` and so on behind its own.
+
+    Its first parameter is the session; all others are by keyword.
+    """
+    return _with(command, _COMMON)
+
+
+def with_reason(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``with_session`` for a command that changes something: also ``--why``, the reason that is kept with it."""
+    return _with(command, {**_COMMON, "why": WhyOption})
+
+
+def with_output(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``with_session`` for a command that asks no daemon: of the options, ``--output`` alone."""
+    return _with(command, _OUTPUT)
+
+
+def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``with_session`` for a command that asks somebody else than the daemon: without ``--address``."""
+    return _with(command, {**_OUTPUT, "timeout": TimeoutOption})
+
+
+_CONNECTION = {
+    "access_key": AccessKeyOption,
+    "secret_file": SecretFileOption,
+    "tls": TlsOption,
+    "tls_ca": TlsCaOption,
+    "tls_cert": TlsCertOption,
+    "tls_key": TlsKeyOption,
+    "tls_server_name": TlsServerNameOption,
+}
+
+
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as ``given``, what the options about TLS and the access key say; not the address."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:  # noqa: ANN401 - the command's
+        said = {name: options.pop(name) for name in _CONNECTION}
+        texts = {name: said[name] or "" for name in ("access_key", "tls_server_name")}
+        command(*args, given=Context(**{**said, **texts}), **options)
+
+    own = signature(command, eval_str=True)
+    parameters: list[Parameter] = []
+    for each in own.parameters.values():
+        if each.name != "given":
+            parameters.append(each)
+            continue
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
+            for name, option in _CONNECTION.items()
+        ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer looks at
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callable[..., None]:
+    parameters = [
+        Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *list(signature(command, eval_str=True).parameters.values())[1:],
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=False if name == "json" else None, annotation=each)
+            for name, each in common.items()
+        ),
+    ]
+
+    @wraps(command)
+    def run(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 - what the parser made of the options
+        command(session_of(ctx, **{name: given.pop(name) for name in common}), **given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def properties_of(texts: list[str] | None) -> dict[str, str]:
+    """Return user properties from KEY=VALUE each; a usage error for what is none."""
+    properties: dict[str, str] = {}
+    for text in texts or []:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise refused("KEY=VALUE is expected", "--property", given=text)
+        properties[name] = value
+    return properties

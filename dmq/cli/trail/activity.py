@@ -1,0 +1,102 @@
+"""``dmq activity``: what operators changed, and who it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode
+from dmq.cli.output.times import instant_ms
+from dmq.cli.session.options import LimitOption, Session, with_session
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+app = noun("activity")
+
+_PAGE = 1_000
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    *,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="WHEN", help="Only what began then or later, such as -1h.")
+    ] = None,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only what this access key changed.")] = "",
+    limit: LimitOption = 100,
+) -> None:
+    """List what operators changed, the newest first: when, who, from where, what, why, and how it ended.
+
+    The daemon keeps the last 1,000; the audit trail has all of them, as events OPERATED.
+    """
+    since_ms = instant_ms(since, "--since") or 0
+    found: list[wire.Activity] = []
+    with session.connect() as client:
+        before = 0
+        while len(found) < limit:
+            page = client.activity(since_ms=since_ms, key=key, before=before, limit=min(_PAGE, limit - len(found)))
+            found += page.activities
+            before = page.next_before
+            if not before:
+                break
+        now_ms = 0 if session.as_json else client.now_ms()
+    if session.as_json:
+        out.show_json([out.to_plain(each) for each in found])
+        return
+    out.show_table(
+        ("#", "WHEN", "KEY", "ADDRESS", "CALL", "OF", "OUTCOME", "WHY"),
+        [
+            (
+                *(
+                    str(each.number),
+                    out.distance(each.began_at_ms, now_ms),
+                    each.key,
+                    each.address,
+                    each.rpc,
+                    _of(each),
+                ),
+                *(f"{each.outcome}: {each.error}" if each.error else each.outcome, each.why),
+            )
+            for each in found
+        ],
+        numbers=("#",),
+        details=("ADDRESS",),
+    )
+
+
+@app.command()
+@with_session
+def show(
+    session: Session,
+    *,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Its number, as listed by 'dmq activity ls'.")],
+) -> None:
+    """Show all that is known of one."""
+    with session.connect() as client:
+        found = client.activity(before=number + 1, limit=1).activities
+    if not found or found[0].number != number:
+        raise CommandFailed(f"there is no activity {number}, or it is no longer kept", ExitCode.NOT_FOUND)
+    (activity,) = found
+    if session.as_json:
+        out.show_json(out.to_plain(activity))
+        return
+    ended = out.when(activity.ended_at_ms) if activity.ended_at_ms else "-"
+    out.show_facts(
+        [
+            *(("call", activity.rpc), ("topic", activity.topic), ("group", activity.group), ("what", activity.what)),
+            *(("key", activity.key or "-"), ("address", activity.address), ("why", activity.why or "-")),
+            *(("began", out.when(activity.began_at_ms)), ("ended", ended)),
+            ("outcome", f"{activity.outcome}: {activity.error}" if activity.error else activity.outcome),
+        ]
+    )
+
+
+def _of(activity: wire.Activity) -> str:
+    named = [f"topic {activity.topic}" if activity.topic else "", f"group {activity.group}" if activity.group else ""]
+    return ", ".join(each for each in (*named, activity.what) if each)

@@ -1,0 +1,518 @@
+"""``dmq audit``: the trail, snapshots of what waits, and the jobs that read them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker_adapter.extras import require
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.output.times import point_ms
+from dmq.cli.session.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, remoting_of
+from dmq.cli.session.offline import stopped
+from dmq.cli.session.options import Session, with_output, with_session
+from dmq.cli.trail.engines import Engine, chosen, run_here
+from dmq.cli.trail.spark import (
+    MEANINGS,
+    Spark,
+    find_spark,
+    java_memory,
+    package_folder,
+    path_to,
+    run_job,
+    submit_command,
+)
+from dmq.units import format_size, parse_duration
+
+if TYPE_CHECKING:
+    from broker_adapter.remoting import RemotingOptions
+    from dmq.admin import admin_v1 as wire
+
+app = noun("audit")
+
+_CODES = (
+    "Exit codes: 0 clean, 10 late or duplicated beyond the threshold, 20 lost, 30 inconclusive, 40 the trail "
+    "contradicts itself, 1 internal error, 2 usage."
+)
+_GAPS_SHOWN = 20
+_MASTER = "local[*]"
+
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool's process.")
+]
+TrailOption = Annotated[str | None, typer.Option("--trail", metavar="DIR", help="The trail.  [default: the daemon's]")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="The daemon's TOML file.")
+]
+RetiredCellOption = Annotated[
+    list[str] | None,
+    typer.Option("--retired-cell", metavar="CELL", help="Cell whose store is gone: recorded in the trail; repeatable."),
+]
+SnapshotOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--snapshot/--no-snapshot", help="Have the daemon export its events and take a snapshot first.  [default: try]"
+    ),
+]
+
+
+@app.command(epilog=_CODES)
+@with_session
+def run(
+    session: Session,
+    *,
+    into: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the report, findings and Spark's log.")
+    ],
+    trail: TrailOption = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
+    config: ConfigOption = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
+    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
+    late_after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Lateness above which a message is late.")
+    ] = None,
+    late_max: Annotated[int | None, typer.Option(min=0, help="Late messages tolerated.")] = None,
+    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Duplicates tolerated.")] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message counts as lost.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even where sums agree.")] = False,
+    incremental: Annotated[bool, typer.Option("--incremental", help="Read only what is new; needs --state.")] = False,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder that keeps state between runs.")] = None,
+    snapshot: SnapshotOption = None,
+    retired_cell: RetiredCellOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT;...", help="Name servers: read back what the trail says was forwarded there."),
+    ] = None,
+    cluster_timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time to read the cluster; the rest is told as not read back.")
+    ] = "5m",
+    cluster_key: ClusterKeyOption = None,
+    cluster_tls: ClusterTlsOption = False,
+    cluster_ca: ClusterCaOption = None,
+    engine: Annotated[
+        Engine, typer.Option(help="What judges it: DuckDB on this machine, or Spark; the outcome is the same.")
+    ] = Engine.auto,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="Spark's master.  [default: local[*]]")] = None,
+    driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
+    conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
+) -> None:
+    """Audit the trail: was anything lost, late, duplicated? Message by message, with the evidence."""
+    arguments = [
+        *("--out", str(into)),
+        *_times_asked(since, until, late_after, grace),
+        *_counts_asked(late_max, duplicates_max, exact=exact),
+        *(word for cell in retired_cell or () for word in ("--retired-cell", cell)),
+        *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
+    ]
+    settings, memory = _settings(conf or ()), java_memory(driver_memory)
+    _check_out(into)
+    where = _trail_of(session, trail, data, config)
+    remoting = None
+    if cluster is not None:
+        _check_place(where, master or _MASTER, incremental=incremental)
+        remoting = remoting_of(cluster, "--cluster", cluster_key, cluster_ca, tls=cluster_tls)
+        arguments += ["--read-back", str(into.resolve() / "cluster")]
+    timeout_s = _seconds("--cluster-timeout", cluster_timeout)
+    engine = _engine_for(where, engine, is_for_spark=bool(master or driver_memory or settings))
+    spark, log = (find_spark(), _log_in(into)) if engine is Engine.spark else (None, None)
+    taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
+    found: dict[str, object] = {}
+    if remoting is not None:
+        found["read_back"] = _read_back(session, Path(where), remoting, into.resolve() / "cluster", timeout_s)
+    code = _judge(spark, log, where, arguments, master=master, memory=memory, conf=settings, quiet=session.as_json)
+    if session.as_json:
+        of_run = {"out": str(into), "engine": engine.value, "log": None if log is None else str(log), "snapshot": taken}
+        out.show_json({"exit_code": code, "meaning": MEANINGS.get(code, "failed")} | of_run | found)
+    raise typer.Exit(code)
+
+
+@app.command()
+@with_session
+def explain(
+    session: Session,
+    *,
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id, as returned to its producer.")],
+    trail: TrailOption = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
+    config: ConfigOption = None,
+    snapshot: SnapshotOption = None,
+) -> None:
+    """Tell the story of one message, event by event, and what became of it. Needs no Spark and no Java."""
+    where = _trail_of(session, trail, data, config)
+    taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
+    _check_is_trail(where)
+    package = package_folder("spark_audit")
+    require("dmq audit explain", "server", "pyarrow")
+    command = [sys.executable, "-m", "spark_audit", "explain", "--trail", where]
+    command += ["--json"] if session.as_json else []
+    ended = subprocess.run(
+        [*command, "--", message_id],
+        env={**os.environ, **path_to(package)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    typer.echo(ended.stdout, nl=False)
+    if ended.returncode == ExitCode.NOT_FOUND:
+        text = f"the trail at {where} has no event of message {message_id}{_not_exported(taken, Path(where))}"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    raise typer.Exit(ended.returncode if ended.returncode >= 0 else ExitCode.FAILURE)
+
+
+@app.command()
+@with_session
+def snapshot(
+    session: Session,
+    *,
+    data: DataOption = None,
+    trail: TrailOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write a snapshot of what waits into the trail, of the running daemon or, with --data, a stopped one."""
+    if data is None:
+        if trail is not None:
+            raise refused("a running daemon has one trail: give --data as well", "--trail")
+        with session.connect() as client:
+            found: dict[str, Any] = out.to_plain(client.take_snapshot())
+    else:
+        found = _snapshot_of(data, _local_trail(trail, data, config))
+    if session.as_json:
+        out.show_json(found)
+        return
+    out.show_facts(
+        [
+            ("snapshot", found["path"] + ("" if found["is_new"] else ", which was there: nothing happened since")),
+            ("sequence", f"{found['sequence']:,}"),
+            ("entries", f"{found['entries']:,}"),
+            ("taken at", out.when(found["taken_at_ms"])),
+            ("took", out.about(found["took_ms"])),
+        ]
+    )
+
+
+def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
+    from broker_adapter.clock import SystemClock
+    from dmq.trail.snapshots.taking import snapshot_of
+
+    with stopped(data):
+        reached = _export_all(data, trail)
+        taken = snapshot_of(data, trail, SystemClock(), reached=reached)
+    return {
+        "sequence": taken.sequence,
+        "path": str(taken.path),
+        "entries": taken.entries,
+        "taken_at_ms": taken.taken_ms,
+        "took_ms": taken.took_ms,
+        "is_new": taken.is_new,
+    }
+
+
+@app.command()
+@with_output
+def export(
+    session: Session,
+    *,
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool.")],
+    trail: TrailOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Export the remaining events of a stopped process into the trail."""
+    where = _local_trail(trail, data, config)
+    with stopped(data):
+        sequence = _export_all(data, where)
+    if session.as_json:
+        out.show_json({"sequence": sequence, "trail": str(where)})
+    else:
+        out.show_facts([("trail", str(where)), ("exported up to", f"{sequence:,}")])
+
+
+def _export_all(data: Path, trail: Path) -> int:
+    from dmq.trail.export.exporter import export_all
+
+    return export_all(data, trail, role="spool" if _is_of_spool(data) else "daemon")
+
+
+def _is_of_spool(data: Path) -> bool:
+    return data.resolve().name.startswith("spool-")
+
+
+def _local_trail(trail: str | None, data: Path, config: Path | None) -> Path:
+    if trail is None and _is_of_spool(data):
+        raise refused("the directory of a spool does not tell its trail: give --trail", "--data")
+    where = trail if trail is not None else _configured(data, config)[0]
+    if _is_elsewhere(where):
+        raise refused("a trail is written to a local directory", "--trail", given=where)
+    return Path(where)
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    *,
+    data: DataOption = None,
+    trail: TrailOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """List the cells of the trail with their events, gaps and snapshots."""
+    where = _trail_of(session, trail, data, config)
+    _check_is_trail(where)
+    from dmq.trail.cells import cells_of
+
+    try:
+        found = cells_of(Path(where))
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+    if session.as_json:
+        out.show_json({"trail": where, "cells": [each.plain() for each in found]})
+        return
+    from broker_adapter.clock import SystemClock
+
+    now_ms = SystemClock().now_ms()
+    headings = ("CELL", "ROLE", "EVENTS", "FIRST", "LAST", "UNTIL", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")
+    rows = [
+        (
+            each.cell,
+            each.role,
+            f"{each.events:,}",
+            f"{each.first_sequence:,}",
+            f"{each.last_sequence:,}",
+            out.distance(each.last_at_ms, now_ms),
+            f"{each.files:,}",
+            format_size(each.size_bytes),
+            f"{each.missing:,}",
+            f"{len(each.snapshots):,}",
+            f"{each.snapshots[-1].sequence:,}" if each.snapshots else "",
+        )
+        for each in found
+    ]
+    out.show_table(
+        headings, rows, numbers=("EVENTS", "FIRST", "LAST", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")
+    )
+    for each in found:
+        for first, last in each.gaps[:_GAPS_SHOWN]:
+            out.note(f"{each.cell}: events {first:,} to {last:,} are missing")
+
+
+def _seconds(name: str, text: str) -> float:
+    with refusing(name, text):
+        return parse_duration(text) / 1000
+
+
+def _duration(name: str, text: str) -> str:
+    with refusing(name, text):
+        return f"{parse_duration(text)}ms"
+
+
+def _log_in(into: Path) -> Path:
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        log = into.resolve() / "spark.log"
+        log.write_bytes(b"")
+    except OSError as error:
+        raise CommandFailed(f"nothing can be written to {into}: {error.strerror}") from error
+    return log
+
+
+def _engine_for(trail: str, asked: Engine, *, is_for_spark: bool) -> Engine:
+    is_elsewhere = _is_elsewhere(trail)
+    if not is_elsewhere and not Path(trail).is_dir():
+        raise CommandFailed(f"there is no trail at {trail}", ExitCode.NOT_FOUND)
+    return chosen(asked, trail, is_elsewhere=is_elsewhere, is_for_spark=is_for_spark)
+
+
+def _judge(
+    spark: Spark | None,
+    log: Path | None,
+    trail: str,
+    arguments: list[str],
+    *,
+    master: str | None,
+    memory: str,
+    conf: Sequence[str],
+    quiet: bool,
+) -> int:
+    """Run the job, here without Spark, and return the verdict, or how it failed as an exit code of ours."""
+    if spark is None or log is None:
+        return _verdict(run_here(trail, arguments, quiet=quiet), "")
+    master = master or _MASTER
+    with tempfile.TemporaryDirectory(prefix="dmq-audit-") as scratch:
+        command = submit_command(
+            spark, Path(scratch), log, master=master, memory=memory, conf=conf, trail=trail, arguments=arguments
+        )
+        code = run_job(command, spark.environment, log, quiet=quiet)
+    return _verdict(code, f"; Spark's log is {log}")
+
+
+def _verdict(code: int, where_to_look: str) -> int:
+    """Return the exit code of a job if it is a verdict; else say that it failed, and return what that is here."""
+    if code in MEANINGS:
+        return code
+    out.note(f"the audit failed ({code}){where_to_look}")
+    return code if code == ExitCode.USAGE else ExitCode.FAILURE
+
+
+def _settings(conf: Sequence[str]) -> Sequence[str]:
+    for each in conf:
+        if "=" not in each:
+            raise refused("KEY=VALUE is expected", "--conf", given=each)
+    return conf
+
+
+def _times_asked(since: str | None, until: str | None, late_after: str | None, grace: str | None) -> list[str]:
+    arguments: list[str] = []
+    for name, text in (("--from", since), ("--to", until)):
+        arguments += [name, str(point_ms(text, name))] if text is not None else []
+    for name, text in (("--late-after", late_after), ("--grace", grace)):
+        arguments += [name, _duration(name, text)] if text is not None else []
+    return arguments
+
+
+def _counts_asked(late_max: int | None, duplicates_max: int | None, *, exact: bool) -> list[str]:
+    arguments: list[str] = []
+    for name, number in (("--late-max", late_max), ("--duplicates-max", duplicates_max)):
+        arguments += [name, str(number)] if number is not None else []
+    return arguments + (["--exact"] if exact else [])
+
+
+def _steps_asked(state: Path | None, *, incremental: bool, is_bounded: bool) -> list[str]:
+    if incremental != (state is not None):
+        raise refused("give both or neither", "--incremental", "--state")
+    if incremental and is_bounded:
+        raise refused("it audits the whole trail: give neither --from nor --to", "--incremental")
+    return ["--incremental", "--state", str(state)] if incremental else []
+
+
+def _check_place(trail: str, master: str, *, incremental: bool) -> None:
+    """Refuse what does not go with reading a cluster back."""
+    if incremental:
+        raise refused("it compares the whole trail: give no --incremental", "--cluster")
+    if _is_elsewhere(trail) or not master.startswith("local"):
+        raise refused("what is read back lies on this machine, so trail and master must too", "--cluster")
+
+
+def _read_back(
+    session: Session, trail: Path, remoting: RemotingOptions, into: Path, timeout_s: float
+) -> dict[str, object]:
+    """Read back what the trail says that the cluster has; the command fails if nothing of it could be read."""
+    from dmq.trail.export.verification import read_back
+
+    with Progress("reading the cluster", quiet=session.as_json) as progress:
+        try:
+            found = read_back(
+                trail, remoting, into, timeout_s=timeout_s, show=lambda count: progress.show(f"{count:,} messages")
+            )
+        except ValueError as error:
+            raise CommandFailed(str(error)) from error
+    if found.queues and all(each.queue is None for each in found.queues):
+        raise CommandFailed(f"nothing of the cluster was read: {found.queues[0].why}", ExitCode.UNAVAILABLE)
+    out.note(f"read back {found.messages:,} messages of {len(found.queues):,} queues")
+    for each in found.unread[:_GAPS_SHOWN]:
+        place = f"queue {each.queue.queue_id} at {each.queue.broker} of " if each.queue is not None else ""
+        out.note(f"{place}topic {each.topic} was not read to its end: {each.why}")
+    return {"messages": found.messages, "queues": len(found.queues), "unread": len(found.unread)}
+
+
+def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
+    """Have the daemon export and take a snapshot; if it cannot, print a line, or raise if the snapshot is wanted."""
+    try:
+        with session.connect() as client:
+            taken = out.to_plain(client.take_snapshot())
+    except CommandFailed as error:
+        if is_wanted:
+            raise
+        out.note(f"no new snapshot, the trail is read as it is: {error.text}")
+        return None
+    out.note(f"snapshot {taken['sequence']} with {taken['entries']} entries")
+    return taken
+
+
+def _not_exported(taken: dict[str, object] | None, trail: Path) -> str:
+    """Return which events the trail may lack; ``taken`` is the snapshot that followed the daemon's export."""
+    cells = {path.stem for path in (trail / "cells").glob("*.json")}
+    if taken is not None and (path := Path(str(taken["path"]))).parents[2].resolve() == trail.resolve():
+        cells.discard(path.parent.name.removeprefix("cell="))
+        if not cells:
+            return ""
+    return (
+        f"; events of the last trail_every (1m by default) of {', '.join(sorted(cells))} may not be exported yet: ask "
+        "again after that time, or export the events of a stopped daemon with 'dmq audit export --data DIR'"
+    )
+
+
+def _trail_of(session: Session, trail: str | None, data: Path | None, config: Path | None) -> str:
+    """Return the trail that is meant: the one given, one that is configured here, else that of the daemon."""
+    if trail is not None:
+        return trail
+    if data is not None or config is not None:
+        return _configured(data, config)[0]
+    near = ""
+    if "address" not in session.chosen().sources:  # no daemon is named, so this machine is meant
+        near, is_default = _configured(None, None)
+        if not is_default:
+            return near
+    try:
+        with session.connect() as client:
+            found = client.status()
+    except CommandFailed as error:
+        if error.exit_code is ExitCode.UNAVAILABLE and near and Path(near).is_dir():
+            out.note(f"{error.text}; its trail would be at {near}")
+            return near
+        text = f"{error.text}; without a daemon, say where the trail is with --trail, --data or --config"
+        raise CommandFailed(text, error.exit_code) from error
+    return _trail_here(found, session.chosen().target().address)
+
+
+def _configured(data: Path | None, config: Path | None) -> tuple[str, bool]:
+    """Return where the configuration has the trail, and whether that is by default; a usage error if it is off."""
+    from dmq.config import ConfigError, load_with_origins
+
+    try:
+        loaded, origins = load_with_origins({"data": str(data) if data is not None else None}, config_file=config)
+    except ConfigError as error:
+        raise CommandFailed(str(error), ExitCode.USAGE) from error
+    if loaded.trail_path is None:
+        raise CommandFailed("the trail is off in the configuration; name one with --trail", ExitCode.USAGE)
+    return str(loaded.trail_path), origins["trail"] == origins["data"] == "default"
+
+
+def _trail_here(found: wire.GetStatusResponse, address: str) -> str:
+    """Return the trail of a daemon if it is on this machine; else the command ends and says what to give."""
+    where = found.outbox.trail
+    if not where:
+        raise CommandFailed(f"the daemon at {address} writes no trail; name one with --trail", ExitCode.NOT_FOUND)
+    cells = {path.stem for path in (Path(where) / "cells").glob("*.json")}
+    if not Path(where).is_dir() or (cells and found.cell_id not in cells):
+        what = f"the daemon at {address} writes its trail to {where} of its own machine, and it is not on this one"
+        raise CommandFailed(f"{what}: run the command there, or name a copy with --trail", ExitCode.NOT_FOUND)
+    return where
+
+
+def _check_is_trail(where: str) -> None:
+    if _is_elsewhere(where) or not (Path(where) / "events").is_dir():
+        yet = ": nothing was exported to it yet, 'dmq audit snapshot' does that" if Path(where).is_dir() else ""
+        raise CommandFailed(f"there is no trail at {where}{yet}", ExitCode.NOT_FOUND)
+
+
+def _check_out(into: Path) -> None:
+    """Make no folder above the one that is named: a disk may not be mounted."""
+    if not into.absolute().parent.is_dir():
+        raise refused("its parent folder must be there: make it, or mount its disk", "--out", given=str(into))
+
+
+def _is_elsewhere(trail: str) -> bool:
+    """Say whether a trail lies in a file system of its own, such as ``s3a://``, which only Spark can read."""
+    return "://" in trail
