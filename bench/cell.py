@@ -13,8 +13,8 @@ from broker_adapter.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.ops import HandOver
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import HandOver
 from dmq.trail.events import gap_event
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}

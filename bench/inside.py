@@ -50,7 +50,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope
 from dmq.broker.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.memory import MemoryEngine
+from dmq.store.engines.memory import MemoryEngine
 
 BATCH = 100
 _FILL_BATCH = 256

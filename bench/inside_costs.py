@@ -25,16 +25,16 @@ from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKin
 from dmq.rocketmq_server.codec import validate
 from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT, deliver_at_ms, timestamp_ms
 from dmq.rocketmq_server.codec.mapping import send_response
-from dmq.store.assemble import Assembler, Recovered
-from dmq.store.believed import BelievedClock, ClockOptions
-from dmq.store.engine import Engine
-from dmq.store.identity import draw
-from dmq.store.marks import Marks
-from dmq.store.ops import Append, Schedule
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.engine import Engine
+from dmq.store.engines.rocks import RocksEngine
+from dmq.store.files.identity import draw
+from dmq.store.files.steady_clock import BelievedClock, ClockOptions
 from dmq.store.schema.identity import Place
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.outbox import OutboxState
+from dmq.store.writer.assemble import Assembler, Recovered
+from dmq.store.writer.marks import Marks
+from dmq.store.writer.operations import Append, Schedule
 from dmq.trail.events import gap_event
 
 # In the order of the path. ``sync`` is the time one waits for the disk, the others are CPU time.

@@ -29,7 +29,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.limits import RECEIVE_BATCH_MAX
 from broker_adapter.message import Delivery
 from dmq.broker.broker import EmbeddedBroker
-from dmq.store.ops import HandOver
+from dmq.store.writer.operations import HandOver
 from retry.policy import MAX_ATTEMPTS_LIMIT, Fixed, RetryPolicy
 
 RATE = 500

@@ -17,8 +17,8 @@ from bench.retries import retry_entries
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Delivery, Envelope
 from dmq.broker.broker import EmbeddedBroker
-from dmq.store.ops import HandOver
 from dmq.store.schema.keys import pack_queue_key, pack_timeline_key
+from dmq.store.writer.operations import HandOver
 from retry.policy import Fixed, RetryPolicy
 
 RATE = 500

@@ -21,7 +21,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.limits import RECEIVE_BATCH_MAX
 from broker_adapter.message import Delivery
 from dmq.broker.broker import EmbeddedBroker
-from dmq.store.ops import HandOver
+from dmq.store.writer.operations import HandOver
 
 RATE = 200  # of each topic, a second
 TOPICS = 8  # that are measured

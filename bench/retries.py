@@ -10,9 +10,9 @@ from bench.messages import WIRE_BYTES
 from broker_adapter.message import pack_id
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.subscription import Subscription
-from dmq.store.ops import Schedule
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.record import EntryKind, History, encode_body, encode_history, encode_waiting
+from dmq.store.writer.operations import Schedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 _PER_UNIT = 1024

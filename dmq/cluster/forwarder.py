@@ -20,7 +20,7 @@ from dmq.cluster.outgoing import Doubt, Forwards, QueueState
 from dmq.cluster.reach import Reach
 from dmq.cluster.topic_forwarder import TOGETHER_MAX, Lane, Totals
 from dmq.errors import StoreError
-from dmq.store.ops import Appended
+from dmq.store.writer.operations import Appended
 
 log = structlog.get_logger("dmq.cluster")
 

@@ -23,11 +23,11 @@ from dmq.broker.handles.receipt_handle import read_handle
 from dmq.broker.io.commits import look_at
 from dmq.broker.io.queue_log import Place
 from dmq.broker.topics.registry import FORWARDER_GROUP
-from dmq.store.ops import Delete, Emit, Put
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BORDER, Family, bound_key, pack_u64, unpack_u64
 from dmq.store.store import Store
+from dmq.store.writer.operations import Delete, Emit, Put
 
 _LEASE_MS = 100 * 366 * 86_400_000
 _REDRIVEN = retry_topic(FORWARDER_GROUP)

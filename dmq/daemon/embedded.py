@@ -24,7 +24,7 @@ from dmq.daemon.broker import broker_of
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.ops import Emit
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 
 log = structlog.get_logger("dmq.daemon")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quota, Quotas
 from dmq.config import DaemonConfig
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import Put
 from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store
+from dmq.store.writer.operations import Put
 
 if TYPE_CHECKING:
     from dmq.broker.broker import EmbeddedBroker

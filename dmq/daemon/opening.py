@@ -14,12 +14,12 @@ from broker_adapter.clock import Clock
 from broker_adapter.extras import require
 from dmq.config import DaemonConfig
 from dmq.errors import StoreError
-from dmq.store.believed import ClockOptions
-from dmq.store.cell import tighten
-from dmq.store.durable import make_directory
-from dmq.store.ops import Emit
-from dmq.store.rocks import RocksOptions
+from dmq.store.engines.rocks import RocksOptions
+from dmq.store.files.cell import tighten
+from dmq.store.files.durable import make_directory
+from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event, gap_event
 from dmq.trail.export.exporter import Exporter
 from dmq.trail.export.values import ExportOptions

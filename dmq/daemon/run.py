@@ -35,8 +35,8 @@ from dmq.recovery.backups.snapshots import Snapshots
 from dmq.recovery.check.ledger import LedgerVerifier
 from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.ops import Emit
 from dmq.store.store import Store
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 from dmq.units import Address
 from dmq.version import version_here

@@ -23,9 +23,9 @@ from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket
 from dmq.producer_store.entries.trail import SpoolTrail
-from dmq.store.commit import Unit
 from dmq.store.schema.spool import Totals
 from dmq.store.store import StoreOptions
+from dmq.store.writer.writer import Unit
 from dmq.trail.events import gap_event
 from retry.sink import (
     KEY_BYTES_MAX,

@@ -15,8 +15,7 @@ from __future__ import annotations
 import structlog
 
 from broker_adapter.message import pack_id
-from dmq.store.believed import STEP_MS, ClockNews, News
-from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Reschedule
+from dmq.store.files.steady_clock import STEP_MS, ClockNews, News
 from dmq.store.schema.clock import Move, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import META_CLOCK, META_MOVES, TIMELINE_END, Family, timeline_key, timeline_mark
@@ -30,6 +29,7 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import Delete, Emit, IfKnown, Op, Put, Reschedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 log = structlog.get_logger("dmq.scheduler")

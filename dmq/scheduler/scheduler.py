@@ -30,11 +30,11 @@ from dmq.broker.transactions.transaction_checks import Checks
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.moves import Moves
-from dmq.store.marks import Cursor
-from dmq.store.ops import Done, HandOver, Hold, Recur, Reschedule
 from dmq.store.schema.keys import HELD_BEGIN, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import is_recurring, stays, waiting_scope
 from dmq.store.store import Store
+from dmq.store.writer.marks import Cursor
+from dmq.store.writer.operations import Done, HandOver, Hold, Recur, Reschedule
 
 ROWS_PER_CURSOR_MAX = 1024
 FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, told
-from dmq.store.cell import Cell, unusable
-from dmq.store.durable import sync_directory, sync_file
+from dmq.store.files.cell import Cell, unusable
+from dmq.store.files.durable import sync_directory, sync_file
 from dmq.store.schema.files import CELL_FILE
 from dmq.store.store import Store
 

@@ -15,19 +15,12 @@ from typing import Literal, NamedTuple, Self
 from broker_adapter.clock import Clock
 from broker_adapter.log import LibraryLog
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreStalled
-from dmq.store.assemble import Assembler, Recovered
-from dmq.store.believed import BelievedClock, ClockOptions
-from dmq.store.cell import Cell, tighten, unusable
-from dmq.store.commit import CommitStats, Told, Unit, Writer
-from dmq.store.counts import begin_bytes, put_hours_of_format_1
-from dmq.store.disk import DiskGuard, DiskState
-from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
-from dmq.store.identity import draw
-from dmq.store.ledger_opening import open_ledger, read_head
-from dmq.store.marks import Marks
-from dmq.store.ops import Append, Appended, Batch, Op, Put, Schedule
-from dmq.store.recount import read_ledger
-from dmq.store.rocks import RocksEngine, RocksOptions, check_not_forked
+from dmq.store.engines.engine import Engine, EngineStats, Rows, queue_begin, queue_end
+from dmq.store.engines.rocks import RocksEngine, RocksOptions, check_not_forked
+from dmq.store.files.cell import Cell, tighten, unusable
+from dmq.store.files.disk import DiskGuard, DiskState
+from dmq.store.files.identity import draw
+from dmq.store.files.steady_clock import BelievedClock, ClockOptions
 from dmq.store.schema import keys
 from dmq.store.schema.clock import decode_clock, encode_clock
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
@@ -36,6 +29,13 @@ from dmq.store.schema.index import COPY_SUFFIX_MAX, REMEMBERED, Receipt, decode_
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import LedgerHead
 from dmq.store.schema.outbox import OutboxState, decode_state
+from dmq.store.writer.assemble import Assembler, Recovered
+from dmq.store.writer.counts import begin_bytes, put_hours_of_format_1
+from dmq.store.writer.ledger_opening import open_ledger, read_head
+from dmq.store.writer.marks import Marks
+from dmq.store.writer.operations import Append, Appended, Batch, Op, Put, Schedule
+from dmq.store.writer.recount import read_ledger
+from dmq.store.writer.writer import CommitStats, Told, Unit, Writer
 
 _MIB = 1024 * 1024
 log = LibraryLog("dmq.store")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.store.durable import make_directory, sync_directory, sync_file
+from dmq.store.files.durable import make_directory, sync_directory, sync_file
 from dmq.trail.columns import COLUMNS_MIN, SCHEMA, TRAIL_VERSION
 from dmq.trail.manifest import HOUR_MS, Layout, Listed, digest, file_name, sequences_of
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from dmq.store.durable import make_directory, sync_directory
+from dmq.store.files.durable import make_directory, sync_directory
 
 HOUR_MS = 3_600_000
 _NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")

@@ -13,8 +13,8 @@ from support.rigs import EmbeddedRig, ack, an_envelope, every_durable_broker, id
 
 from broker_adapter.message import Delivery
 from dmq.broker.groups import subscriptions as subscriptions_module
-from dmq.store.ops import Appended
 from dmq.store.schema.keys import Family
+from dmq.store.writer.operations import Appended
 
 LONG_MS = 60_000
 

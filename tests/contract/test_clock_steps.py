@@ -19,10 +19,10 @@ from support.rigs import (
     send,
 )
 
-from dmq.store.ops import Delete, Put
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind
 from dmq.store.schema.keys import Family
+from dmq.store.writer.operations import Delete, Put
 from dmq.trail.events import EventKind
 
 YEAR_MS = 365 * 24 * 3_600_000

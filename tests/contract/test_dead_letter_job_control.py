@@ -40,10 +40,10 @@ from broker_adapter.message_id import new_message_id
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Engine
-from dmq.store.ops import Put
+from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family, job_key
 from dmq.store.schema.orders import encode_job
+from dmq.store.writer.operations import Put
 from retry.dead_letter import Job, JobState
 
 

@@ -27,10 +27,10 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Page
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import Put
 from dmq.store.schema.group import pack_group_key
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import History, encode_body, encode_history, encode_queued
+from dmq.store.writer.operations import Put
 from retry.dead_letter import DeadFilter
 from retry.policy import Reason
 

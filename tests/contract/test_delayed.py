@@ -14,10 +14,10 @@ from broker_adapter.message import pack_id
 from dmq.broker.delayed import changes as delayed
 from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
 from dmq.broker.topics.settings import FlowChange
-from dmq.store.believed import ClockOptions
-from dmq.store.commit import STALL_S
+from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.store import StoreOptions
+from dmq.store.writer.writer import STALL_S
 from dmq.trail.events import NO_QUEUE, EventKind, gap_event
 
 SOON_MS, LATER_MS = 5_000, 600_000

@@ -9,9 +9,9 @@ from unittest.mock import patch
 from support.rigs import EmbeddedRig, an_envelope, every_durable_broker, receive
 
 from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.store import recount
-from dmq.store.ops import Appended
 from dmq.store.schema.names import decode_name
+from dmq.store.writer import recount
+from dmq.store.writer.operations import Appended
 from dmq.trail import ledger as ledger_module
 from dmq.trail.ledger import GroupBook, read_books
 

@@ -28,7 +28,7 @@ from support.stores import GatedEngine
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.operations.message_states import GroupState
 from dmq.states import MessageState as S
-from dmq.store.engine import Engine
+from dmq.store.engines.engine import Engine
 
 MINUTE_MS = 60_000
 

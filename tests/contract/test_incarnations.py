@@ -15,8 +15,8 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
 from dmq.broker.operations.admin import BEGIN, END
-from dmq.store.ops import Op
 from dmq.store.schema.index import Receipt
+from dmq.store.writer.operations import Op
 
 RETRY_MS = 1_000
 

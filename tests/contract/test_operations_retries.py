@@ -46,7 +46,7 @@ from support.rigs import (
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import pack_id
 from dmq.broker.failures.waiting_retries import RetryOutcomes
-from dmq.store.ops import Op
+from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind
 from retry.policy import Fixed, Reason
 

@@ -25,10 +25,10 @@ from dmq.broker.operations.admin import END
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.broker.operations.progress import Progress
 from dmq.broker.topics.settings import KEEP_STAYS, FlowChange
-from dmq.store.engine import Rows
-from dmq.store.ops import Op
+from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family, waiting_range
 from dmq.store.store import Store
+from dmq.store.writer.operations import Op
 
 
 class Turns:

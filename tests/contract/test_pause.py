@@ -30,12 +30,12 @@ from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
 from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.scheduler import ROWS_PER_CURSOR_MAX
-from dmq.store.assemble import _WITHDRAWN_KEPT
-from dmq.store.engine import Rows
-from dmq.store.marks import Marks
-from dmq.store.ops import Hold, Withdraw
+from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import HELD_TOPIC_ID_MAX, Family, is_held_key, pack_queue_key, timeline_mark
 from dmq.store.schema.record import decode_queued
+from dmq.store.writer.assemble import _WITHDRAWN_KEPT
+from dmq.store.writer.marks import Marks
+from dmq.store.writer.operations import Hold, Withdraw
 from dmq.trail.events import EventKind
 
 SOON_MS, LATER_MS, HOUR_MS = 5_000, 60_000, 3_600_000

@@ -29,10 +29,10 @@ from broker_adapter.adapter import Pulled, QueueRange, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from dmq.broker.filters import filters
 from dmq.broker.pulling import pulls as pull_module
-from dmq.store.engine import Engine
-from dmq.store.ops import Delete
+from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import QueuedMessage
+from dmq.store.writer.operations import Delete
 
 
 async def pull(

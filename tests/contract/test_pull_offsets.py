@@ -13,9 +13,9 @@ from support.stores import GatedEngine
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from dmq.broker.io.queue_log import Place, offset_stored_at
-from dmq.store.engine import Engine, Rows
-from dmq.store.ops import Delete
+from dmq.store.engines.engine import Engine, Rows
 from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.writer.operations import Delete
 from dmq.trail.events import EventKind
 
 HOUR_MS = 3_600_000

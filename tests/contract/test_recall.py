@@ -13,7 +13,7 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.broker.delayed.recall import decode_recall
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.store.identity import draw
+from dmq.store.files.identity import draw
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.identity import Place
 from dmq.store.schema.index import EntryState

@@ -38,9 +38,9 @@ from broker_adapter.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.states import MessageState
-from dmq.store.ops import Put
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import TopicSettings
+from dmq.store.writer.operations import Put
 from dmq.trail.events import LANE, EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, JobState
 

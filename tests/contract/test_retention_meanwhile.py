@@ -18,10 +18,10 @@ from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.reader import Progress
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.operations.retention import Removed
-from dmq.store.ops import Put
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.store import Store
+from dmq.store.writer.operations import Put
 from dmq.trail.events import EventKind
 from retry.dead_letter import Job, JobKind
 

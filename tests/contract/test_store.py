@@ -15,8 +15,6 @@ from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, TOPIC, all_rows, append, counted, events, packed_id, recount, schedule
 
 from dmq.errors import StoreCorrupt
-from dmq.store import counts
-from dmq.store.ops import NO_RECEIPT, Delete, Done, Emit, Op, Put
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import (
     FORMAT_VERSION,
@@ -33,6 +31,8 @@ from dmq.store.schema.keys import (
 )
 from dmq.store.schema.record import decode_queued, encode_body, encode_queued
 from dmq.store.store import StoreOptions
+from dmq.store.writer import counts
+from dmq.store.writer.operations import NO_RECEIPT, Delete, Done, Emit, Op, Put
 from dmq.trail.events import EventKind, cell_event, decode_event, gap_count, gap_event
 
 WINDOW_MS = 15 * 60_000

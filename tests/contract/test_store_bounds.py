@@ -13,8 +13,6 @@ from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, all_rows, append, counted, hand_over, recount, recount_bytes, schedule
 
 from dmq.errors import OverBound
-from dmq.store.commit import Unit
-from dmq.store.ops import Bound, IfKnown, Op, Put, Withdraw
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BYTES_HEAD, Family, pack_pair
 from dmq.store.schema.record import (
@@ -27,6 +25,8 @@ from dmq.store.schema.record import (
     waiting_bytes,
     whole_half_bytes,
 )
+from dmq.store.writer.operations import Bound, IfKnown, Op, Put, Withdraw
+from dmq.store.writer.writer import Unit
 
 HALF = SCOPE + 1
 LATER_MS = NOW_MS + 90_000

@@ -27,12 +27,12 @@ from support.stores import (
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
-from dmq.store.commit import OPS_PER_BATCH_MAX, Unit
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Appended, Delete, Done, Emit, Put
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Appended, Delete, Done, Emit, Put
+from dmq.store.writer.writer import OPS_PER_BATCH_MAX, Unit
 from dmq.trail.events import gap_event
 
 WINDOW_MS = 15 * 60_000

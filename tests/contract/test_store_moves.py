@@ -10,11 +10,11 @@ import pytest
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, all_rows, counted, events, hand_over, packed_id, recount, schedule
 
-from dmq.store.marks import Cursor
-from dmq.store.ops import NO_RECEIPT, Done, Emit, IfKnown, Op, Reschedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, decode_queued, decode_waiting, encode_waiting
+from dmq.store.writer.marks import Cursor
+from dmq.store.writer.operations import NO_RECEIPT, Done, Emit, IfKnown, Op, Reschedule, Withdraw
 
 LATER_MS = 50
 Row = tuple[bytes, bytes]

@@ -10,10 +10,10 @@ import pytest
 from support.store_bench import ENGINES, Bench, opened_bench
 from support.stores import all_rows, events
 
-from dmq.store.ops import DropOutbox, Emit, HoldOutbox, SkipOutbox
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import OutboxState
 from dmq.store.store import StoreOptions
+from dmq.store.writer.operations import DropOutbox, Emit, HoldOutbox, SkipOutbox
 from dmq.trail.events import EventKind, gap_event
 
 BOUND = 4_000

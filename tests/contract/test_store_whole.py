@@ -12,10 +12,10 @@ from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, all_rows, append, counted, events, packed_id, recount, schedule
 
 from dmq.errors import UnitRefused
-from dmq.store.commit import Unit
-from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put, Schedule, Withdraw
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_timeline_key
+from dmq.store.writer.operations import Append, Delete, Emit, IfKnown, Op, Put, Schedule, Withdraw
+from dmq.store.writer.writer import Unit
 
 FINISHED = Put(Family.GROUP, b"finished", b"yes")
 LATER_MS = NOW_MS + 60_000

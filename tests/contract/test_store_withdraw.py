@@ -13,14 +13,14 @@ from support.stores import SCOPE, TOPIC, all_rows, append, counted, events, hand
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreBusy, StoreError, StoreFailed
-from dmq.store import assemble
-from dmq.store.marks import Cursor
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import NO_RECEIPT, Append, Done, Emit, HandOver, Put, Withdraw
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_key
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, decode_waiting
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer import assemble
+from dmq.store.writer.marks import Cursor
+from dmq.store.writer.operations import NO_RECEIPT, Append, Done, Emit, HandOver, Put, Withdraw
 from dmq.trail.events import gap_event
 
 INSTEAD = 900  # the message that comes in place of a withdrawn one

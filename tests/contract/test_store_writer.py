@@ -13,9 +13,9 @@ from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import PATIENCE_S, append, hand_over, schedule
 
 from dmq.errors import StoreError
-from dmq.store.commit import CommitStats, Unit
-from dmq.store.ops import Emit, Op, Withdraw
 from dmq.store.schema.index import Receipt
+from dmq.store.writer.operations import Emit, Op, Withdraw
+from dmq.store.writer.writer import CommitStats, Unit
 
 
 @pytest.fixture(params=ENGINES)

@@ -27,7 +27,7 @@ from support.stores import GatedEngine, waiting_rows
 from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.broker.delayed.changes import Meant, Outcome
-from dmq.store.engine import Engine
+from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import EntryKind
 from dmq.trail.events import EventKind

@@ -19,8 +19,8 @@ from support.spool_rig import QUIET
 
 from broker_adapter.clock import ManualClock
 from dmq.producer_store.spool import Spool
-from dmq.store import disk
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
+from dmq.store.files import disk
 from retry import Delivered, Redelivery, Rejected, Spooled
 from retry.hook.sink_calls import Patience
 from retry.sink import Entry, Held, SinkStats

@@ -12,9 +12,9 @@ from support.spool_damage import LATE_MS, entry_of, opened, put, take
 from broker_adapter.clock import SystemClock
 from dmq.producer_store.directories.figures import Checker
 from dmq.producer_store.directories.inspect import store_options, strict_look
-from dmq.store.ops import Delete, Op, Put
 from dmq.store.schema.keys import META_DONE, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store
+from dmq.store.writer.operations import Delete, Op, Put
 from retry.sink import Death
 
 Tamper = Callable[[Store], Sequence[Op]]

@@ -31,8 +31,8 @@ from dmq.producer_store.directories.inspect import How, State
 from dmq.producer_store.directories.salvage_log import clean_logs
 from dmq.producer_store.salvage.salvage import Missing, salvage
 from dmq.producer_store.spool import Spool
+from dmq.store.engines.wal import BLOCK_BYTES, check_logs
 from dmq.store.schema.keys import Family
-from dmq.store.wal import BLOCK_BYTES, check_logs
 
 # -- the log -----------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.inspect import How, Look, State, look, strict_look
 from dmq.producer_store.directories.salvage_log import _fragments
 from dmq.producer_store.salvage.salvage import Missing
-from dmq.store.engine import Rows
+from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family
 from retry.sink import Death
 

@@ -21,7 +21,7 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.store.cell import Cell
+from dmq.store.files.cell import Cell
 from dmq.trail.export.exporter import export_all
 
 PATIENCE_S = 20.0
@@ -35,7 +35,7 @@ from broker_adapter.clock import SystemClock
 from dmq.trail import files, manifest
 from dmq.trail.events import encode_event, gap_event
 from dmq.trail.export.exporter import Exporter, ExportOptions
-from dmq.store.ops import Emit
+from dmq.store.writer.operations import Emit
 from dmq.store.store import Store, StoreOptions
 
 data, trail, at, is_torn = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "torn"

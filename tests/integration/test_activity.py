@@ -21,9 +21,9 @@ from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFou
 from dmq.admin.operations import activity as module
 from dmq.admin.operations.activity import ActivityLog, Caller, what_of
 from dmq.errors import StoreBusy
-from dmq.store.ops import Emit, Op
 from dmq.store.schema.activity import CallOutcome
 from dmq.store.schema.index import Receipt
+from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind
 
 BOSS, ON_CALL, VIEWER = Key("boss", "b"), Key("on-call", "o"), Key("viewer", "v")

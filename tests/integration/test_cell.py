@@ -16,8 +16,8 @@ from support.stores import END, all_rows, append, packed_id, schedule
 
 from broker_adapter.clock import SystemClock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
-from dmq.store.cell import Cell
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
+from dmq.store.files.cell import Cell
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.store import Store, StoreOptions
 

@@ -24,7 +24,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 from dmq.errors import StoreError
 from dmq.recovery.check.ledger import LedgerVerifier, Verification
-from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.store import Store, StoreOptions
@@ -211,7 +211,7 @@ def test_a_stop_in_the_middle_is_no_error(data: Path) -> None:
 READER = """
 import sys
 from pathlib import Path
-from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import Family
 engine = RocksEngine(Path(sys.argv[1]), RocksOptions(secondary=Path(sys.argv[2]), open_files_max=-1))
 print("open", flush=True)

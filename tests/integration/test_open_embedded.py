@@ -18,7 +18,7 @@ from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.daemon.embedded import open_embedded
 from dmq.errors import StoreError, StoreLocked
 from dmq.recovery.check.check import check
-from dmq.store.cell import Cell
+from dmq.store.files.cell import Cell
 
 TOPIC, GROUP = "orders", "workers"
 

@@ -20,11 +20,11 @@ from support.stores import END, all_rows
 
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreError, StoreLocked
-from dmq.store.engine import Engine
-from dmq.store.ops import Batch
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.engine import Engine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family, pack_timeline_key, timeline_key
 from dmq.store.store import Store
+from dmq.store.writer.operations import Batch
 
 ROWS = 20_000
 LOGGED = 100
@@ -362,7 +362,7 @@ def test_a_killed_process_leaves_whole_batches_though_one_family_was_in_a_table(
 )
 def test_every_text_of_rocksdb_has_an_error_of_ours(text: str, expected: str) -> None:
     """The one place that reads RocksDB's text knows these."""
-    from dmq.store.rocks import _translated
+    from dmq.store.engines.rocks import _translated
 
     error = _translated(Exception(text))
     assert isinstance(error, StoreError)

@@ -26,11 +26,11 @@ from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.recovery.backups.snapshots import cursors_of
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.ops import Emit, Put, Schedule
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import META_DONE, Family, pack_pair, pack_timeline_key
 from dmq.store.schema.record import EntryKind, encode_body, encode_waiting
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Emit, Put, Schedule
 from dmq.trail.events import gap_event
 from dmq.trail.snapshots.taking import SnapshotFailed, SnapshotResult, Taker, directory_of, snapshot_of
 from retry.policy import RetryPolicy, Table

@@ -22,12 +22,12 @@ from dmq.broker.broker import EmbeddedBroker
 from dmq.recovery.check.check import check
 from dmq.recovery.salvage.salvage import salvage
 from dmq.store.backup import back_up, back_up_stopped
-from dmq.store.cell import Cell
-from dmq.store.ops import Delete, Put
+from dmq.store.files.cell import Cell
 from dmq.store.schema import keys
 from dmq.store.schema.identity import Identity
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
+from dmq.store.writer.operations import Delete, Put
 
 _T = TypeVar("_T")
 CLOCK = ManualClock()

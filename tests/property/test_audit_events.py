@@ -22,10 +22,10 @@ from support.watch import WatchedEngine
 
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
-from dmq.store.engine import Engine
-from dmq.store.ops import Batch
+from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
+from dmq.store.writer.operations import Batch
 from dmq.trail.events import EventKind, gap_count, gap_event
 from retry.dead_letter import Job
 from retry.policy import RetryPolicy, Table

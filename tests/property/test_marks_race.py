@@ -19,13 +19,13 @@ from support.effort import EFFORT, SEED
 from support.stores import SCOPE, all_rows, counted, hand_over, packed_id, recount, schedule
 
 from broker_adapter.clock import ManualClock
-from dmq.store import marks as marks_module
-from dmq.store.marks import Claim, Cursor, Marks
-from dmq.store.ops import Done
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
 from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer import marks as marks_module
+from dmq.store.writer.marks import Claim, Cursor, Marks
+from dmq.store.writer.operations import Done
 
 START_MS = 1_000
 LAG_MS = 5  # instead of BACKLOG_LAG_MS: times lie dense, so that everything meets everything

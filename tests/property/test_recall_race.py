@@ -22,10 +22,10 @@ from broker_adapter.message import pack_id
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.ops import HandOver
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import HandOver
 from dmq.trail.events import EventKind, gap_event
 
 pytestmark = pytest.mark.timeout(120 * EFFORT)

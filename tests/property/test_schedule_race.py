@@ -20,9 +20,9 @@ from broker_adapter.message import pack_id, unpack_id
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.ops import HandOver
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import StoreOptions
+from dmq.store.writer.operations import HandOver
 from dmq.trail.events import EventKind, gap_event
 
 pytestmark = pytest.mark.timeout(120 * EFFORT)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from broker_adapter.message import DeadLetterFacts
 from broker_adapter.topics import dead_letter_topic
-from dmq.store.believed import STEP_MS
+from dmq.store.files.steady_clock import STEP_MS
 from dmq.trail.events import EventKind
 
 Key = tuple[str, str]  # topic, message id

@@ -36,7 +36,7 @@ from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from broker_adapter.message import unpack_id
-from dmq.store.assemble import Assembler
-from dmq.store.ops import NO_RECEIPT, HandOver
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family
+from dmq.store.writer.assemble import Assembler
+from dmq.store.writer.operations import NO_RECEIPT, HandOver
 from dmq.trail.events import decode_event
 
 

@@ -19,8 +19,7 @@ from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.broker.groups.group_queue import GroupQueue, Lease
 from dmq.broker.schedules.firing import waiting_record
 from dmq.broker.topics.registry import Group, Names, Topic
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Op, Put
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity
@@ -100,6 +99,7 @@ from dmq.store.schema.spool import (
     uid_key,
 )
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event, encode_event
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.failure_reason import FailureReason

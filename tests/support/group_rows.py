@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from broker_adapter.clock import Moment
 from dmq.broker.groups.group_queue import GroupQueue
-from dmq.store.ops import Delete, Op, Put, Tally
 from dmq.store.schema.keys import Family
+from dmq.store.writer.operations import Delete, Op, Put, Tally
 
 _NO_TIME = Moment(0, 0)
 

@@ -32,8 +32,8 @@ from broker_adapter.wire.mapping import decode
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.topics.settings import KeepChange
 from dmq.errors import StoreError
-from dmq.store.believed import ClockOptions
-from dmq.store.engine import Engine
+from dmq.store.engines.engine import Engine
+from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.store import StoreOptions
 from dmq.trail.events import EventKind, gap_event

@@ -13,11 +13,11 @@ from dmq.broker.topics.registry import Names, Topic
 from dmq.broker.transactions.transaction_checks import CheckOptions, Checks
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Op
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Op
 
 PATIENCE_S = 10.0
 LAG_MS = 1_000  # beyond it, what is overdue is a backlog

@@ -26,7 +26,7 @@ from broker_adapter.clock import SystemClock
 from dmq.producer_store.directories import adopt
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.spool import Spool, SpoolOptions
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
 from retry.sink import Death, Entry, Held, SinkError, SinkFull, SinkUnavailable
 
 PATIENCE_S = 20.0

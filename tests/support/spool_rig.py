@@ -22,7 +22,7 @@ from dmq.producer_store.entries import entries, reader
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
 from dmq.producer_store.spool import Spool
-from dmq.store.memory import MemoryEngine
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import Totals, decode_dead, decode_entry, spool_range

@@ -12,15 +12,15 @@ from support.stores import PATIENCE_S, GatedEngine, hand_over
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreError
-from dmq.store.commit import Unit
-from dmq.store.engine import Engine
-from dmq.store.marks import Cursor
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Done, Op
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.engine import Engine
+from dmq.store.engines.memory import MemoryEngine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, timeline_key
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.marks import Cursor
+from dmq.store.writer.operations import Done, Op
+from dmq.store.writer.writer import Unit
 from dmq.trail.events import gap_event
 
 NOW_MS = 1_700_000_000_000

@@ -23,7 +23,7 @@ from typing import Self
 
 import pytest
 
-from dmq.store.wal import BLOCK_BYTES, HEADER_BYTES
+from dmq.store.engines.wal import BLOCK_BYTES, HEADER_BYTES
 
 _WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2")
 _SENDS = ("sendto", "sendmsg", "sendmmsg")

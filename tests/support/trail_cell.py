@@ -8,10 +8,10 @@ from support.stores import GatedEngine, all_rows
 from support.trail_read import HOUR_MS, read_trail, sequences
 
 from broker_adapter.clock import ManualClock
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Emit
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import encode_event, gap_event
 from dmq.trail.export.exporter import Exporter
 from dmq.trail.export.values import ExportOptions

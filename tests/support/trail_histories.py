@@ -14,7 +14,7 @@ from broker_adapter.errors import Refused
 from broker_adapter.transactions import Half
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.transactions.transaction_checks import CheckOptions
-from dmq.store.ops import Emit
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 from dmq.trail.export.exporter import Exporter
 from dmq.trail.snapshots.snapshot import write_snapshot

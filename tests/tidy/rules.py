@@ -21,7 +21,7 @@ PACKAGES = ("dmq", "retry", "broker_adapter", "spark_audit")
 CLOCK_MODULE = "broker_adapter/clock.py"
 # It sleeps by the name that tests of applications replace (`retry.api.time.sleep`).
 SLEEPING_MODULE = "retry/api.py"
-ENGINE_MODULE = "dmq/store/rocks.py"
+ENGINE_MODULE = "dmq/store/engines/rocks.py"
 # where output for people is the purpose
 PRINTING_MODULES = ("dmq/cli", "dmq/cli.py", "dmq/demo", "dmq/demo.py", "spark_audit/cli.py")
 

@@ -41,8 +41,12 @@ def house(tmp_path: Path) -> Path:
             if f"{package}.{module}" not in packages:
                 (folder / f"{module}.py").touch()
     (tmp_path / "pyproject.toml").write_bytes(PYPROJECT.read_bytes())
-    add(tmp_path, "dmq.store.rocks", "import rocksdict")
-    add(tmp_path, "dmq.rocketmq_server.server", "import grpc.aio\nimport grpc_health.v1.health\nimport dmq.store.rocks")
+    add(tmp_path, "dmq.store.engines.rocks", "import rocksdict")
+    add(
+        tmp_path,
+        "dmq.rocketmq_server.server",
+        "import grpc.aio\nimport grpc_health.v1.health\nimport dmq.store.engines.rocks",
+    )
     add(tmp_path, "dmq.daemon", "import dmq.rocketmq_server.server")
     add(tmp_path, "dmq.cli", "import dmq.demo")
     add(tmp_path, "dmq.demo", "import rocketmq")
@@ -84,8 +88,8 @@ def test_the_drawn_house_stands(house: Path) -> None:
         ("dmq.store", "import dmq.scheduler", "dmq.store is not allowed to import dmq.scheduler"),
         (
             "dmq.store.schema.keys",
-            "import dmq.store.engine",
-            "dmq.store.schema is not allowed to import dmq.store.engine",
+            "import dmq.store.engines.engine",
+            "dmq.store.schema is not allowed to import dmq.store.engines.engine",
         ),
         (
             "dmq.store.schema.record",

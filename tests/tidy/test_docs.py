@@ -27,7 +27,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
 SUITE = re.compile(r"^from support\.(\w+) import \*", re.MULTILINE)
-# `dmq/store/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
+# `dmq/store/writer/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 # in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/broker/deliveries/lease_expiry.py`
 NAMED = re.compile(r"`(?:\w+\.)*(\w+)`[^`|]{0,4}(?:in |of |\()+`([\w/]+\.py)`")

@@ -15,12 +15,12 @@ def check(path: str, code: str) -> list[str]:
 @pytest.mark.parametrize(
     ("path", "code", "expected"),
     [
-        ("dmq/store/rocks.py", "for key in family.keys(): pass", "`.keys` ends silently"),
-        ("dmq/store/rocks.py", "rows = list(family.items())", "`.items` ends silently"),
-        ("dmq/store/rocks.py", "rows = map(len, family.values())", "`.values` ends silently"),
+        ("dmq/store/engines/rocks.py", "for key in family.keys(): pass", "`.keys` ends silently"),
+        ("dmq/store/engines/rocks.py", "rows = list(family.items())", "`.items` ends silently"),
+        ("dmq/store/engines/rocks.py", "rows = map(len, family.values())", "`.values` ends silently"),
         ("bench/floor.py", "import rocksdict\nrocksdict.Rdict('x').items()", "`.items` ends silently"),
         ("tests/fault/test_x.py", "from rocksdict import Rdict\nRdict('x').keys()", "`.keys` ends silently"),
-        ("dmq/store/rocks.py", "options.set_iterate_lower_bound(b'')", "sets the upper bound"),
+        ("dmq/store/engines/rocks.py", "options.set_iterate_lower_bound(b'')", "sets the upper bound"),
         ("tests/unit/test_x.py", "options.set_iterate_lower_bound(b'')", "sets the upper bound"),
         ("dmq/log.py", "import time", "`time` reads a clock"),
         ("dmq/log.py", "import os, time as t", "`time` reads a clock"),
@@ -29,7 +29,7 @@ def check(path: str, code: str) -> list[str]:
         ("broker_adapter/balance.py", "def f():\n    import time", "`time` reads a clock"),
         ("dmq/demo.py", "import time", "`time` reads a clock"),
         ("spark_audit/jobs.py", "datetime.now(tz=UTC)", "`now` reads a clock"),
-        ("dmq/store/rocks.py", "datetime.datetime.utcnow()", "`utcnow` reads a clock"),
+        ("dmq/store/engines/rocks.py", "datetime.datetime.utcnow()", "`utcnow` reads a clock"),
         ("dmq/scheduler/loop.py", "asyncio.get_running_loop().time()", "`time()` reads a clock"),
         ("dmq/rocketmq_server/map.py", "Timestamp().GetCurrentTime()", "`GetCurrentTime` reads a clock"),
         ("dmq/daemon.py", "print('up')", "print; log it"),
@@ -48,10 +48,10 @@ def test_a_breach_is_reported(path: str, code: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("dmq/store/memory.py", "rows = table.items()"),
+        ("dmq/store/engines/memory.py", "rows = table.items()"),
         ("tests/integration/test_rocksdict_traps.py", "import rocksdict\nrows = db.items()"),
         ("tests/integration/test_rocksdict_traps.py", "options.set_iterate_lower_bound(b'')"),
-        ("dmq/store/rocks.py", '"""Never set_iterate_lower_bound, never items()."""'),
+        ("dmq/store/engines/rocks.py", '"""Never set_iterate_lower_bound, never items()."""'),
         ("broker_adapter/clock.py", "import time\ntime.time_ns()"),
         ("retry/api.py", "import time\ntime.sleep(1)"),
         ("tests/unit/test_x.py", "import time\ntime.monotonic()"),

@@ -17,7 +17,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]["custom"]["home"]
 PACKAGES = ("dmq", "retry", "broker_adapter", "spark_audit")
-NOT_SHIPPED = ("dmq/http2/_compiled/", "dmq/store/memory.py", "dmq/http2/testing/")  # by-products; for tests and bench
+NOT_SHIPPED = (
+    "dmq/http2/_compiled/",
+    "dmq/store/engines/memory.py",
+    "dmq/http2/testing/",
+)  # by-products; for tests and bench
 # Nothing may be fetched: every way out leads to a closed port.
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 

@@ -14,9 +14,9 @@ from support.stores import PATIENCE_S
 from support.trail_cell import CELL, Cell
 from support.trail_read import HOUR_MS, lines, read_trail
 
-from dmq.store.ops import Emit, Put
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import StoreOptions
+from dmq.store.writer.operations import Emit, Put
 from dmq.trail.events import EventKind, cell_event, encode_event, gap_event
 from dmq.trail.export.values import ExportOptions
 

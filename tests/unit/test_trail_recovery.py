@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from support.trail_cell import CELL, DAY_MS, Cell
 from support.trail_read import data_files, lines, read_trail
 
-from dmq.store.believed import STEADY_AFTER_MS
+from dmq.store.files.steady_clock import STEADY_AFTER_MS
 from dmq.trail import manifest
 from dmq.trail.export.exporter import ExportOptions, TrailUnavailable
 

@@ -39,10 +39,10 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.sending.sends import Sends
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Topic
-from dmq.store.ops import Emit
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
 from dmq.store.schema.record import History, QueuedMessage, decode_queued
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import LANE, EventKind, encode_event
 from retry.policy import Reason
 

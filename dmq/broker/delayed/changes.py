@@ -17,7 +17,6 @@ from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
-from dmq.store.ops import IfKnown, Reschedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
 from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
@@ -30,6 +29,7 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import IfKnown, Reschedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 ENTRIES_PER_UNIT_MAX = 128

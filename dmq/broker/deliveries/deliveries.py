@@ -27,8 +27,8 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.limits.group_rate import GroupFlows
 from dmq.broker.topics.catalog import Catalog
 from dmq.errors import StoreError
-from dmq.store.ops import Emit, Op
 from dmq.store.schema.failure_reason import encode_reason
+from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind, with_reason
 from retry.flow import Failure, Nacked, SentBack, Unwanted
 from retry.flow import Forwarded as GivenUp

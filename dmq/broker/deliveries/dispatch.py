@@ -24,9 +24,9 @@ from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Names
-from dmq.store.ops import Emit, Op
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
+from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind
 from retry.policy import Reason
 

@@ -14,9 +14,9 @@ from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
 from dmq.broker.groups.lease_timers import Ended, LeaseEnds
 from dmq.broker.groups.subscription import SubscribedQueue
 from dmq.errors import StoreError
-from dmq.store.ops import Emit, Op
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.store import Store
+from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind
 from retry.flow import ComeBack, LeaseExpired
 

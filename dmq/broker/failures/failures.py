@@ -40,7 +40,6 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group, Topic
 from dmq.errors import StoreError
-from dmq.store.ops import Append, Emit, IfKnown, Op, Schedule
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
 from dmq.store.schema.group import decode_exception
 from dmq.store.schema.index import EntryState, failed_id, failed_topic_id
@@ -55,6 +54,7 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
+from dmq.store.writer.operations import Append, Emit, IfKnown, Op, Schedule
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, with_reason
 from dmq.units import format_time
 from retry.dead_letter import REFUSED

@@ -13,7 +13,6 @@ from dmq.broker.failures.failures import Failures
 from dmq.broker.io.commits import Commits
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group
-from dmq.store.ops import Append, IfKnown, Op, Tally, Withdraw
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.index import EntryState, failed_id
@@ -28,6 +27,7 @@ from dmq.store.schema.record import (
     encode_queued,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import Append, IfKnown, Op, Tally, Withdraw
 from dmq.trail.events import LANE, EventKind, encode_event
 from retry.failure_reason import FailureReason
 from retry.policy import Reason

@@ -26,7 +26,6 @@ from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.handles.receipt_handle import Receipt
-from dmq.store.ops import Delete, Op, Put, Tally
 from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,
@@ -41,6 +40,7 @@ from dmq.store.schema.group import (
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import QueuedMessage
+from dmq.store.writer.operations import Delete, Op, Put, Tally
 
 LEASES_MAX = 10_000
 ATTEMPT_MAX = 0xFFFF  # what its field holds

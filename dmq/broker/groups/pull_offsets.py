@@ -10,9 +10,9 @@ from dmq.broker.io.commits import Commits
 from dmq.broker.io.queue_log import Place
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog, check_not_forwarder
-from dmq.store.ops import Emit, Put
 from dmq.store.schema.group import committed_key
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.writer.operations import Emit, Put
 from dmq.trail.events import offset_set_event
 
 NOBODY = 2**64  # further than anybody reads

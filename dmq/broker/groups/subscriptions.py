@@ -22,9 +22,9 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.io.tail_cache import LAG_MAX
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group, Topic
-from dmq.store.ops import Appended, Emit, Op
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
+from dmq.store.writer.operations import Appended, Emit, Op
 from dmq.trail.events import subscribed_event
 
 GroupStart = Literal["earliest", "latest"]

@@ -8,10 +8,10 @@ from typing import Any
 
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded
 from dmq.errors import StoreBusy, StoreError, StoreStalled
-from dmq.store.commit import Told, Unit
-from dmq.store.ops import Append, Op, Schedule
 from dmq.store.schema.index import Receipt
 from dmq.store.store import Store
+from dmq.store.writer.operations import Append, Op, Schedule
+from dmq.store.writer.writer import Told, Unit
 
 
 class Commits:

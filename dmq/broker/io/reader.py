@@ -16,7 +16,7 @@ from broker_adapter.errors import BrokerUnavailable
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.tail_cache import Recent
 from dmq.errors import StoreClosed, StoreCorrupt, StoreError
-from dmq.store.engine import Rows
+from dmq.store.engines.engine import Rows
 from dmq.store.schema.group import group_queue_range
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, pack_queue_key

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmq.store.ops import Growth
+from dmq.store.writer.operations import Growth
 
 BYTES_MAX = 16 * 1024 * 1024
 QUEUE_BYTES_MAX = 1024 * 1024  # so that one queue does not drive out all others

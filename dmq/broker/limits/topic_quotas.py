@@ -21,9 +21,9 @@ from broker_adapter.message import Envelope
 from dmq.broker.limits.token_bucket import TokenBucket, refilled, spent, wait_s
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import OverBound
-from dmq.store.ops import Bound
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
+from dmq.store.writer.operations import Bound
 from dmq.units import format_duration
 
 QUOTAS: Final = TopicQuotas._fields

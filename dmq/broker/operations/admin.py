@@ -23,10 +23,10 @@ from dmq.broker.topics.catalog import Catalog, ScheduleLimits, check_not_forward
 from dmq.broker.topics.registry import Group, Topic
 from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
-from dmq.store.ops import Emit
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
 from dmq.store.store import Store
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import subscribed_event
 
 BEGIN, END = -1, -2  # where to reset a group to, beside a time

@@ -41,7 +41,6 @@ from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put, Tally
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import Outcome, decode_outcome, encode_outcome, outcome_key
 from dmq.store.schema.index import redriven_history, redriven_id
@@ -50,6 +49,7 @@ from dmq.store.schema.ledger import Term
 from dmq.store.schema.names import GROUPED, PLAIN
 from dmq.store.schema.orders import decode_job, encode_job
 from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
+from dmq.store.writer.operations import Append, Delete, Emit, IfKnown, Op, Put, Tally
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, UNREADABLE, Dead, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason

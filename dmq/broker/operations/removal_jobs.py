@@ -30,7 +30,6 @@ from dmq.broker.operations.progress import Progress
 from dmq.broker.pulling.tail_waiters import Tails
 from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.errors import StoreError
-from dmq.store.ops import Append, CloseLedger, Delete, Emit, Op, Put, Tally, Withdraw
 from dmq.store.schema import keys
 from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
 from dmq.store.schema.index import decode_index, failed_topic_id
@@ -50,6 +49,7 @@ from dmq.store.schema.record import (
     waiting_bytes,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import Append, CloseLedger, Delete, Emit, Op, Put, Tally, Withdraw
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
 
 log = structlog.get_logger("dmq.broker")

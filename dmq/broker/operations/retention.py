@@ -35,11 +35,11 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.operations.removal_jobs import Procedures
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreError
-from dmq.store.ops import Delete, Emit, Op, Put
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
 from dmq.store.schema.names import Keep
 from dmq.store.schema.record import QueuedMessage
+from dmq.store.writer.operations import Delete, Emit, Op, Put
 from dmq.trail.events import EventKind, encode_event
 
 log = structlog.get_logger("dmq.broker")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dmq.broker.io.queue_log import Place
-from dmq.store.ops import Appended
+from dmq.store.writer.operations import Appended
 
 
 class Tail:

@@ -29,7 +29,6 @@ from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.broker.sending.placement import Placement
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import IfKnown, Occurrence, Put, Recur, Reschedule
 from dmq.store.schema.keys import Family, recurring_scope
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
@@ -51,6 +50,7 @@ from dmq.store.schema.recurring import (
     encode_progress,
     schedule_keys,
 )
+from dmq.store.writer.operations import IfKnown, Occurrence, Put, Recur, Reschedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 AT_ONCE_MAX = 64  # occurrences of one schedule in a turn

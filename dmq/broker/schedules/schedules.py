@@ -33,8 +33,6 @@ from dmq.broker.topics.catalog import LIMITS_DEFAULT, Catalog, ScheduleLimits
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreCorrupt, UnitRefused
 from dmq.slices import in_slices
-from dmq.store.ops import Delete, Emit, Op, Put, Withdraw
-from dmq.store.ops import Schedule as ScheduleOp
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import (
     META_SCHEDULE,
@@ -59,6 +57,8 @@ from dmq.store.schema.recurring import (
     schedule_name,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import Delete, Emit, Op, Put, Withdraw
+from dmq.store.writer.operations import Schedule as ScheduleOp
 
 _TRIES_MAX = 16  # a schedule that moves on between two looks at it is looked at again
 _ROWS_MAX = 1_000_000

@@ -9,7 +9,6 @@ from broker_adapter.message import Envelope, MessageType, pack_id
 from broker_adapter.topics import queue_of_message_group
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import Append, HandOver, IfKnown, Schedule, UnderKey
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.own_keys import own_key_row
 from dmq.store.schema.record import (
@@ -26,6 +25,7 @@ from dmq.store.schema.record import (
     history_bytes,
     split_own_key,
 )
+from dmq.store.writer.operations import Append, HandOver, IfKnown, Schedule, UnderKey
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.

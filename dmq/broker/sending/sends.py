@@ -14,11 +14,11 @@ from dmq.broker.sending.placement import Placement, wrong_type
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Topic
 from dmq.errors import MessageIdTaken, OverBound, StoreError
-from dmq.store.commit import Unit
-from dmq.store.ops import Append, Emit, Schedule
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
+from dmq.store.writer.operations import Append, Emit, Schedule
+from dmq.store.writer.writer import Unit
 
 Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
 RECALL = HandleKind.RECALL  # members of enums, looked up once

@@ -18,8 +18,7 @@ from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Rows
-from dmq.store.ops import Delete, Emit, Op, Put
+from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys
 from dmq.store.schema import names as schema
 from dmq.store.schema.keys import Family
@@ -35,6 +34,7 @@ from dmq.store.schema.names import (
     TopicQuotas,
     TopicSettings,
 )
+from dmq.store.writer.operations import Delete, Emit, Op, Put
 from dmq.trail.events import EventKind, name_event
 from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy

@@ -22,7 +22,6 @@ from broker_adapter.transactions import Check
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import HandOver, Reschedule
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key
 from dmq.store.schema.record import (
@@ -37,6 +36,7 @@ from dmq.store.schema.record import (
     encode_history,
     encode_queued,
 )
+from dmq.store.writer.operations import HandOver, Reschedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.policy import Reason
 

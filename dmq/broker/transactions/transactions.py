@@ -30,7 +30,6 @@ from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
 from dmq.errors import MessageIdTaken, OverBound
-from dmq.store.ops import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key, half_scope
 from dmq.store.schema.names import PLAIN
@@ -45,6 +44,7 @@ from dmq.store.schema.record import (
     encode_half,
     encode_half_body,
 )
+from dmq.store.writer.operations import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from dmq.units import format_time
 

@@ -30,7 +30,7 @@ def check(session: Session, given: Given) -> None:
     config, _ = _loaded(given)
     from broker_adapter.clock import SystemClock
     from dmq.daemon.checks import cluster_report, problems_of
-    from dmq.store.cell import holder_of
+    from dmq.store.files.cell import holder_of
 
     clock = SystemClock()
     cluster, wrong = cluster_report(config, clock)

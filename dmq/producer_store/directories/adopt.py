@@ -23,12 +23,12 @@ from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.damage import read_timeline
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.trail import SpoolTrail
-from dmq.store.commit import Unit
-from dmq.store.ops import Delete, Op, Put
 from dmq.store.schema import spool as schema
 from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import Taken
+from dmq.store.writer.operations import Delete, Op, Put
+from dmq.store.writer.writer import Unit
 from dmq.trail.export.values import TrailUnavailable
 from retry.sink import Entry
 

@@ -10,8 +10,8 @@ from typing import Literal
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
-from dmq.store.commit import Unit
-from dmq.store.rocks import RocksOptions
+from dmq.store.engines.rocks import RocksOptions
+from dmq.store.writer.writer import Unit
 from retry.sink import Entry, SinkFull
 
 WAIT_S = 1.0  # how long a waiter does not look whether the spool is still the same

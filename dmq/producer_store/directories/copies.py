@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from dmq.errors import StoreError, StoreLocked
-from dmq.store.cell import unusable
+from dmq.store.files.cell import unusable
 from dmq.store.schema.files import CELL_FILE, CLOSED_FILE
 
 LOCK_FILE = "ADOPT"  # there since a process first opened a directory of the spool

@@ -16,7 +16,7 @@ from dmq.producer_store.directories.bounds import SpoolOptions
 from dmq.producer_store.directories.copies import copy_directory, workplace
 from dmq.producer_store.directories.salvage_log import Dropped, Tell, clean_logs, puts_of
 from dmq.producer_store.entries.damage import Hole, Readable, read_around
-from dmq.store.rocks import RocksEngine, RocksOptions, rebuild_manifest
+from dmq.store.engines.rocks import RocksEngine, RocksOptions, rebuild_manifest
 from dmq.store.schema.files import CELL_FILE, CLOSED_FILE, decode_closed
 from dmq.store.schema.keys import META_NAME, Family, meta_id, meta_range
 from dmq.store.schema.names import NameKind, decode_name

@@ -1,7 +1,7 @@
 """The folder of a spool: one directory per process, taken over when its process is dead.
 
 <root>/ADOPT                held while a process opens, chooses or removes a directory
-<root>/spool-<id>/          a cell (``dmq.store.cell``): its LOCK tells whether its process lives
+<root>/spool-<id>/          a cell (``dmq.store.files.cell``): its LOCK tells whether its process lives
 <root>/spool-<id>/ADOPTER   name of the directory it is being moved to
 
 A lock ends with its process, also in a container, so a directory that can be locked is an orphan. Locks do not work on
@@ -30,13 +30,13 @@ from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreForked, Store
 from dmq.producer_store.directories.copies import LOCK_FILE
 from dmq.producer_store.entries.clock import ForwardClock
 from dmq.producer_store.entries.entries import Entries
-from dmq.store.cell import unusable
-from dmq.store.durable import make_directory, sync_directory
-from dmq.store.ops import Put
+from dmq.store.files.cell import unusable
+from dmq.store.files.durable import make_directory, sync_directory
 from dmq.store.schema.clock import encode_clock
 from dmq.store.schema.files import ADOPTER_FILE
 from dmq.store.schema.keys import META_CLOCK, Family
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Put
 
 log = LibraryLog("dmq.producer_store")
 

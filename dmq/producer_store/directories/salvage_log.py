@@ -1,7 +1,7 @@
 """Taking damaged records out of the write-ahead logs of a *copy*, so that one bad byte costs one record.
 
 RocksDB's own way of going on behind damage drops the rest of the block, and does not say what. Here every record is
-checked, and a log with damage is written anew without what is damaged. The layout is in ``dmq.store.wal``; a checksum
+checked, and a log with damage is written anew without what is damaged. The layout is in ``dmq.store.engines.wal``; a checksum
 is CRC-32C of the type and the data, rotated by 15 bits, plus a constant.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.store.wal import BLOCK_BYTES, HEADER_BYTES
+from dmq.store.engines.wal import BLOCK_BYTES, HEADER_BYTES
 
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MASK_DELTA = 0xA282EAD8

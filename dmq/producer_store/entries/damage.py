@@ -1,6 +1,6 @@
 """Reading around damage: a block that cannot be read costs what is in it, and nothing behind it.
 
-An iterator ends at such a block, and says so when asked (``dmq.store.rocks``). Rows before it are found by asking for
+An iterator ends at such a block, and says so when asked (``dmq.store.engines.rocks``). Rows before it are found by asking for
 fewer, rows behind it by asking from later on.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Rows
+from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 

@@ -17,8 +17,6 @@ from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.producer_store.entries.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn
-from dmq.store.commit import Unit
-from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Schedule
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.spool import (
@@ -39,6 +37,8 @@ from dmq.store.schema.spool import (
     turn_of,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import Delete, Emit, IfKnown, Op, Put, Schedule
+from dmq.store.writer.writer import Unit
 from dmq.trail.events import EventKind
 from retry.sink import DeadEntry, Death, Entry
 

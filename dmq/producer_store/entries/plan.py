@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from dmq.broker.topics.registry import Topic
 from dmq.producer_store.entries.key_queues import Change
-from dmq.store.commit import Unit
-from dmq.store.ops import Append, Delete, Emit, Op, Put, Schedule, Withdraw
 from dmq.store.schema.keys import timeline_key
 from dmq.store.schema.spool import KeyQueueId, Totals, entry_id
+from dmq.store.writer.operations import Append, Delete, Emit, Op, Put, Schedule, Withdraw
+from dmq.store.writer.writer import Unit
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.sink import Entry
 

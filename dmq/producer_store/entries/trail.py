@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from broker_adapter.extras import require
 from dmq.errors import StoreError
-from dmq.store.ops import Emit
 from dmq.store.store import Store
+from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dmq.producer_store.directories.copies import copy_directory
 from dmq.producer_store.directories.inspect import Found, How, Look, State
 from dmq.producer_store.directories.salvage_log import Tell, clean_logs
 from dmq.producer_store.entries.damage import Hole
-from dmq.store.rocks import RocksEngine, RocksOptions, rebuild_manifest
+from dmq.store.engines.rocks import RocksEngine, RocksOptions, rebuild_manifest
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family

@@ -26,8 +26,7 @@ from dmq.producer_store.directories.root import Root
 from dmq.producer_store.directories.salvage_log import Tell, puts_of
 from dmq.producer_store.entries.entries import Entries, settling
 from dmq.producer_store.salvage.rest import Rest
-from dmq.store.durable import sync_directory
-from dmq.store.ops import Put
+from dmq.store.files.durable import sync_directory
 from dmq.store.schema import keys
 from dmq.store.schema.files import ADOPTER_FILE
 from dmq.store.schema.index import decode_index
@@ -44,6 +43,7 @@ from dmq.store.schema.spool import (
     turn_of,
 )
 from dmq.store.store import Store
+from dmq.store.writer.operations import Put
 
 _PER_UNIT = 256
 _NAMED_MAX = 1_000

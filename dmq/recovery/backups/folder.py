@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.errors import DmqError, StoreCorrupt, StoreFailed
-from dmq.store.cell import unusable
-from dmq.store.durable import sync_directory
+from dmq.store.files.cell import unusable
+from dmq.store.files.durable import sync_directory
 from dmq.store.schema.files import CELL_FILE, decode_marker
 
 DAMAGED = 4  # exit code of what looks through a backup

@@ -34,9 +34,8 @@ from dmq.recovery.reading.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.recovery.reading.places import place_of, shown_id_of
 from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
 from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
-from dmq.store.cell import Cell
-from dmq.store.recount import KnownIds, copies_of, recount_queues
-from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.engines.rocks import RocksEngine, RocksOptions
+from dmq.store.files.cell import Cell
 from dmq.store.schema import keys
 from dmq.store.schema.counts import due_in, end_of_minute
 from dmq.store.schema.files import CELL_FILE
@@ -48,6 +47,7 @@ from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
 from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
+from dmq.store.writer.recount import KnownIds, copies_of, recount_queues
 from dmq.trail.ledger import read_books
 from dmq.trail.manifest import Layout, read_manifest
 from dmq.trail.snapshots.taking import cell_of

@@ -36,10 +36,10 @@ from broker_adapter.errors import Refused, Rule
 from dmq.background import background, die_with_parent, end_with_stdin
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError
-from dmq.store.engine import Engine, queue_end
-from dmq.store.recount import KnownIds, Recount, read_ledger, recount_queues, recount_timeline
-from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.engines.engine import Engine, queue_end
+from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.store import Store
+from dmq.store.writer.recount import KnownIds, Recount, read_ledger, recount_queues, recount_timeline
 from dmq.trail.ledger import Difference, Ledger
 
 log = structlog.get_logger("dmq.daemon")

@@ -9,10 +9,10 @@ from broker_adapter.message import unpack_id
 from broker_adapter.topics import RETRY_PREFIX
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Rows
-from dmq.store.ops import Op, Put
+from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
+from dmq.store.writer.operations import Op, Put
 
 NAME_LETTERS = (keys.META_NAME, keys.META_SETTINGS, keys.META_HOLDS)
 

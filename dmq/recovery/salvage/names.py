@@ -11,9 +11,9 @@ from dmq.recovery.reading.loss_report import Lost
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.rows import Waiting
-from dmq.store.ops import Put
 from dmq.store.schema.keys import Family, topic_of_scope
 from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
+from dmq.store.writer.operations import Put
 
 
 class Needed:

@@ -17,13 +17,13 @@ from dmq.recovery.reading.places import Place, place_of
 from dmq.recovery.reading.rows import Indexed, Progress, epoch_of, read_begin, read_index, read_progress
 from dmq.recovery.salvage.figures import BadRow, Figures
 from dmq.recovery.salvage.names import Needed
-from dmq.store.ops import Op, Put
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind, pack_group_key
 from dmq.store.schema.index import encode_index_finished
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import NOT_APPLICABLE, decode_block
 from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event
 
 _ARRIVALS = frozenset({EventKind.QUEUED, EventKind.DELIVERED})

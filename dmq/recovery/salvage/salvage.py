@@ -35,7 +35,7 @@ from dmq.recovery.salvage.logs import tell_dropped
 from dmq.recovery.salvage.names import Needed
 from dmq.recovery.salvage.queues import Moves, measure, save_progress, save_queues
 from dmq.store.backup import check_place, place
-from dmq.store.rocks import RocksEngine
+from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index, encode_index_waiting
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key

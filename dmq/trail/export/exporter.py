@@ -20,12 +20,12 @@ from pathlib import Path
 from broker_adapter.clock import SystemClock
 from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.store.commit import Unit
-from dmq.store.ops import DropOutbox, Emit, HoldOutbox, Op, SkipOutbox
 from dmq.store.schema.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.schema.outbox import block_head
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import DropOutbox, Emit, HoldOutbox, Op, SkipOutbox
+from dmq.store.writer.writer import Unit
 from dmq.trail import manifest
 from dmq.trail.events import EventKind, cell_event, gap_event, tail_lost_event
 from dmq.trail.export import recovery

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
-from dmq.store.durable import sync_directory, sync_file
+from dmq.store.files.durable import sync_directory, sync_file
 from dmq.trail import manifest
 from dmq.trail.export.retention import Span, contradiction
 from dmq.trail.manifest import CellFile, Layout, Listed, read_manifest, sequences_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Engine
-from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.engines.engine import Engine
+from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
 from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import Family

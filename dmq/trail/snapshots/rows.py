@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Engine, queue_begin, queue_end
+from dmq.store.engines.engine import Engine, queue_begin, queue_end
 from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,

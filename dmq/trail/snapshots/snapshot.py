@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import StoreError
-from dmq.store.durable import make_directory, sync_directory
-from dmq.store.engine import Engine
+from dmq.store.engines.engine import Engine
+from dmq.store.files.durable import make_directory, sync_directory
 from dmq.store.schema.keys import META_SPOOL_TOTAL, Family, meta_range
 from dmq.trail.snapshots.layout import MANIFEST, QueueId, decode_cursors, open_quiet, read_cut, read_names
 from dmq.trail.snapshots.rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues

@@ -10,7 +10,7 @@ from support.letters import a_message, die, fail
 from support.live_cell import NOW, LiveCell
 from support.rigs import receive
 
-from dmq.store.ops import Tally
+from dmq.store.writer.operations import Tally
 from dmq.trail.events import EventKind
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.broker.io.tail_cache import Recent
-from dmq.store.ops import Growth
+from dmq.store.writer.operations import Growth
 
 
 def test_what_was_appended_is_found_at_its_offset() -> None:

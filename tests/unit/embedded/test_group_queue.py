@@ -14,8 +14,8 @@ from broker_adapter.errors import Refused, Rule
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.group_queue import GroupQueue, Lease, Returned
 from dmq.broker.handles.receipt_handle import Receipt
-from dmq.store.ops import Op
 from dmq.store.schema.group import CHUNK_OFFSETS
+from dmq.store.writer.operations import Op
 
 NOW_MS = 1_000_000
 

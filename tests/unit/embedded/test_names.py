@@ -11,10 +11,10 @@ from broker_adapter.errors import Overloaded
 from dmq.broker.topics import registry as names_module
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Emit, Put
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Emit, Put
 from dmq.trail.events import EventKind, decode_event
 
 

@@ -14,8 +14,7 @@ from broker_adapter.topics import queue_of_message_group
 from dmq.broker.sending.placement import Placement, message_group_of
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Append, Schedule
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import pack_timeline_key
 from dmq.store.schema.record import (
@@ -30,6 +29,7 @@ from dmq.store.schema.record import (
     encode_waiting,
 )
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Append, Schedule
 from dmq.trail import events
 from dmq.trail.events import NO_QUEUE, EventKind, decode_event
 

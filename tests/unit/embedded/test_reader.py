@@ -13,8 +13,8 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.reader import READ_BYTES_MAX, Reader
-from dmq.store.engine import Rows
-from dmq.store.memory import MemoryEngine
+from dmq.store.engines.engine import Rows
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.store import Store, StoreOptions

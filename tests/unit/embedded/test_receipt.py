@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused, Rule
 from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
-from dmq.store.identity import draw
+from dmq.store.files.identity import draw
 from dmq.store.schema.identity import Identity, Place
 
 IDENTITY = Identity(7, bytes(range(32)))

@@ -9,7 +9,6 @@ from support.stores import events
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.scheduler.moves import moved
-from dmq.store.ops import IfKnown, Reschedule
 from dmq.store.schema.clock import Move, decode_moves
 from dmq.store.schema.keys import pack_timeline_key
 from dmq.store.schema.record import (
@@ -22,6 +21,7 @@ from dmq.store.schema.record import (
     encode_half,
     encode_waiting,
 )
+from dmq.store.writer.operations import IfKnown, Reschedule
 from dmq.trail.events import NO_QUEUE, EventKind, decode_event, encode_event
 
 NOW_MS, STEP_MS = 1_000_000, 10_000

@@ -11,8 +11,8 @@ from support.scheduler_cell import PATIENCE_S, Cell
 from broker_adapter.clock import Clock, ManualClock, SystemClock
 from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.scheduler import scheduler as scheduler_module
-from dmq.store.ops import Put
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
+from dmq.store.writer.operations import Put
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from dmq.producer_store.entries.clock import ForwardClock
-from dmq.store.believed import JUMP_MAX_MS, STEADY_AFTER_MS
+from dmq.store.files.steady_clock import JUMP_MAX_MS, STEADY_AFTER_MS
 from dmq.store.schema.clock import ClockRow
 
 HOUR_MS = 3_600_000

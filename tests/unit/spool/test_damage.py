@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.entries.damage import Found, Hole, earliest, mark_from, read_timeline
-from dmq.store.engine import Rows
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Put
+from dmq.store.engines.engine import Rows
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import TIMELINE_END, Family, timeline_key
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Put
 
 STOP = 10_000
 MARKS = range(100, 300, 10)

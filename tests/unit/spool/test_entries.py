@@ -12,12 +12,12 @@ from support.spool_rig import PATIENCE_S, an_entry, recount
 from broker_adapter.clock import ManualClock
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
-from dmq.store.commit import Unit
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Delete, Put
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.spool import Totals
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Delete, Put
+from dmq.store.writer.writer import Unit
 from retry.sink import DeadEntry, Death
 
 PROGRESS = Put(Family.GROUP, b"progress", b"1")

@@ -11,11 +11,11 @@ from support.spool_rig import an_entry
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.entries.key_queues import Change, KeyQueues
-from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Delete, Put
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.spool import KeyQueueId, encode_entry, key_queue_id, key_queue_key, parked_number, parked_range
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.operations import Delete, Put
 
 KEY_QUEUE = KeyQueueId(7, bytes(range(16)))
 UIDS = b"\xff\xff\xff\xffu" + bytes((0, 0, 0, 7)) + KEY_QUEUE.digest  # and the uid

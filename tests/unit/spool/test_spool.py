@@ -15,10 +15,10 @@ from dmq.errors import StoreFailed
 from dmq.producer_store.directories.bounds import SpoolOptions
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.spool import Spool
-from dmq.store.commit import Unit
-from dmq.store.ops import Op, Put
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
 from dmq.store.schema.spool import encode_entry
+from dmq.store.writer.operations import Op, Put
+from dmq.store.writer.writer import Unit
 from retry.sink import Death, Held, SinkClosed, SinkFull, SinkUnavailable
 
 

@@ -12,9 +12,9 @@ from broker_adapter.clock import ManualClock
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket
-from dmq.store.commit import Unit
-from dmq.store.memory import MemoryEngine
+from dmq.store.engines.memory import MemoryEngine
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.writer import Unit
 from retry.sink import Death
 
 

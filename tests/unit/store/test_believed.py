@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
-from dmq.store.believed import STEP_MS, BelievedClock, ClockNews, ClockOptions, ClockStatus, News
+from dmq.store.files.steady_clock import STEP_MS, BelievedClock, ClockNews, ClockOptions, ClockStatus, News
 from dmq.store.schema.clock import ClockRow, decode_clock, encode_clock
 
 MINUTE_MS = 60_000

@@ -10,7 +10,7 @@ from support.golden_rows import CASES, GOLDEN, Case, kept
 
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.root import Root
-from dmq.store.cell import Cell
+from dmq.store.files.cell import Cell
 from dmq.store.schema.keys import Family
 
 ROWS = [(family, case) for family, cases in CASES.items() for case in cases]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dmq.store.marks import BACKLOG_LAG_MS, Claim, Cursor, Marks
 from dmq.store.schema.keys import timeline_mark as at
+from dmq.store.writer.marks import BACKLOG_LAG_MS, Claim, Cursor, Marks
 
 NOW = 1_000_000
 PATIENCE_S = 10.0

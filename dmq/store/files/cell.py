@@ -5,7 +5,7 @@
                   yet. With it, a missing database is damage
 <data>/CLOSED     there only after a clean end: names and sizes of the database's files, which may not change meanwhile
 <data>/rocksdb/   the database
-<data>/BALLAST    room for acks on a full disk (``dmq.store.disk``)
+<data>/BALLAST    room for acks on a full disk (``dmq.store.files.disk``)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dmq.errors import (
     StoreReadOnly,
     told,
 )
-from dmq.store.durable import make_directory, sync_directory
+from dmq.store.files.durable import make_directory, sync_directory
 from dmq.store.schema.files import (
     CELL_FILE,
     CLOSED_FILE,

@@ -22,14 +22,14 @@ from dmq.errors import (
     StoreForked,
     UnitRefused,
 )
-from dmq.store.assemble import Assembler
-from dmq.store.engine import Engine
-from dmq.store.marks import Marks
-from dmq.store.ops import Append, Appended, HandOver, Hold, Op, Recur, Reschedule, Schedule, Withdraw
+from dmq.store.engines.engine import Engine
 from dmq.store.schema.index import Receipt
+from dmq.store.writer.assemble import Assembler
+from dmq.store.writer.marks import Marks
+from dmq.store.writer.operations import Append, Appended, HandOver, Hold, Op, Recur, Reschedule, Schedule, Withdraw
 
 OPS_PER_BATCH_MAX = 4096
-BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.store.rocks``
+BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.store.engines.rocks``
 _OP_BYTES = 256  # of rows, index and event beside a message
 _LOOK_FOR_ROOM_S = 0.2
 STALL_S = 3.0  # a batch that takes longer is reported as a stalled disk

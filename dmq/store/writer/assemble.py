@@ -10,12 +10,27 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 from dmq.errors import MessageIdTaken, OverBound
-from dmq.store.believed import BelievedClock
-from dmq.store.counts import Counts
-from dmq.store.engine import Engine, queue_end
-from dmq.store.ledger_rows import LedgerRows
-from dmq.store.marks import Marks
-from dmq.store.ops import (
+from dmq.store.engines.engine import Engine, queue_end
+from dmq.store.files.steady_clock import BelievedClock
+from dmq.store.schema import keys, outbox
+from dmq.store.schema.clock import encode_clock
+from dmq.store.schema.index import (
+    EntryState,
+    Receipt,
+    decode_index,
+    encode_index_absorbed,
+    encode_index_finished,
+    encode_index_waiting,
+    encode_index_withdrawn,
+)
+from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
+from dmq.store.schema.outbox import pack_record_head
+from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, last_holder_suffix
+from dmq.store.schema.record import waiting_bytes, whole_half_bytes
+from dmq.store.writer.counts import Counts
+from dmq.store.writer.ledger_rows import LedgerRows
+from dmq.store.writer.marks import Marks
+from dmq.store.writer.operations import (
     NO_RECEIPT,
     Append,
     Appended,
@@ -43,22 +58,7 @@ from dmq.store.ops import (
     Withdraw,
     scheduled_times,
 )
-from dmq.store.outbox_rows import OutboxRows
-from dmq.store.schema import keys, outbox
-from dmq.store.schema.clock import encode_clock
-from dmq.store.schema.index import (
-    EntryState,
-    Receipt,
-    decode_index,
-    encode_index_absorbed,
-    encode_index_finished,
-    encode_index_waiting,
-    encode_index_withdrawn,
-)
-from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
-from dmq.store.schema.outbox import pack_record_head
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, last_holder_suffix
-from dmq.store.schema.record import waiting_bytes, whole_half_bytes
+from dmq.store.writer.outbox_rows import OutboxRows
 
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway

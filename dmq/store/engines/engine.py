@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from dmq.store.ops import Batch
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, queue_offset_of, unpack_u64
+from dmq.store.writer.operations import Batch
 
 
 class Rows(NamedTuple):

@@ -7,9 +7,9 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from dmq.errors import StoreClosed, StoreFailed
-from dmq.store.engine import EngineStats, Rows
-from dmq.store.ops import Batch
+from dmq.store.engines.engine import EngineStats, Rows
 from dmq.store.schema.keys import Family
+from dmq.store.writer.operations import Batch
 
 
 class _Table:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from broker_adapter.errors import Overloaded
-from dmq.store.engine import Engine, Rows
+from dmq.store.engines.engine import Engine, Rows
 from dmq.store.schema import keys
 from dmq.store.schema.group import (
     CHUNK_OFFSETS,

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from operator import itemgetter
 
-from dmq.store.engine import Engine
-from dmq.store.ops import Appended, Batch
+from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.schema.ledger import (
     HEAD_BYTES,
@@ -23,6 +22,7 @@ from dmq.store.schema.ledger import (
     pack_change,
     pack_pair,
 )
+from dmq.store.writer.operations import Appended, Batch
 
 _CACHED_MAX = 8_192  # rows, a kilobyte each
 _STORED = int(Term.STORED)
