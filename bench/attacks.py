@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import frames
 from dmq.http2.testing.peer import grpc_message, integer, text

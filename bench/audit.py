@@ -17,7 +17,7 @@ from bench.figures import Beside, Figure, Goal
 from bench.place import ROOT, directory
 from bench.plan import Plan
 from bench.trail_maker import Made, make_trail
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 CORES, DRIVER_MEMORY, WALL_S_PER_10M, RSS_MB = 2, "4g", 60.0, 6_000
 DUCKDB_WALL_S_PER_10M, SMALLEST = 6.0, 1_000_000

@@ -13,7 +13,7 @@ from bench.load import LoadFailed, check
 from bench.messages import TOPIC
 from bench.place import directory
 from bench.plan import Plan
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 LAST_MS, CLIENT_LAST_MS = 200, 500
 POLLS = 16

@@ -42,7 +42,7 @@ from bench.load import Load, LoadFailed, generator
 from bench.place import BUILD
 from bench.plan import Plan
 from bench.report import RESULTS
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 _FILE_WIDTH = 160
 

@@ -14,9 +14,9 @@ from bench.load import check
 from bench.place import directory
 from bench.plan import Plan
 from bench.rocketmq import TOPICS
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.runtime.clock import SystemClock
 
 RATE = 2_000
 P99_MS = 20.0

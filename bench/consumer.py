@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, RECEIVE_BATCH_MAX
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, RECEIVE_BATCH_MAX
+from broker_adapter.contracts.message import Delivery
 from dmq.broker.broker import EmbeddedBroker
 
 _CLIENT = "bench-consumer"

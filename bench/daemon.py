@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 
 import psutil
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient
 

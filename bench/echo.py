@@ -19,7 +19,7 @@ import grpc
 import psutil
 import uvloop
 
-from broker_adapter.message import SendReceipt
+from broker_adapter.contracts.message import SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.codec.mapping import send_response
 from dmq.rocketmq_server.transport.grpc_server import OPTIONS

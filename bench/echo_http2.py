@@ -19,8 +19,8 @@ import psutil
 import uvloop
 
 from bench import echo, load
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import SendReceipt
+from broker_adapter.contracts.message import SendReceipt
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import Http2Server, RequestHeaders, Unary
 from dmq.rocketmq_server.codec.mapping import send_response

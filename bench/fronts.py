@@ -20,8 +20,8 @@ from bench.plan import Plan
 from bench.rocketmq import NAME as PEER
 from bench.rocketmq import TOPICS
 from bench.send import CONNECTIONS, DELAYS, IN_FLIGHT, IN_FLIGHT_QUICK
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Envelope, SendReceipt
+from broker_adapter.contracts.message import Envelope, SendReceipt
+from broker_adapter.runtime.clock import SystemClock
 from dmq.acl.quotas import ADDRESS, Holder
 from dmq.http2 import LOOPBACK
 from dmq.processes import frames

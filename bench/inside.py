@@ -46,8 +46,8 @@ from bench.inside_spool import (
     spool_put,
 )
 from bench.messages import TOPIC, WIRE_BYTES, envelope_of, far_envelopes
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.engines.memory import MemoryEngine

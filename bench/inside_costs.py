@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from bench.cell import broker_in, calm_collector, say
 from bench.messages import BODY_BYTES, HOUR_MS, TOPIC, envelope_of, sent_message
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Envelope, SendReceipt, pack_id
+from broker_adapter.contracts.message import Envelope, SendReceipt, pack_id
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.broker.broker import EmbeddedBroker

@@ -24,10 +24,10 @@ from bench.consumer import Consumer, receive
 from bench.inside_nack import envelope, send_many
 from bench.messages import HOUR_MS
 from bench.retries import fill_retries
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import RECEIVE_BATCH_MAX
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.limits import RECEIVE_BATCH_MAX
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.writer.operations import HandOver
 from retry.policy import MAX_ATTEMPTS_LIMIT, Fixed, RetryPolicy

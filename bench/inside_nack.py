@@ -14,8 +14,8 @@ from bench.cell import broker_in, calm_collector, paced, quantiles, say, schedul
 from bench.consumer import Consumer, finish, receive
 from bench.messages import HOUR_MS, TOPIC, WIRE_BYTES
 from bench.retries import retry_entries
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.contracts.message import Delivery, Envelope
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.schema.keys import pack_queue_key, pack_timeline_key
 from dmq.store.writer.operations import HandOver

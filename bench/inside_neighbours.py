@@ -16,10 +16,10 @@ from bench.cell import broker_in, calm_collector, paced, quantiles, say, schedul
 from bench.consumer import Consumer
 from bench.inside_nack import envelope
 from bench.messages import HOUR_MS
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import RECEIVE_BATCH_MAX
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.limits import RECEIVE_BATCH_MAX
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.writer.operations import HandOver
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from bench.cell import broker_in, calm_collector, say
 from bench.consumer import Consumer
 from bench.messages import TOPIC, WIRE_BYTES
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import SystemClock
 
 _POLLS = 16
 _BATCH = 100

@@ -24,7 +24,7 @@ from persistqueue.exceptions import Empty
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from bench.cell import quantiles, say
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.bounds import SpoolOptions
 from dmq.producer_store.spool import Spool
 from dmq.store.schema.keys import pack_timeline_key

@@ -16,7 +16,7 @@ import psutil
 
 from bench.figures import Figure
 from bench.place import directory, syncs
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 
 SCHEMA = 2  # raised when the page reads what older files do not have; those then count as nothing kept
 _SYNCS = 200

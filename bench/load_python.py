@@ -20,7 +20,7 @@ import grpc
 import uvloop
 
 from bench.messages import BODY_BYTES, TOPIC
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 

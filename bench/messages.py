@@ -6,8 +6,8 @@ import os
 import random
 from collections.abc import Iterator
 
-from broker_adapter.clock import Clock
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 

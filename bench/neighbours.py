@@ -17,7 +17,7 @@ from bench.inside_neighbours import AHEAD_MS, FLOOD, RATE, TOPICS
 from bench.load import LoadFailed, check
 from bench.place import directory
 from bench.plan import Plan
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin.client.client import AdminClient
 
 _PLACES = {"queue": "durable in its queue (whole ms)", "consumer": "handed out to a waiting consumer"}

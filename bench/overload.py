@@ -20,7 +20,7 @@ from bench.load import LoadFailed, check
 from bench.messages import TOPIC
 from bench.place import directory
 from bench.plan import Plan
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 TIMES = 2
 GOODPUT_SHARE = 0.9

@@ -19,7 +19,7 @@ from bench.load import check
 from bench.messages import HOUR_MS, TOPIC
 from bench.place import directory, disk_bytes
 from bench.plan import Plan, Settled
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 RAM_BYTES, DISK_BYTES = 100, 480
 READY_S, IMPORTS_CPU_S = 0.5, 0.5

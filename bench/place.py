@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"  # git-ignored; /tmp may be memory, where a sync costs nothing

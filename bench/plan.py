@@ -10,7 +10,7 @@ from rich.progress import Progress, TaskID
 
 from bench.load import Load
 from bench.rocketmq import RocketMQ
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from bench.cell import quantiles
 from broker_adapter import Client, ConsumerOptions, Message, ProducerOptions, ReceivedMessage, Start, connect
-from broker_adapter.clock import SystemClock
-from broker_adapter.consumer import Consumer
-from broker_adapter.errors import BrokerError
+from broker_adapter.contracts.errors import BrokerError
+from broker_adapter.queue_client.consumer import Consumer
+from broker_adapter.runtime.clock import SystemClock
 
 SLOW_MS = 100.0
 _ACQUAINTED = 32  # sends before a steady rate begins: every queue's broker is connected to

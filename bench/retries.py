@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from bench.messages import WIRE_BYTES
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.subscription import Subscription
 from dmq.store.schema.index import failed_id

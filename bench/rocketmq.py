@@ -30,9 +30,9 @@ from types import MappingProxyType
 from bench.load import Load, LoadFailed
 from bench.place import BUILD, directory
 from bench.remoting import administer
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerError
+from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.remoting import RemotingAdmin
+from broker_adapter.runtime.clock import SystemClock
 
 VERSION = "5.5.0"
 VERSION_4 = "4.9.7"  # of the line before: brokers without proxies, for clients of the classic protocol alone

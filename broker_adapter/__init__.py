@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from broker_adapter.classic import Decision, Filter, QueueReceipt, ReceivedMessage, Start
-    from broker_adapter.client import Client, connect
-    from broker_adapter.consumer import Consumer, ConsumerOptions, Later, Suspend
-    from broker_adapter.message import Message
-    from broker_adapter.producer import Producer, ProducerOptions
+    from broker_adapter.contracts.classic import Decision, Filter, QueueReceipt, ReceivedMessage, Start
+    from broker_adapter.contracts.message import Message
+    from broker_adapter.queue_client.client import Client, connect
+    from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Later, Suspend
+    from broker_adapter.queue_client.producer import Producer, ProducerOptions
 
 _HOMES = {
-    "broker_adapter.classic": ("Decision", "Filter", "QueueReceipt", "ReceivedMessage", "Start"),
-    "broker_adapter.client": ("Client", "connect"),
-    "broker_adapter.consumer": ("Consumer", "ConsumerOptions", "Later", "Suspend"),
-    "broker_adapter.message": ("Message",),
-    "broker_adapter.producer": ("Producer", "ProducerOptions"),
+    "broker_adapter.contracts.classic": ("Decision", "Filter", "QueueReceipt", "ReceivedMessage", "Start"),
+    "broker_adapter.queue_client.client": ("Client", "connect"),
+    "broker_adapter.queue_client.consumer": ("Consumer", "ConsumerOptions", "Later", "Suspend"),
+    "broker_adapter.contracts.message": ("Message",),
+    "broker_adapter.queue_client.producer": ("Producer", "ProducerOptions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -29,7 +29,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from broker_adapter.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
 from dmq.units import (
     DELAY_LEVELS_DEFAULT,
     Address,

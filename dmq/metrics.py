@@ -30,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.counting import CallCounts, Spread
 from dmq.errors import AddressInUse, DmqError
 from dmq.units import Address

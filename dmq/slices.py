@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, TypeVar
 
-from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.runtime.clock import Clock, SystemClock
 
 SLICE_S: Final = 0.002
 _REST_S_MAX: Final = 0.1  # work seems to have taken longer where the process was stopped in the middle of it

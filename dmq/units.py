@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 
 # Apache RocketMQ's `messageDelayLevel` default.
 DELAY_LEVELS_DEFAULT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"

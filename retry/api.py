@@ -27,7 +27,7 @@ from itertools import count
 from types import FunctionType, MethodType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from retry.policy import RetryAt, RetryPolicy, decide
 
 __all__ = ["retry", "retry_call"]

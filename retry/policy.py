@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from random import Random
 
-from broker_adapter import limits
+from broker_adapter.contracts import limits
 
 _SECOND_MS, _HOUR_MS = 1_000, 3_600_000
 

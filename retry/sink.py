@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 
 UID_BYTES = 16
 KEY_BYTES_MAX = 255

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from broker_adapter.clock import Clock, ManualClock, SystemClock
+from broker_adapter.runtime.clock import Clock, ManualClock, SystemClock
 from retry.hook.redelivery import Redelivery
 from retry.sink import (
     ERROR_CHARS_MAX,

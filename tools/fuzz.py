@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["dmq", "broker_adapter"]):
     from support.cost_oracle import CORPUS, Cost, with_preface
     from support.memory_broker import MemoryBroker
 
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
     from dmq.rocketmq_server.calls.dispatch import Dispatcher
     from dmq.rocketmq_server.rpc.service import MessagingService
     from dmq.rocketmq_server.sessions.sessions import Sessions

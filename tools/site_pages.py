@@ -36,7 +36,12 @@ REFERENCE = {
     ),
     "reference/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.client.SidecarClient", "retry.sink"),
     "reference/policies.md": ("Retry policies", "retry.policy", "retry.flow", "retry.hook.verdict"),
-    "reference/broker.md": ("Brokers", "broker_adapter.adapter", "broker_adapter.message", "broker_adapter.errors"),
+    "reference/broker.md": (
+        "Brokers",
+        "broker_adapter.contracts.adapter",
+        "broker_adapter.contracts.message",
+        "broker_adapter.contracts.errors",
+    ),
     "reference/testing.md": ("Testing with the hook", "retry.testing"),
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")

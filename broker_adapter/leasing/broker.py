@@ -20,23 +20,23 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from broker_adapter.adapter import ROCKETMQ_GROUP, GroupSettings, Subscription, TopicRoute
-from broker_adapter.classic import ClassicBroker, Decision, Start, TransactionCheck
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.adapter import ROCKETMQ_GROUP, GroupSettings, Subscription, TopicRoute
+from broker_adapter.contracts.classic import ClassicBroker, Decision, Start, TransactionCheck
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, BODY_BYTES_MAX, GROUPS_MAX, TOPICS_MAX
+from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group
+from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.leasing.handles import HalfHandle, LeaseHandle, given_recall_handle, is_ours
 from broker_adapter.leasing.leases import Leases
 from broker_adapter.leasing.member import GroupMember
 from broker_adapter.leasing.messages import delivery_of, message_of, send_receipt
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, BODY_BYTES_MAX, GROUPS_MAX, TOPICS_MAX
-from broker_adapter.live_clients import LiveClients
-from broker_adapter.log import LibraryLog
-from broker_adapter.membership import Membership
-from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.producer import Producer, ProducerOptions
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group
-from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.queue_client.membership import Membership
+from broker_adapter.queue_client.producer import Producer, ProducerOptions
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.live_clients import LiveClients
+from broker_adapter.runtime.log import LibraryLog
 from broker_adapter.wire.mapping import encode
 
 PRODUCER_GROUP = "dmq-producers"

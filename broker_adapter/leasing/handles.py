@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from broker_adapter.classic import QueueReceipt, ReceivedMessage, SendStatus, TransactionCheck
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import QueueReceipt, ReceivedMessage, SendStatus, TransactionCheck
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.message_queue import MessageQueue
 
 _LEASE, _HALF, _RECALL = "lease", "half", "recall"
 _DIGITS_MAX = 20

@@ -17,17 +17,17 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from broker_adapter.classic import ReceivedMessage
-from broker_adapter.clock import Clock
-from broker_adapter.consumer.owned import OwnedQueue
-from broker_adapter.consumer.services import Busy, Work
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.classic import ReceivedMessage
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, DELAY_LEVELS_MS
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.leasing.handles import LeaseHandle
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, DELAY_LEVELS_MS
-from broker_adapter.live_clients import LiveClients
-from broker_adapter.log import LibraryLog
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.topics import RETRY_PREFIX
+from broker_adapter.queue_client.consumer.owned import OwnedQueue
+from broker_adapter.queue_client.consumer.services import Busy, Work
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.live_clients import LiveClients
+from broker_adapter.runtime.log import LibraryLog
 
 ATTEMPTS_MAX = 17  # deliveries, the first included: RocketMQ's default for a group
 _CLIENT_GONE_MS = 1_000  # after which others get what a client had that said goodbye

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.balance.window import WindowBounds
-from broker_adapter.classic import Filter, Start
-from broker_adapter.clock import Clock
-from broker_adapter.consumer import Consumer, ConsumerOptions
-from broker_adapter.consumer.services import Service, Work
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.classic import Filter, Start
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.leasing.leases import ATTEMPTS_MAX, Held, Leases, Wanted
-from broker_adapter.live_clients import LiveClients
-from broker_adapter.membership import Membership
+from broker_adapter.queue_client.balance.window import WindowBounds
+from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions
+from broker_adapter.queue_client.consumer.services import Service, Work
+from broker_adapter.queue_client.membership import Membership
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.live_clients import LiveClients
 
 _IDLE_MS = 60_000  # after which other members get the queues
 _FILTER_MS = 60_000  # for so long an SQL filter that somebody receives with is the group's

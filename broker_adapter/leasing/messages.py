@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.classic import QueueReceipt, ReceivedMessage
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.classic import QueueReceipt, ReceivedMessage
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import BodyEncoding, Delivery, Envelope, Message, SendReceipt
 from broker_adapter.leasing.handles import recall_handle
 from broker_adapter.leasing.leases import Held
-from broker_adapter.message import BodyEncoding, Delivery, Envelope, Message, SendReceipt
 from broker_adapter.remoting.packing import unpack
 from broker_adapter.remoting.properties import DELIVER_AT_MS
 from broker_adapter.wire.mapping import decode, encode

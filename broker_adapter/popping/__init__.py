@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 
 require("a RocketMQ cluster behind its proxies", "client", "google.protobuf")
 

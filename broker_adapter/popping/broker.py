@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from broker_adapter.adapter import PopBroker
-from broker_adapter.classic import (
+from broker_adapter.contracts.adapter import PopBroker
+from broker_adapter.contracts.classic import (
     Decision,
     Filter,
     Listener,
@@ -24,18 +24,18 @@ from broker_adapter.classic import (
     SendStatus,
     TransactionCheck,
 )
-from broker_adapter.clock import Clock, SystemClock
-from broker_adapter.consumer.options import ConsumerOptions
-from broker_adapter.consumer.outcome import Handler
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.limits import DELAY_LEVELS_MS
-from broker_adapter.log import LibraryLog
-from broker_adapter.membership import GroupTaken
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.limits import DELAY_LEVELS_MS
+from broker_adapter.contracts.message import Delivery, Envelope
+from broker_adapter.contracts.topics import check_topic
+from broker_adapter.contracts.transactions import Check, Half, TransactionalBroker
 from broker_adapter.popping.consumer import PopConsumer
 from broker_adapter.popping.received import received_of
-from broker_adapter.topics import check_topic
-from broker_adapter.transactions import Check, Half, TransactionalBroker
+from broker_adapter.queue_client.consumer.options import ConsumerOptions
+from broker_adapter.queue_client.consumer.outcome import Handler
+from broker_adapter.queue_client.membership import GroupTaken
+from broker_adapter.runtime.clock import Clock, SystemClock
+from broker_adapter.runtime.log import LibraryLog
 from broker_adapter.wire.mapping import encode
 
 _ANY_QUEUE = -1

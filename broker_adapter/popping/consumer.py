@@ -16,17 +16,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from broker_adapter.adapter import FailureReporter, GroupSettings, PopBroker, Subscription
-from broker_adapter.classic import Filter, ReceivedMessage
-from broker_adapter.consumer.options import ConsumerOptions
-from broker_adapter.consumer.outcome import Handler, Later, Outcome, Suspend
-from broker_adapter.consumer.services import Busy, handled
-from broker_adapter.errors import BrokerError, Refused
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, DELAY_LEVELS_MS, POLLING_MS_MAX, RECEIVE_BATCH_MAX
-from broker_adapter.log import LibraryLog
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import FailureReporter, GroupSettings, PopBroker, Subscription
+from broker_adapter.contracts.classic import Filter, ReceivedMessage
+from broker_adapter.contracts.errors import BrokerError, Refused
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, DELAY_LEVELS_MS, POLLING_MS_MAX, RECEIVE_BATCH_MAX
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.contracts.topics import check_group, check_topic
 from broker_adapter.popping.received import received_of, tags_of
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.queue_client.consumer.options import ConsumerOptions
+from broker_adapter.queue_client.consumer.outcome import Handler, Later, Outcome, Suspend
+from broker_adapter.queue_client.consumer.services import Busy, handled
+from broker_adapter.runtime.log import LibraryLog
 
 _BEAT_S = 10.0  # default of the official clients
 _DEFAULTS = ConsumerOptions()

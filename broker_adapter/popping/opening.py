@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.endpoints import parse_endpoints
-from broker_adapter.log import LibraryLog
+from broker_adapter.contracts.endpoints import parse_endpoints
 from broker_adapter.popping.broker import PoppedBroker
 from broker_adapter.rocketmq.broker import RocketMQBroker
 from broker_adapter.rocketmq.proxies import ClusterOptions
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.log import LibraryLog
 
 _ALLOWED = [each.name for each in fields(ClusterOptions) if each.name != "endpoints"]
 _SENDS_MAX = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.classic import Filter, MessageQueue, ReceivedMessage
-from broker_adapter.message import Delivery, Message
+from broker_adapter.contracts.classic import Filter, MessageQueue, ReceivedMessage
+from broker_adapter.contracts.message import Delivery, Message
 from broker_adapter.wire.mapping import decode
 
 

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from broker_adapter.adapter import QueueRange
-from broker_adapter.classic import Filter, MemberState
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.adapter import QueueRange
+from broker_adapter.contracts.classic import Filter, MemberState
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import queue_of_name
 from broker_adapter.remoting.calls import Calls, RemotingOptions, number_of
 from broker_adapter.remoting.codes import Operation, Result

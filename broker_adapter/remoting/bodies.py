@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_adapter.classic import Filter, Presence
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter, Presence
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import java_hash_code
 from broker_adapter.remoting.loose_json import decode_object, unreadable
 from broker_adapter.remoting.pulling import expression_type
-from broker_adapter.topics import java_hash_code
 
 _ALL = "*"
 

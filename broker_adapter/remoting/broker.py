@@ -14,8 +14,8 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TypeVar
 
-from broker_adapter.adapter import QueueRange
-from broker_adapter.classic import (
+from broker_adapter.contracts.adapter import QueueRange
+from broker_adapter.contracts.classic import (
     AskedListener,
     Decision,
     Filter,
@@ -29,11 +29,9 @@ from broker_adapter.classic import (
     Route,
     SendStatus,
 )
-from broker_adapter.classic import TransactionCheck as Check
-from broker_adapter.clock import Clock, SystemClock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.log import LibraryLog
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import TransactionCheck as Check
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import (
     check_body,
     decode_locked,
@@ -55,6 +53,8 @@ from broker_adapter.remoting.running import running_body
 from broker_adapter.remoting.searching import offset_at
 from broker_adapter.remoting.sending import STORED, Send, receipt_of, send_back_fields, send_batch, send_one
 from broker_adapter.remoting.transactions import check_of, end_fields
+from broker_adapter.runtime.clock import Clock, SystemClock
+from broker_adapter.runtime.log import LibraryLog
 
 _log = LibraryLog("broker_adapter.remoting")
 # A broker ends a long poll when it next looks at all that wait, every 5 s. RocketMQ 5.5: 30 s in all for one of 15 s.

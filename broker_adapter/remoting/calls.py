@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.remoting.codes import Operation, Result, error_of
 from broker_adapter.remoting.connection import Connection, not_served
 from broker_adapter.remoting.frames import Frame, FrameBroken

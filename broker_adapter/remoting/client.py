@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from broker_adapter.adapter import QueueRange
-from broker_adapter.classic import Filter
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.adapter import QueueRange
+from broker_adapter.contracts.classic import Filter
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.calls import Calls, RemotingOptions
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.remoting.frames import Frame
 
 _TEXT_CHARS_MAX = 300

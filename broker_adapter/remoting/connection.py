@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from broker_adapter.errors import BrokerAway, BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerAway, BrokerUnavailable
 from broker_adapter.remoting.codes import Result
 from broker_adapter.remoting.frames import LENGTH_BYTES, Frame, FrameBroken, decode_frame, encode_frame, frame_bytes
 

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerUnavailable
 
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # RocketMQ's own bound (com.rocketmq.remoting.frameMaxLength)

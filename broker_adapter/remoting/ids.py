@@ -18,7 +18,7 @@ import struct
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 
 _LOADER_BYTES, _NUMBERS, _MS_BITS = 4, 2**16, 2**32
 _PLACE = struct.Struct(">iq")  # port, offset in the log

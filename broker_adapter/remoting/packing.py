@@ -8,8 +8,8 @@ from __future__ import annotations
 import zlib
 from enum import IntEnum
 
-from broker_adapter.extras import command, require
-from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
+from broker_adapter.runtime.extras import command, require
 
 COMPRESS_FROM_BYTES = 4096  # default of RocketMQ's clients
 _LEVEL = 5  # default of RocketMQ's clients, of all methods

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message
 
 PROPERTIES_BYTES_MAX = 32_767  # their length is a signed number of two bytes
 MESSAGE_ID = "UNIQ_KEY"

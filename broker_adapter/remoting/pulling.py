@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broker_adapter.classic import Filter, ReceivedMessage
-from broker_adapter.message import Message
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter, ReceivedMessage
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.remoting.calls import number_of
 from broker_adapter.remoting.codes import Result
 from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
-from broker_adapter.topics import RETRY_PREFIX
 
 # Answers to a pull that are no errors.
 PULLED = (Result.OK, Result.NOTHING_THERE, Result.NOTHING_MATCHED, Result.OFFSET_MOVED)

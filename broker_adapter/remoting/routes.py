@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from broker_adapter.classic import Route
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Route
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.loose_json import decode_object, unreadable
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker_adapter.classic import Filter
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.calls import Calls
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled

@@ -10,11 +10,11 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from broker_adapter.classic import Outgoing, QueueReceipt, ReceivedMessage, SendStatus
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX
-from broker_adapter.message import BodyEncoding
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Outgoing, QueueReceipt, ReceivedMessage, SendStatus
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.message import BodyEncoding
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting import properties as known
 from broker_adapter.remoting.calls import number_of
 from broker_adapter.remoting.codes import Operation, Result

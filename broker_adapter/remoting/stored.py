@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from broker_adapter.message import Message
+from broker_adapter.contracts.message import Message
 from broker_adapter.remoting import properties as known
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.ids import encode_offset_id

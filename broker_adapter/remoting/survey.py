@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from broker_adapter.classic import Filter, MemberState
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule, group_unknown
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter, MemberState
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule, group_unknown
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.admin import Connected, Connections, GroupSettings, QueueStats, RemotingAdmin
 from broker_adapter.remoting.routes import MASTER, Part, route_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_adapter.classic import Decision, QueueReceipt, TransactionCheck
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Decision, QueueReceipt, TransactionCheck
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.ids import decode_offset_id
 from broker_adapter.remoting.properties import PRODUCER_GROUP

@@ -12,7 +12,7 @@ Importing this package loads gRPC and the wire definitions.
 
 from __future__ import annotations
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 
 require("a RocketMQ cluster behind its proxies", "client", "grpc", "google.protobuf")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import NamedTuple
 
-from broker_adapter.endpoints import PORT_MAX, parse_endpoints
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.endpoints import PORT_MAX, parse_endpoints
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 
 _LENGTH_DIGITS_MAX = 4

@@ -20,11 +20,12 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.adapter import ROCKETMQ_GROUP, GroupSettings, Subscription, TopicRoute
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
-from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.contracts.adapter import ROCKETMQ_GROUP, GroupSettings, Subscription, TopicRoute
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
+from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.rocketmq.codes import check, error_of
 from broker_adapter.rocketmq.gathered import Gathered, Outgoing
@@ -32,8 +33,7 @@ from broker_adapter.rocketmq.polls import Batch, Polls
 from broker_adapter.rocketmq.proxies import CallLog, ClusterOptions, Proxies, Proxy, a_client_id, log_nothing
 from broker_adapter.rocketmq.routes import Route, Routes, place_of_message_group
 from broker_adapter.rocketmq.sessions import Session
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp

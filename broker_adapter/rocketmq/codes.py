@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import grpc
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 
 RULES: Mapping[int, Rule] = MappingProxyType(

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from broker_adapter.errors import BrokerUnavailable, Refused
-from broker_adapter.message import Envelope, SendReceipt
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused
+from broker_adapter.contracts.message import Envelope, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 
 _CALLS = 2  # under way before others are gathered: measured, more of them gain nothing

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Refused
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.runtime.clock import Clock
 
 _SPREAD_S = 0.05  # a proxy that has messages answers sooner; what others bring meanwhile would only have to be kept
 _MARGIN_S = 0.5  # by which a receive waits for longer than its polls do: they are to end by themselves

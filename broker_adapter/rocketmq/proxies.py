@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import grpc
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused
 from broker_adapter.rocketmq.codes import error_of_call
-from broker_adapter.signature import Signer
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT
+from broker_adapter.wire.signature import Signer
 
 CLIENT_VERSION = "5.1.2"  # of the official Python client, whose requests these resemble
 _LANGUAGE = "PYTHON"

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from broker_adapter.adapter import TopicRoute
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.message import MessageType
+from broker_adapter.contracts.adapter import TopicRoute
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message import MessageType
 from broker_adapter.rocketmq.addresses import address_of, endpoints_of
 from broker_adapter.rocketmq.codes import check
 from broker_adapter.rocketmq.proxies import Proxies
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of
 

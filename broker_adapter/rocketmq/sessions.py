@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.rocketmq.addresses import endpoints_of
 from broker_adapter.rocketmq.codes import check
 from broker_adapter.rocketmq.proxies import CLIENT_VERSION, Proxies, Proxy

@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 
 require("the protocol of RocketMQ 5", "client", "google.protobuf")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message import BodyEncoding, Envelope, Message
-from broker_adapter.own_keys import OWN_KEY, keeps_first, own_key_of
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.message import BodyEncoding, Envelope, Message
+from broker_adapter.contracts.own_keys import OWN_KEY, keeps_first, own_key_of
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
 NOT_AFTER_MS = "DMQ_NOT_AFTER_MS"  # user property: epoch milliseconds after which nobody is to get the message

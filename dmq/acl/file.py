@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import structlog
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.acl.rules import ACTIONS, ADMIN, ADMINISTRATOR, GROUP, OPERATE, OPERATOR, ROLES, TOPIC, AccessKey, Rule
 from dmq.errors import DmqError
 from dmq.units import parse_duration

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quotas
 from dmq.acl.rules import AccessKey, Need

@@ -9,10 +9,10 @@ from typing import Final
 
 import structlog
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Refused
-from broker_adapter.errors import Rule as Broken
-from broker_adapter.signature import signature_of
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.errors import Rule as Broken
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.wire.signature import signature_of
 from dmq.acl.file import KeyFile, Keys
 from dmq.acl.rules import NAME_CHARS_MAX, AccessKey, Need
 from dmq.acl.signature import Header, claim_of, dated_ms, unauthorized

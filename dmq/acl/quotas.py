@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Overloaded
-from broker_adapter.limits import GROUPS_MAX, SUBSCRIPTIONS_MAX, TOPICS_MAX
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.limits import GROUPS_MAX, SUBSCRIPTIONS_MAX, TOPICS_MAX
+from broker_adapter.runtime.clock import Clock
 from dmq.acl.rules import AccessKey
 from dmq.broker.limits.token_bucket import TokenBucket, refilled, spent
 from dmq.http2 import LOOPBACK

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from broker_adapter.limits import DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+from broker_adapter.contracts.limits import DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 
 TOPIC: Final = "topic"
 GROUP: Final = "group"

@@ -1,4 +1,4 @@
-"""What the signature on a call says (``broker_adapter.signature`` has its form), as all official clients write it.
+"""What the signature on a call says (``broker_adapter.wire.signature`` has its form), as all official clients write it.
 
 The date-time is RFC 3339 in some clients, and the client's local time, whatever the Z says. The signature is in upper
 or lower case. What follows a ``/`` in the credential is a region or a product, of no meaning here.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from broker_adapter.errors import Refused
-from broker_adapter.errors import Rule as Broken
-from broker_adapter.signature import ALGORITHM, AUTHORIZATION_HEADER, DATE_TIME_HEADER
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.errors import Rule as Broken
+from broker_adapter.wire.signature import ALGORITHM, AUTHORIZATION_HEADER, DATE_TIME_HEADER
 
 Header = Callable[[str], str | None]  # gives the value of a header, by its name in lower case
 

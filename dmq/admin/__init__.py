@@ -15,6 +15,6 @@
 
 from __future__ import annotations
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 
 require("AdminClient, and what it asks,", "client", "grpc", "google.protobuf")

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.contracts.adapter import GroupSettings, Subscription, TopicRoute
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from dmq.broker.classic.assembly import Divided
 from dmq.broker.delayed.recall import Recalls
 from dmq.broker.deliveries.deliveries import Deliveries

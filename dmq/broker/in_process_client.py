@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from broker_adapter.adapter import PulledMessage, QueueRange, Subscription
-from broker_adapter.classic import (
+from broker_adapter.contracts.adapter import PulledMessage, QueueRange, Subscription
+from broker_adapter.contracts.classic import (
     Decision,
     Filter,
     Listener,
@@ -26,10 +26,10 @@ from broker_adapter.classic import (
     SendStatus,
     TransactionCheck,
 )
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import Envelope
-from broker_adapter.topics import RETRY_PREFIX
-from broker_adapter.transactions import Half
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.contracts.topics import RETRY_PREFIX
+from broker_adapter.contracts.transactions import Half
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.classic.messages import BROKER, CHECK_AFTER_S, PRODUCER_GROUP, envelope_of, received_of
 from dmq.broker.topics.registry import Topic

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from broker_adapter.extras import ExtraMissing, require
+from broker_adapter.runtime.extras import ExtraMissing, require
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from broker_adapter.extras import ExtraMissing, command
+from broker_adapter.runtime.extras import ExtraMissing, command
 from dmq.cli.nouns import NOUNS, Group
 from dmq.cli.output.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.session.options import (

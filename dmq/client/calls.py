@@ -19,11 +19,11 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import REQUEST_BYTES_MAX
-from broker_adapter.signature import Signer
+from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
+from broker_adapter.wire.signature import Signer
 from dmq.client.admin import open_channel, told_of_tls
 from dmq.contexts import ClientTls
 from retry.sink import SinkError, SinkFull, SinkUnavailable

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.client.admin import AdminClient, CallRefused, NotFound, admin, admin_wire
 from dmq.client.calls import Calls, Told

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from broker_adapter.limits import TOPIC_CHARS_MAX
+from broker_adapter.contracts.limits import TOPIC_CHARS_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from retry.dead_letter import PARENT_MESSAGE_ID

@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.client.calls import Calls, HoldLost, Told

@@ -16,13 +16,13 @@ from typing import Any, Self
 
 import structlog
 
-from broker_adapter.clock import Clock, SystemClock
-from broker_adapter.errors import Refused
-from broker_adapter.limits import BODY_BYTES_MAX, INVISIBLE_MS_MAX, POLLING_MS_MAX, RECEIVE_BATCH_MAX
-from broker_adapter.signature import Signer
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, INVISIBLE_MS_MAX, POLLING_MS_MAX, RECEIVE_BATCH_MAX
+from broker_adapter.contracts.topics import check_topic
+from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
+from broker_adapter.wire.signature import Signer
 from dmq.client.calls import Calls, HoldLost, check
 from dmq.client.dead import DeadSet
 from dmq.client.entries import GROUP, Facts, decode, encode, topic_of

@@ -16,13 +16,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 
-from broker_adapter.adapter import GroupSettings, PopBroker, Subscription, TopicRoute
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
-from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from broker_adapter.transactions import Checker, Half, HalfReceipt, TransactionalBroker
+from broker_adapter.contracts.adapter import GroupSettings, PopBroker, Subscription, TopicRoute
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import BrokerAway, BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
+from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from broker_adapter.contracts.transactions import Checker, Half, HalfReceipt, TransactionalBroker
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_types
 from dmq.broker.topics.registry import Topic

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from broker_adapter.adapter import PopBroker, TopicRoute
-from broker_adapter.transactions import TransactionalBroker
+from broker_adapter.contracts.adapter import PopBroker, TopicRoute
+from broker_adapter.contracts.transactions import TransactionalBroker
 
 
 class Cluster(PopBroker, TransactionalBroker, Protocol):

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import structlog
 
-from broker_adapter.adapter import PopBroker
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, Refused
-from broker_adapter.limits import TOPICS_MAX
+from broker_adapter.contracts.adapter import PopBroker
+from broker_adapter.contracts.errors import BrokerError, Refused
+from broker_adapter.contracts.limits import TOPICS_MAX
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.io.queue_log import Place
 from dmq.cluster.forward_bounds import Bounds

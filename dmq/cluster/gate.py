@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from retry.hook.breaker import Breaker, BreakerState
 from retry.hook.ramp import Ramp
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery
-from broker_adapter.topics import retry_topic
+from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.contracts.topics import retry_topic
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.deliveries.deliveries import Forwarded
 from dmq.broker.groups.group_queue import GroupQueue

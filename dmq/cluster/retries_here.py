@@ -20,11 +20,11 @@ from typing import Any, Literal, NamedTuple
 
 import structlog
 
-from broker_adapter.adapter import PopBroker, Subscription
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, Refused, Rule
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, INVISIBLE_MS_MAX
-from broker_adapter.message import Delivery, pack_id
+from broker_adapter.contracts.adapter import PopBroker, Subscription
+from broker_adapter.contracts.errors import BrokerError, Refused, Rule
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, INVISIBLE_MS_MAX
+from broker_adapter.contracts.message import Delivery, pack_id
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Group
 from dmq.errors import StoreError

@@ -22,10 +22,10 @@ from typing import Any
 
 import structlog
 
-from broker_adapter.adapter import PopBroker
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused
-from broker_adapter.message import Delivery, Envelope, MessageType, SendReceipt
+from broker_adapter.contracts.adapter import PopBroker
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused
+from broker_adapter.contracts.message import Delivery, Envelope, MessageType, SendReceipt
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.deliveries.deliveries import Forwarded
 from dmq.broker.io.queue_log import Place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 
 require(
     "the daemon",

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from broker_adapter.clock import Clock
-from broker_adapter.extras import ExtraMissing
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.extras import ExtraMissing
 from dmq.acl.file import read as read_keys
 from dmq.admin.operations.periodic_backups import rule_of
 from dmq.config import DaemonConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.requests.client_source import ClientSilent, ClientStatus
 from dmq.rocketmq_server.rpc.commands import NoAnswer

@@ -7,11 +7,11 @@ from itertools import islice
 
 import structlog
 
-from broker_adapter.classic import Start
-from broker_adapter.clock import Clock
+from broker_adapter.contracts.classic import Start
 from broker_adapter.leasing import LeasingBroker, LeasingOptions
 from broker_adapter.remoting import RemotingBroker
 from broker_adapter.rocketmq import RocketMQBroker
+from broker_adapter.runtime.clock import Clock
 from dmq.admin.requests.status import Cluster as ClusterStatus
 from dmq.admin.requests.status import Inner, LaneTrouble, Lateness, ProxyTrouble
 from dmq.broker.broker import EmbeddedBroker

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.remoting.calls import Calls
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.rocketmq.proxies import Proxies
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.config import DaemonConfig
 from dmq.daemon.cluster_options import grpc_options, remoting_options

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.cluster.topic_migration import MovedTopics

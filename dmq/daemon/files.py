@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.acl.file import KeyFile
 from dmq.config import DaemonConfig
 from dmq.errors import DmqError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.config import DaemonConfig, fronts_max
 from dmq.daemon.files import certificate_files

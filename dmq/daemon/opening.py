@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import structlog
 
-from broker_adapter.clock import Clock
-from broker_adapter.extras import require
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.extras import require
 from dmq.config import DaemonConfig
 from dmq.errors import StoreError
 from dmq.store.engines.rocks import RocksOptions

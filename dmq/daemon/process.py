@@ -9,8 +9,8 @@ import sys
 import structlog
 import uvloop
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.extras import ExtraMissing
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.extras import ExtraMissing
 from dmq.config import DaemonConfig
 from dmq.daemon.checks import refuse_start
 from dmq.daemon.run import EXIT_FAILED, serve

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.admin.api.service import AdminService, Operators
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import Cell

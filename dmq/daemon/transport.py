@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from broker_adapter.clock import Clock
-from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
+from broker_adapter.runtime.clock import Clock
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.message import unpack_id
 from dmq.trail.events import EventKind
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import IO
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.demo.facts import Fact, from_line
 from dmq.errors import DmqError
 

@@ -26,7 +26,7 @@ from rocketmq import (
     SimpleConsumer,
 )
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.demo.facts import (
     Acked,
     AckStale,

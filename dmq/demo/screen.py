@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.demo.ledger import Ledger, Tally
 from dmq.demo.plan import Plan
 

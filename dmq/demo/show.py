@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.admin.client.client import AdminClient
 from dmq.demo.behind import Behind, in_doubt
 from dmq.demo.children import Client, Daemon, DemoFailed, clean_environment, free_port

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from broker_adapter.deferred import Deferred
+from broker_adapter.contracts.deferred import Deferred
 from dmq.http2.admission import Admit
 from dmq.http2.bounds import Account
 from dmq.http2.connection import Connection

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, Final, Self
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.extras import ExtraMissing
-from broker_adapter.log import LibraryLog
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.contracts.topics import check_group, check_topic
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.extras import ExtraMissing
+from broker_adapter.runtime.log import LibraryLog
 from dmq.contexts import Target
 from dmq.integrations.environment import target_described_by
 from dmq.integrations.figures import merged

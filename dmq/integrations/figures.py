@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 
 EVERY_S: Final = 5.0
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? ", re.MULTILINE)

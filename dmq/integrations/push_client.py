@@ -15,7 +15,7 @@ from rocketmq.grpc_protocol import ChangeInvisibleDurationRequest, Code, Forward
 from rocketmq.v5.exception import BadRequestException
 from rocketmq.v5.util import MessagingResultChecker
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.rocketmq_v2 import NOT_IMPLEMENTED
 from dmq.contexts import Target

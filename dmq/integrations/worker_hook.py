@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.integrations.environment import METRICS_DIR
 from dmq.integrations.figures import SharedFigures
 from retry.hook.closing import Closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.runtime.clock import Clock, SystemClock
 
 NEAR_MS: Final = 20  # by which two readings of one host's clocks may differ: it was slewed in between
 _READ_MS_MAX: Final = 1  # between two readings that count as one moment

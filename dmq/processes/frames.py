@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from broker_adapter.errors import BrokerAway, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.contracts.errors import BrokerAway, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.counting import CallsTaken
 from dmq.processes.settings import Settings
@@ -273,7 +273,7 @@ class Drain(Frame, tag=45, frozen=True):
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An error of ``broker_adapter.errors``; ``value`` and ``limit`` are as they are shown."""
+    """An error of ``broker_adapter.contracts.errors``; ``value`` and ``limit`` are as they are shown."""
 
     kind: str
     text: str

@@ -28,8 +28,8 @@ from typing import Any, Final
 import structlog
 import uvloop
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile
 from dmq.acl.gate import Gate

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.acl.quotas import Holder, Quota
 from dmq.errors import DmqError
 from dmq.http2 import address_of

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import Clock
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerError, Overloaded
-from broker_adapter.message import Envelope, SendReceipt
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import BrokerError, Overloaded
+from broker_adapter.contracts.message import Envelope, SendReceipt
+from broker_adapter.runtime.clock import Clock
 from dmq.http2.bounds import Accounts
 from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms

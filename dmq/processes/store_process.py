@@ -9,9 +9,9 @@ from typing import Any, Final, Self
 
 import structlog
 
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.message import Envelope, SendReceipt
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message import Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.http2 import Bidirectional, CallEnded, Method, RequestHeaders, Status, Streaming, Unary
 from dmq.processes import frames

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from pathlib import Path
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreLocked
 from dmq.producer_store.directories.copies import choosing
 from dmq.producer_store.directories.inspect import store_options

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.errors import SpoolCorrupt, StoreClosed, StoreCorrupt, StoreError
 from dmq.producer_store.directories.adopt import Adopter
 from dmq.producer_store.directories.bounds import WAIT_S, Bounds, SpoolOptions

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.broker.limits.ramp import Flow, full, ramp, refilled, taken, wait_s
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreNoDescriptors

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import structlog
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from dmq.store.files.steady_clock import STEP_MS, ClockNews, News
 from dmq.store.schema.clock import Move, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.index import ids_of

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.broker.schedules.firing import Recurring
 from dmq.broker.sending.placement import Placement, message_group_of
 from dmq.broker.transactions.transaction_checks import Checks

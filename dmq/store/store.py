@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from broker_adapter.clock import Clock
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreStalled
 from dmq.store.engines.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.engines.rocks import RocksEngine, RocksOptions, check_not_forked

@@ -16,7 +16,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from dmq.errors import StoreCorrupt
 from retry.failure_reason import FailureReason
 

@@ -5,8 +5,8 @@ An id is never used again and its name never changes, so what was read once hold
 
 from __future__ import annotations
 
-from broker_adapter.log import LibraryLog
-from broker_adapter.topics import retry_topic
+from broker_adapter.contracts.topics import retry_topic
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.schema.names import decode_name

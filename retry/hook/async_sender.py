@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from broker_adapter.cancellation import is_cancelled_here
+from broker_adapter.runtime.cancellation import is_cancelled_here
 from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
 from retry.hook.loops import Loops, failure_of

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused
-from broker_adapter.message import BodyEncoding, Message
-from broker_adapter.message_id import new_message_id
-from broker_adapter.own_keys import own_key_of
+from broker_adapter.contracts.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused
+from broker_adapter.contracts.message import BodyEncoding, Message
+from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.contracts.own_keys import own_key_of
+from broker_adapter.runtime.clock import Clock
 from retry.hook.codecs import Arguments, Encoded, join, split
 from retry.hook.rocketmq import UID_PROPERTY
 from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
@@ -25,7 +25,7 @@ from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
 THROTTLED_AFTER_S = 1.0
 
 # Where the producers have been: builds before this one named what they kept by that.
-PRODUCER_MODULES = ("broker_adapter.producer.producer", "broker_adapter.blocking")
+PRODUCER_MODULES = ("broker_adapter.queue_client.producer.producer", "broker_adapter.queue_client.blocking")
 
 _VERSION = 1
 _TEXTS = ("topic", "message_id", "tag", "message_group", "born_host")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from dataclasses import dataclass
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
 from retry.hook.classify import describe
 from retry.hook.drain import Drain

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from enum import Enum, auto
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from retry.hook.breaker import Breaker, BreakerState
 from retry.hook.logs import HookLog
 from retry.hook.outage import OutageRule

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
 from retry.hook.classify import describe
 from retry.hook.destination import Permit

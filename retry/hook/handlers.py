@@ -10,8 +10,8 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Literal
 
-from broker_adapter.errors import Refused
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.topics import check_topic
 from retry.hook.classify import Classifier
 from retry.hook.destination import Destination
 from retry.hook.metrics import Tally

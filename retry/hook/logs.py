@@ -10,8 +10,8 @@ import logging
 import threading
 from typing import Any
 
-from broker_adapter.clock import Clock
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.log import LibraryLog
 
 INTERVAL_S = 10.0
 KINDS_MAX = 1_000

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any
 
-from broker_adapter.cancellation import is_cancelled_here
+from broker_adapter.runtime.cancellation import is_cancelled_here
 
 LOOK_S = 0.5  # how often to look whether a loop that was given something still runs
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Protocol
 from weakref import WeakSet
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 # Beyond its time a hook closes no more, and this is for telling so.
 _SLACK_S = 0.1

@@ -22,7 +22,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from retry.hook.async_sender import AsyncSender
 from retry.hook.attempts import Attempts
 from retry.hook.classify import Classifier, describe

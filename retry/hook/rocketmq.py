@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from broker_adapter.own_keys import own_key_of
+from broker_adapter.contracts.own_keys import own_key_of
 from retry.hook.classify import classify as classify_by_default
 from retry.hook.classify import hides_attempts, passed
 from retry.hook.codecs import Arguments, Encoded, join, split

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.runtime.clock import Clock, SystemClock
 from retry.hook.classify import describe
 from retry.hook.logs import HookLog
 from retry.sink import SinkClosed, SinkFull, SinkUnavailable

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from retry.hook.threads import DaemonThreads
 from retry.sink import Held, SinkUnavailable
 

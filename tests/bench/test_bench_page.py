@@ -20,7 +20,7 @@ from bench.place import disk_bytes, syncs
 from bench.plan import Plan
 from bench.rocketmq import PeerMissing
 from bench.svg import Row, Series, amount, columns, lines, rows
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 
 HERE: Mapping[str, Any] = {
     "cpus": 2,

@@ -11,11 +11,11 @@ import pytest
 from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, REQUEST_MS, Rig, a_message, now_ms, rocketmq
 from support.cluster import cluster
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.runtime.clock import SystemClock
 from dmq.rocketmq_server.transport.tls import self_signed
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it

@@ -18,7 +18,7 @@ from support.effort import at_length
 
 from bench.remoting import administer
 from bench.rocketmq import VERSION_4, RocketMQ, artifacts
-from broker_adapter.classic import (
+from broker_adapter.contracts.classic import (
     Decision,
     Filter,
     MessageQueue,
@@ -29,10 +29,10 @@ from broker_adapter.classic import (
     SendStatus,
     TransactionCheck,
 )
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.topics import dead_letter_topic, retry_topic
 from broker_adapter.remoting import Compression, RemotingAdmin, RemotingBroker, RemotingOptions, StoredMessage
-from broker_adapter.topics import dead_letter_topic, retry_topic
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
 PATIENCE_MS, PATIENCE_S = 20_000, 60.0

@@ -16,7 +16,8 @@ from support.java_programs import class_path
 from support.jvm import SHORT_LIVED
 
 from bench.rocketmq import PeerMissing
-from broker_adapter.balance.allocation import (
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.allocation import (
     Averagely,
     AveragelyByCircle,
     Configured,
@@ -25,9 +26,8 @@ from broker_adapter.balance.allocation import (
     MachineRoomNearby,
     Strategy,
 )
-from broker_adapter.balance.faults import RULES_5
-from broker_adapter.balance.queue_choice import by_hash
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.faults import RULES_5
+from broker_adapter.queue_client.balance.queue_choice import by_hash
 from broker_adapter.remoting.packing import Compression, pack
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the client

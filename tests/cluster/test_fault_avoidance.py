@@ -13,11 +13,11 @@ from support.effort import at_length
 
 from bench.rocketmq import stopped
 from broker_adapter import Client, Message, ProducerOptions
-from broker_adapter.classic import Outgoing, QueueReceipt
-from broker_adapter.clock import ManualClock
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.producer import Producer
+from broker_adapter.contracts.classic import Outgoing, QueueReceipt
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.producer import Producer
 from broker_adapter.remoting import RemotingBroker, RemotingOptions
+from broker_adapter.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
 WELL, STOPPED = BROKERS

@@ -16,8 +16,8 @@ from support.cluster_ledger import Ledger, all_came, all_left, client, explained
 from support.effort import EFFORT
 
 from bench.rocketmq import RocketMQ
-from broker_adapter.adapter import Subscription
-from broker_adapter.errors import BrokerError
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.rocketmq import RocketMQBroker
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the cluster, and starts it

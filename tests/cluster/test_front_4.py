@@ -19,15 +19,15 @@ from support.effort import EFFORT, at_length
 from support.official_client import LANGUAGES, Language, OfficialClient
 from support.scenarios import Scenarios
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.delay import INNER_GROUP, INNER_TOPIC, wrap
-from broker_adapter.errors import BrokerError
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerError
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.leasing import LeasingBroker
-from broker_adapter.message import Message
 from broker_adapter.remoting import RemotingBroker, RemotingOptions
 from broker_adapter.rocketmq import RocketMQBroker
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.delay import INNER_GROUP, INNER_TOPIC, wrap
 from broker_adapter.wire.mapping import decode, encode
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the cluster, and starts it

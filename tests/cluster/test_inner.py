@@ -16,8 +16,8 @@ from support.effort import EFFORT, at_length
 from support.examples import run_adapter, run_go, run_java, run_python
 from support.official_client import GO, JAVA, PYTHON, Language, require
 
-from broker_adapter.delay import INNER_TOPIC, wrap
-from broker_adapter.message import Message
+from broker_adapter.contracts.message import Message
+from broker_adapter.wire.delay import INNER_TOPIC, wrap
 from broker_adapter.wire.mapping import encode
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the cluster, and starts it

@@ -17,7 +17,8 @@ from support.java_programs import class_path
 from support.jvm import SHORT_LIVED
 
 from broker_adapter import Client, ConsumerOptions, Message, Start
-from broker_adapter.balance.allocation import (
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.allocation import (
     Averagely,
     AveragelyByCircle,
     Configured,
@@ -26,9 +27,8 @@ from broker_adapter.balance.allocation import (
     MachineRoomNearby,
     Strategy,
 )
-from broker_adapter.consumer import Consumer
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.producer import Producer
+from broker_adapter.queue_client.consumer import Consumer
+from broker_adapter.queue_client.producer import Producer
 from broker_adapter.remoting import RemotingBroker, RemotingOptions
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it

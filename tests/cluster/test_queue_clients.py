@@ -17,11 +17,11 @@ from support.effort import at_length
 
 from bench.remoting import administer
 from broker_adapter import Client, ConsumerOptions, Later, Message, Start, connect
-from broker_adapter.classic import ReceivedMessage
-from broker_adapter.clock import SystemClock
-from broker_adapter.consumer import Consumer, Outcome
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.topics import dead_letter_topic, retry_topic
+from broker_adapter.contracts.classic import ReceivedMessage
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.topics import dead_letter_topic, retry_topic
+from broker_adapter.queue_client.consumer import Consumer, Outcome
+from broker_adapter.runtime.clock import SystemClock
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
 _QUEUES = 8

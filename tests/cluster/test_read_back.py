@@ -21,11 +21,11 @@ from support.effort import EFFORT
 from support.front import until
 from support.trail_read import read_trail
 
-from broker_adapter.delay import wrap
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message, unpack_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message, unpack_id
 from broker_adapter.remoting import RemotingClient, RemotingOptions, StoredMessage, to_message
 from broker_adapter.remoting.reading import Reading
+from broker_adapter.wire.delay import wrap
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient

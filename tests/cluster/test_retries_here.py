@@ -12,8 +12,8 @@ from support.cluster import cluster
 from support.daemon import Daemon
 from support.front import client, kinds, play
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.message import Delivery
 from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy

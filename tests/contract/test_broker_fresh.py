@@ -11,7 +11,7 @@ import pytest
 from support.letters import DEAD, PURGE, die, finish, only
 from support.rigs import EmbeddedRig, ack, an_envelope, every_durable_broker, ids, receive, send, until
 
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.message import Delivery
 from dmq.broker.groups import subscriptions as subscriptions_module
 from dmq.store.schema.keys import Family
 from dmq.store.writer.operations import Appended

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from support.broker_rigs import INVISIBLE_MS, AllAtOnce, Decider, Rig, a_message, every_broker, new_id, now_ms
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import MessageType
-from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Half
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.contracts.transactions import Half
 from broker_adapter.wire.mapping import decode
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it

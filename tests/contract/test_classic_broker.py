@@ -22,10 +22,10 @@ from support.classic_rigs import (
     send,
 )
 
-from broker_adapter.adapter import QueueRange
-from broker_adapter.classic import Decision, Filter, Outgoing, ReceivedMessage, SendStatus
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.topics import dead_letter_topic, retry_topic
+from broker_adapter.contracts.adapter import QueueRange
+from broker_adapter.contracts.classic import Decision, Filter, Outgoing, ReceivedMessage, SendStatus
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.topics import dead_letter_topic, retry_topic
 
 _LEVEL_1_MS = 1_000
 

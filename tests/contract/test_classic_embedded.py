@@ -25,11 +25,11 @@ from support.letters import PURGE, REDRIVE, counts, finish
 from support.outbox import read_outbox
 from support.rigs import End, an_envelope, until
 
-from broker_adapter.classic import Decision, Filter, MessageQueue, Outgoing, Presence, ReceivedMessage
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import unpack_id
-from broker_adapter.own_keys import OWN_KEY
-from broker_adapter.topics import dead_letter_topic, retry_topic
+from broker_adapter.contracts.classic import Decision, Filter, MessageQueue, Outgoing, Presence, ReceivedMessage
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import unpack_id
+from broker_adapter.contracts.own_keys import OWN_KEY
+from broker_adapter.contracts.topics import dead_letter_topic, retry_topic
 from dmq.broker.classic.clients import HEARTBEAT_S, SILENT_S_MAX
 from dmq.trail.events import LANE, EventKind
 

@@ -13,13 +13,13 @@ import pytest
 from support.consumers import PATIENCE_S, Faulty, Members, Seen, eventually
 from support.rigs import EmbeddedRig, play
 
-from broker_adapter.balance.environments import Environments, TooFewQueues
-from broker_adapter.classic import HeldQueue, ReceivedMessage, Start
-from broker_adapter.consumer import Consumer, ConsumerOptions, Later, Outcome, Suspend
-from broker_adapter.consumer.services import by_handler
-from broker_adapter.membership import GroupTaken, Intervals
-from broker_adapter.message import Message
-from broker_adapter.topics import dead_letter_topic, retry_topic
+from broker_adapter.contracts.classic import HeldQueue, ReceivedMessage, Start
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.topics import dead_letter_topic, retry_topic
+from broker_adapter.queue_client.balance.environments import Environments, TooFewQueues
+from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Later, Outcome, Suspend
+from broker_adapter.queue_client.consumer.services import by_handler
+from broker_adapter.queue_client.membership import GroupTaken, Intervals
 
 TOPIC, GROUP = "orders", "workers"
 Scenario = Callable[[Members], Coroutine[object, object, None]]

@@ -35,8 +35,8 @@ from support.letters import (
 from support.rigs import GROUP, EmbeddedRig, End, every_durable_broker, play, until
 from support.stores import GatedEngine
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message_id import new_message_id
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message_id import new_message_id
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.errors import StoreCorrupt

@@ -34,7 +34,7 @@ from support.letters import (
 )
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, play, until
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.operations import dead_letters as dead_letters_module
 from retry.dead_letter import DeadFilter, Job, JobState
 

@@ -9,8 +9,8 @@ import pytest
 from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, receive
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import pack_id
 from dmq.broker.delayed import changes as delayed
 from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
 from dmq.broker.topics.settings import FlowChange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, receive
 
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.message import Delivery
 
 QUEUES, EVERY_MS = 4, 1_000
 

@@ -24,8 +24,8 @@ from support.rigs import (
 )
 from support.stores import GatedEngine, events
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused
+from broker_adapter.contracts.message import Delivery
 from dmq.broker.groups import group_queue
 from dmq.broker.io.tail_cache import Recent
 from dmq.store.engines.engine import Engine, EngineStats, Rows

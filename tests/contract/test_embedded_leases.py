@@ -26,10 +26,10 @@ from support.rigs import (
 )
 from support.trail import read_facts
 
-from broker_adapter import live_clients
-from broker_adapter.errors import Overloaded, Refused
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
-from broker_adapter.message import Delivery, pack_id
+from broker_adapter.contracts.errors import Overloaded, Refused
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from broker_adapter.contracts.message import Delivery, pack_id
+from broker_adapter.runtime import live_clients
 from dmq.admin.operations.groups import Groups
 from dmq.broker.deliveries.dispatch import HandOut
 from dmq.broker.failures.failures import POSTPONED_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.rigs import EmbeddedRig, every_durable_broker
 
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
 
 
 @every_durable_broker(queues=1)

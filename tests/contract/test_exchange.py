@@ -15,10 +15,10 @@ import pytest
 from support.joined import CLIENT, Joined, port_of
 from support.rigs import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, an_envelope, ids, play, until
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.message import Delivery
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quota
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock

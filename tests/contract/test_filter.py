@@ -16,10 +16,10 @@ from support.effort import EFFORT
 from support.outbox import read_outbox
 from support.rigs import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, End, Rig, ack, every_broker, ids, receive, until
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope, Message
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope, Message
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import encode
 from dmq.broker.deliveries.dispatch import LOOK_BYTES_MAX, LOOK_MAX
 from dmq.store.engines.engine import Engine, EngineStats, Rows

@@ -15,8 +15,8 @@ from support.lanes import LanesRig, with_lanes
 from support.letters import finish
 from support.rigs import TOPIC, End, an_envelope, play, receive, until
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.topics.registry import FORWARDER_GROUP
 from dmq.cluster import topic_forwarder as lane

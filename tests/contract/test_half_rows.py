@@ -12,7 +12,7 @@ from support.letters import told
 from support.rigs import TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive
 from support.stores import GatedEngine, all_rows
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from dmq.broker.handles.entry_handle import EntryHandle, HandleKind
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, pause_of
 from dmq.store.engines.engine import Engine

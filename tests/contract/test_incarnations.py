@@ -12,8 +12,8 @@ from support.failing import pushed, pushed_one
 from support.letters import DEAD, PURGE, finish, operator
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, play, receive_one, send
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.store.schema.index import Receipt
 from dmq.store.writer.operations import Op

@@ -14,16 +14,16 @@ from support.consumers import PATIENCE_S, Faulty, eventually
 from support.rigs import EmbeddedRig, play
 from support.unread import UnreadDict
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.classic import Start
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.classic import Start
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.contracts.transactions import Half
 from broker_adapter.leasing import LeasingBroker, LeasingOptions, leases
 from broker_adapter.leasing.handles import HalfHandle, LeaseHandle
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
-from broker_adapter.message import Delivery
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Half
 from broker_adapter.wire.mapping import decode
 
 TOPIC, GROUP = "orders", "workers"

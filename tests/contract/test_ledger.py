@@ -12,7 +12,7 @@ from support.ledger_check import differences
 from support.letters import PURGE, REDRIVE, die_many, finish, only
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, play, receive, send
 
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.group import CHUNK_OFFSETS

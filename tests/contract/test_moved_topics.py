@@ -9,8 +9,8 @@ import pytest
 from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, ids, play, receive, send
 
-from broker_adapter.errors import Refused
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import Delivery
 from dmq.broker.deliveries.deliveries import Forwarded
 from dmq.broker.operations.retention import Retention
 from dmq.broker.topics.registry import FORWARDER_GROUP

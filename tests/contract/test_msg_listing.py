@@ -9,8 +9,8 @@ import pytest
 from support.letters import a_message, operator
 from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 
-from broker_adapter.errors import Refused
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import pack_id
 from dmq.admin.operations import messages as listing
 from dmq.admin.operations.messages import QUEUED, WAITING, ListedMessage, Messages, Wanted
 from dmq.broker.delayed.changes import Meant

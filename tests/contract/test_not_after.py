@@ -9,7 +9,7 @@ from support.failing import change, pass_time, pushed, pushed_one
 from support.letters import DEAD, REDRIVE, UNDERTAKER, a_message, finish, letters, told
 from support.rigs import GROUP, EmbeddedRig, End, ack, every_durable_broker, ids, receive
 
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.message import Envelope
 from broker_adapter.wire.mapping import NOT_AFTER_MS, decode, encode
 from dmq.trail.events import EventKind
 from retry.policy import Reason

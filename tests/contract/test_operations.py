@@ -50,7 +50,7 @@ from support.rigs import (
     receive_one,
 )
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire.mapping import decode
 from dmq.admin.requests.status import DeadPage, DeadStatus
 from dmq.broker.failures import waiting_retries as retries_module

@@ -43,8 +43,8 @@ from support.rigs import (
     until,
 )
 
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message import pack_id
 from dmq.broker.failures.waiting_retries import RetryOutcomes
 from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind

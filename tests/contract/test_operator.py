@@ -25,10 +25,10 @@ from support.rigs import (
     until,
 )
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import MessageType
-from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Half
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.contracts.transactions import Half
 from dmq.broker.operations.admin import BEGIN, END, Operator
 from dmq.broker.topics.registry import Group, Topic
 from dmq.store.schema.keys import Family

@@ -12,7 +12,7 @@ from support.failing import change, pushed, pushed_one
 from support.letters import die_many, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
 
-from broker_adapter.topics import retry_topic
+from broker_adapter.contracts.topics import retry_topic
 from dmq.admin.operations import topics as topics_module
 from dmq.admin.operations.cell import overdue
 from dmq.admin.operations.groups import Groups

@@ -10,7 +10,7 @@ import pytest
 from support.letters import BreakingRig
 from support.rigs import GROUP, TOPIC, ack, an_envelope, ids, play, receive
 
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.message import Delivery
 
 Ends = Callable[[BreakingRig, Delivery], Awaitable[object]]
 

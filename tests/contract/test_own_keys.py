@@ -15,10 +15,10 @@ from support.own_keys import KEY, SOON_MS, keyed, put, waiting_under_keys
 from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, every_durable_broker, ids, play, receive
 from support.stores import all_rows
 
-from broker_adapter.adapter import TopicRoute
-from broker_adapter.errors import Refused
-from broker_adapter.message import MessageType, pack_id, unpack_id
-from broker_adapter.own_keys import OWN_KEY
+from broker_adapter.contracts.adapter import TopicRoute
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import MessageType, pack_id, unpack_id
+from broker_adapter.contracts.own_keys import OWN_KEY
 from broker_adapter.wire.mapping import decode
 from dmq.broker.delayed.changes import Changed, Meant, Outcome, rescheduled
 from dmq.broker.topics.settings import FlowChange

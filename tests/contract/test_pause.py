@@ -23,8 +23,8 @@ from support.rigs import (
     until,
 )
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import unpack_id
 from dmq.admin.operations.messages import Messages, Wanted
 from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
 from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange

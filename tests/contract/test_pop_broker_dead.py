@@ -33,7 +33,7 @@ from support.rigs import (
     send,
 )
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
 DEAD = f"%DLQ%{GROUP}"

@@ -22,8 +22,8 @@ from support.rigs import (
     send,
 )
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import RETRY_STEPS_MS
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import RETRY_STEPS_MS
 
 LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still
 SOON_MS = 5_000

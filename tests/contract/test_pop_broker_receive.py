@@ -23,9 +23,9 @@ from support.rigs import (
     send,
 )
 
-from broker_adapter.adapter import TopicRoute
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.contracts.adapter import TopicRoute
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope
 from dmq.broker.filters import filters
 from dmq.broker.io import reader
 from dmq.store.schema.record import QueuedMessage

@@ -26,8 +26,8 @@ from support.rigs import (
     send,
 )
 
-from broker_adapter.errors import Refused
-from broker_adapter.message import Delivery, unpack_id
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import Delivery, unpack_id
 from dmq.trail.events import EventKind
 
 SOON_MS = 5_000

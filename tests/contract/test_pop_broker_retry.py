@@ -31,7 +31,7 @@ from support.rigs import (
     send,
 )
 
-from broker_adapter.adapter import GroupSettings
+from broker_adapter.contracts.adapter import GroupSettings
 
 
 @every_broker()

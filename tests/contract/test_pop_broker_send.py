@@ -1,4 +1,4 @@
-"""Sending, as every ``PopBroker`` promises it (``broker_adapter.adapter``): accepted once, never early, all or none."""
+"""Sending, as every ``PopBroker`` promises it (``broker_adapter.contracts.adapter``): accepted once, never early, all or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.rigs import (
     send,
 )
 
-from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
+from broker_adapter.contracts.limits import MESSAGE_ID_BYTES_MAX
 
 LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still
 SOON_MS = 5_000

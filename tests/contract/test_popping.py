@@ -12,16 +12,16 @@ import pytest
 from support.consumers import PATIENCE_S, Seen
 from support.rigs import EmbeddedRig, play
 
-from broker_adapter.adapter import GroupSettings
-from broker_adapter.balance.allocation import ConsistentHash
-from broker_adapter.classic import Decision, Filter, MessageQueue, ReceivedMessage, Start
-from broker_adapter.client import Client, connect
-from broker_adapter.consumer import ConsumerOptions, Later, Outcome, Suspend
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.membership import GroupTaken
-from broker_adapter.message import Message
+from broker_adapter.contracts.adapter import GroupSettings
+from broker_adapter.contracts.classic import Decision, Filter, MessageQueue, ReceivedMessage, Start
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.popping import PopConsumer, PoppedBroker
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.queue_client.balance.allocation import ConsistentHash
+from broker_adapter.queue_client.client import Client, connect
+from broker_adapter.queue_client.consumer import ConsumerOptions, Later, Outcome, Suspend
+from broker_adapter.queue_client.membership import GroupTaken
 from dmq.broker.broker import EmbeddedBroker
 
 TOPIC, GROUP = "orders", "workers"

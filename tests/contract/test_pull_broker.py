@@ -25,8 +25,8 @@ from support.rigs import (
 )
 from support.stores import GatedEngine
 
-from broker_adapter.adapter import Pulled, QueueRange, Subscription
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.adapter import Pulled, QueueRange, Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.broker.filters import filters
 from dmq.broker.pulling import pulls as pull_module
 from dmq.store.engines.engine import Engine

@@ -11,7 +11,7 @@ from support.letters import told
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive, send
 from support.stores import GatedEngine
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.broker.io.queue_log import Place, offset_stored_at
 from dmq.store.engines.engine import Engine, Rows
 from dmq.store.schema.keys import Family, pack_queue_key

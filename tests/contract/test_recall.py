@@ -9,8 +9,8 @@ import pytest
 from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, an_envelope, every_broker, ids, play, receive, send
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import pack_id
 from dmq.broker.delayed.recall import decode_recall
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.store.files.identity import draw

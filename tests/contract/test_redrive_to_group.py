@@ -33,8 +33,8 @@ from support.outbox import read_outbox
 from support.own_keys import KEY, keyed, put, waiting_under_keys
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive, until
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, MessageType, unpack_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.states import MessageState

@@ -12,7 +12,7 @@ from support.joined import Joined, port_of
 from support.memory_broker import MemoryBroker
 from support.rigs import PATIENCE_S, until
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import Bidirectional, CallEnded, Method, RequestHeaders, Status, Streaming, Unary
 
 BODY_MAX = 4 * 1024 * 1024

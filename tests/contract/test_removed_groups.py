@@ -30,7 +30,7 @@ from support.letters import (
 from support.rigs import GROUP, EmbeddedRig, End, every_durable_broker, ids, play, receive, until
 from support.stores import all_rows
 
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
 from dmq.store.schema.keys import Family
 from dmq.trail.events import EventKind
 

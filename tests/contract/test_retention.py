@@ -22,8 +22,8 @@ from support.rigs import (
     until,
 )
 
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.groups.pull_offsets import NOBODY
 from dmq.broker.groups.queue_front import Edges, readers_from, sizes
 from dmq.broker.operations import retention

@@ -12,8 +12,8 @@ from support.outbox import read_outbox
 from support.retain import SECOND, TOLD, bounds, keep, lying, read, sends, turn
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, ids, receive, send, until
 
-from broker_adapter.errors import Refused
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.reader import Progress
 from dmq.broker.operations.admin import BEGIN

@@ -15,9 +15,9 @@ from support.failing import dead_letters
 from support.rigs import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
 from support.unread import UnreadDict
 
-from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
-from broker_adapter.errors import BrokerUnavailable, Refused
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import GroupSettings, PopBroker, Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster import retries_here
 from dmq.cluster.retries_here import LONGER_MS, Asked, RetriesHere

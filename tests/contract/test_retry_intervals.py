@@ -27,8 +27,8 @@ from support.rigs import (
     receive_one,
 )
 
-from broker_adapter.adapter import GroupSettings
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import GroupSettings
+from broker_adapter.contracts.message import Delivery
 from dmq.trail.events import LANE, EventKind
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 

@@ -15,7 +15,7 @@ from support.failing import CLIENT, change, pass_time, pushed
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, play, receive
 from support.trail import read_lines
 
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.message import unpack_id
 from dmq.scheduler.scheduler import BUSY_LAG_MS, ROWS_PER_CURSOR_MAX
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued

@@ -14,8 +14,8 @@ from support.rigs import TOPIC, EmbeddedRig, End, an_envelope, every_durable_bro
 from support.schedules import NAME, add, check_rows, occurrences, pass_ms, tick, wanted
 from support.stores import counted, recount
 
-from broker_adapter.errors import Overloaded, Refused, Rule
-from broker_adapter.message import MessageType, pack_id
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
 from dmq.broker.deliveries.deliveries import Forwarded
 from dmq.broker.schedules import cron as recurrence

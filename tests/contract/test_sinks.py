@@ -26,7 +26,7 @@ from support.sinks import (
     uid_of,
 )
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from retry.sink import Death, SinkClosed
 
 SOON_MS = 400

@@ -25,7 +25,7 @@ from support.stores import (
     schedule,
 )
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import Receipt

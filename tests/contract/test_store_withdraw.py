@@ -11,7 +11,7 @@ import pytest
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, TOPIC, all_rows, append, counted, events, hand_over, packed_id, recount, schedule
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreBusy, StoreError, StoreFailed
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import EntryState, Receipt

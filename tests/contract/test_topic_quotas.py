@@ -10,8 +10,8 @@ from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, receive, send
 from support.stores import recount_bytes
 
-from broker_adapter.errors import BrokerError, Refused
-from broker_adapter.message import Envelope, SendReceipt, pack_id, unpack_id
+from broker_adapter.contracts.errors import BrokerError, Refused
+from broker_adapter.contracts.message import Envelope, SendReceipt, pack_id, unpack_id
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.broker.limits.topic_quotas import OverTopicQuota
 from dmq.broker.topics.settings import BACK, FlowChange, QuotaChange

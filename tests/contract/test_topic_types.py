@@ -10,9 +10,9 @@ import pytest
 from support.outbox import read_outbox
 from support.rigs import GROUP, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Envelope, MessageType
-from broker_adapter.transactions import Half
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Envelope, MessageType
+from broker_adapter.contracts.transactions import Half
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.catalog import AutoCreate
 from dmq.store.schema.names import TopicSettings, decode_topic_settings, encode_topic_settings

@@ -18,9 +18,9 @@ from support.half import (
 from support.letters import told
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, ids, receive, until
 
-from broker_adapter.errors import Rule
-from broker_adapter.message import Message, unpack_id
-from broker_adapter.transactions import Check, Half
+from broker_adapter.contracts.errors import Rule
+from broker_adapter.contracts.message import Message, unpack_id
+from broker_adapter.contracts.transactions import Check, Half
 from broker_adapter.wire.mapping import encode
 from dmq.broker.transactions.transaction_checks import BUSY_MS, GIVEN_UP_GROUP, PAUSE_MS_MAX, UNDER_WAY_MAX
 from dmq.trail.events import EventKind

@@ -24,8 +24,8 @@ from support.rigs import (
 )
 from support.stores import GatedEngine, waiting_rows
 
-from broker_adapter.errors import Overloaded, Refused, Rule
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.message import pack_id
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family

@@ -19,7 +19,7 @@ from support.daemon import Daemon
 from support.effort import CRASHES, SEED
 from support.outbox import read_outbox
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.recovery.check.ledger import compare
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event

@@ -12,7 +12,7 @@ from support.daemon import Daemon
 from support.strace import Trace, tracer
 from support.wire_client import Received, WireClient, a_message
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.handles.receipt_handle import read_handle
 from dmq.trail.events import EventKind, encode_event

@@ -20,7 +20,7 @@ from support.effort import EFFORT, SEED
 from support.fronts import serving, until, with_fronts
 from support.outbox import read_outbox
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 

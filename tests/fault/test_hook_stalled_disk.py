@@ -17,7 +17,7 @@ import pytest
 from support.hook_rig import AWAY, EXACT, until
 from support.spool_rig import QUIET
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.spool import Spool
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.files import disk

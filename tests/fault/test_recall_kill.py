@@ -20,7 +20,7 @@ from support.effort import CRASHES, SEED
 from support.outbox import read_outbox
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import EventKind, gap_event

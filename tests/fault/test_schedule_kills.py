@@ -11,7 +11,7 @@ import pytest
 from support.daemon import Daemon
 from support.effort import EFFORT, SEED
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.spool_damage import LATE_MS, entry_of, opened, put, take
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.figures import Checker
 from dmq.producer_store.directories.inspect import store_options, strict_look
 from dmq.store.schema.keys import META_DONE, META_SEQUENCE, Family, pack_u64

@@ -14,7 +14,7 @@ from support.effort import EFFORT, SEED
 from support.spool_driver import adopt_in_steps, command, lines, numbers, run, take_all
 from support.spool_rig import PATIENCE_S, QUIET, an_entry, copy_of_live, recount
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories import adopt
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.spool import Spool

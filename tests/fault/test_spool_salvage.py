@@ -25,7 +25,7 @@ from support.spool_damage import (
     uid_of,
 )
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.producer_store.directories.inspect import How, State
 from dmq.producer_store.directories.salvage_log import clean_logs

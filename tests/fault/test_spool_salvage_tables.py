@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.spool_damage import LATE_MS, Saved, copied, entry_of, flip, opened, put, table_of, take, the, uid_of
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.inspect import How, Look, State, look, strict_look
 from dmq.producer_store.directories.salvage_log import _fragments

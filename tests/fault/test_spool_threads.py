@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.spool_rig import PATIENCE_S, QUIET, an_entry, number_of, recount
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Held, SinkClosed, SinkError, SinkUnavailable
 

@@ -29,8 +29,8 @@ from support.store_rig import (
 )
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import ManualClock
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1 as admin_wire
 from dmq.admin.client.client import AdminClient

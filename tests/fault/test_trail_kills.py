@@ -19,7 +19,7 @@ from support.mounts import small_disk
 from support.trail_read import lines, read_trail
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.files.cell import Cell
 from dmq.trail.export.exporter import export_all
@@ -31,7 +31,7 @@ KILLS = 3 * EFFORT
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.trail import files, manifest
 from dmq.trail.events import encode_event, gap_event
 from dmq.trail.export.exporter import Exporter, ExportOptions

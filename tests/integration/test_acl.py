@@ -15,7 +15,7 @@ from support.daemon import Daemon, run_command, run_to_end
 from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
 from support.wire_client import WireClient, a_message, a_receive
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client.client import AdminClient, NotAllowed
 from dmq.client import SidecarClient

@@ -14,8 +14,8 @@ from support.daemon import Daemon, run_command
 from support.outbox import read_outbox
 from support.rigs import EmbeddedRig, End
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import unpack_id
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.admin.operations import activity as module

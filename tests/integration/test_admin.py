@@ -15,8 +15,8 @@ import grpc
 import pytest
 from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource, service_over
 
-from broker_adapter.limits import BODY_BYTES_MAX
-from broker_adapter.message import Message
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.server import grpc_handler

@@ -14,10 +14,10 @@ from support.effort import EFFORT
 from support.rigs import an_envelope
 from support.trail import read_facts
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import Refused
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import Delivery, Envelope
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler

@@ -14,7 +14,7 @@ from support.mounts import read_only
 from support.store_driver import batch_of, command, run_driver
 from support.stores import END, all_rows, append, packed_id, schedule
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.files.cell import Cell

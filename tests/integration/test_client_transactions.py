@@ -29,7 +29,7 @@ from support.scenarios import dead_letters
 from support.transaction_suite import *  # noqa: F403 - pytest finds the tests here
 from support.transaction_suite import KINDS, assert_commit_refused, bodies, half
 
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
 
 CHECKS_MAX = 5

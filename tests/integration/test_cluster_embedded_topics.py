@@ -12,7 +12,7 @@ from support.broker_rigs import INVISIBLE_MS, a_message, now_ms
 from support.daemon import Daemon, run_command
 from support.front import client, front_of, kinds, play, receive, until
 
-from broker_adapter.adapter import Subscription
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 from dmq.admin.client.client import AdminClient

@@ -22,13 +22,13 @@ from support.broker_rigs import INVISIBLE_MS, Rig, a_message, now_ms
 from support.daemon import Daemon
 from support.front import client, front_of, kinds, receive, until
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import BodyEncoding
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import BodyEncoding
+from broker_adapter.contracts.transactions import Check, Half
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.rocketmq.addresses import Name, endpoints_of
-from broker_adapter.transactions import Check, Half
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client.client import AdminClient
 from dmq.rocketmq_server.transport.tls import self_signed

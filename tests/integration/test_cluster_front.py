@@ -19,9 +19,9 @@ from support.broker_rigs import INVISIBLE_MS, a_message, now_ms
 from support.daemon import Daemon, run_command
 from support.front import client, front_of, kinds, play, receive, status, until
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import SendReceipt
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import SendReceipt
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 

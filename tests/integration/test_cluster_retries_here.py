@@ -15,9 +15,9 @@ from support.broker_rigs import PATIENCE_S, a_message
 from support.daemon import Daemon, run_command
 from support.front import client, front_of, kinds, play
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.errors import BrokerUnavailable, Refused
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 from dmq.admin import admin_v1

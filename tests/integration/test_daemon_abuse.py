@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.daemon import Daemon, run_command
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.api.server import SERVICE_NAME
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.broker import EmbeddedBroker
 from dmq.rocketmq_server.calls.call import Call

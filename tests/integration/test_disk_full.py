@@ -10,7 +10,7 @@ from support.mounts import small_disk
 from support.shim import Shim
 from support.store_driver import row, row_key, run_driver
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 

@@ -16,7 +16,7 @@ from support.protocol import consumer_settings
 from support.shim import Shim
 from support.wire_client import WireClient, a_message, a_receive
 
-from broker_adapter.limits import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 
 _TOPIC, _GROUP = wire.Resource(name="orders"), wire.Resource(name="billing")

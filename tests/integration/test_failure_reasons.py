@@ -21,8 +21,8 @@ import pytest
 from support.daemon import Daemon, free_port, run_command
 from support.wire_client import WireClient, a_receive
 
-from broker_adapter.classic import ReceivedMessage
-from broker_adapter.client import connect
+from broker_adapter.contracts.classic import ReceivedMessage
+from broker_adapter.queue_client.client import connect
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.client import SidecarClient

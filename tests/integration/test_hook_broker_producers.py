@@ -11,10 +11,10 @@ from pathlib import Path
 from support.consumers import PATIENCE_S, Members, Seen
 from support.rigs import EmbeddedRig, play
 
-from broker_adapter import blocking
-from broker_adapter.classic import ReceivedMessage, Start
-from broker_adapter.consumer import ConsumerOptions
-from broker_adapter.message import Message
+from broker_adapter.contracts.classic import ReceivedMessage, Start
+from broker_adapter.contracts.message import Message
+from broker_adapter.queue_client import blocking
+from broker_adapter.queue_client.consumer import ConsumerOptions
 from dmq import Spool, durable
 from retry import Fixed, RetryPolicy, Spooled
 from retry.hook.rocketmq import UID_PROPERTY

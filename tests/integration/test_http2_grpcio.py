@@ -16,7 +16,7 @@ import grpc
 import pytest
 import uvloop
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.http2 import Http2Server, Limits, make_context
 from dmq.http2.testing.service import Service
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.http2 import Http2Server, make_context
 from dmq.http2.testing.service import Service
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.http2 import Http2Server
 from dmq.http2.testing.service import Service
 

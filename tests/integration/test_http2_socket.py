@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from support.forms import needs_python
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
 from dmq.http2.backpressure import MUCH
 from dmq.http2.doors import Place

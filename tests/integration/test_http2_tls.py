@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 import uvloop
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import Limits, PlainServedTo, frames, make_context
 from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import grpc_message

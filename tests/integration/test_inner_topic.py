@@ -10,9 +10,9 @@ from support.broker_rigs import new_id, now_ms
 from support.daemon import Daemon, run_command
 from support.front import client, front_of, kinds, play, receive, status, until
 
-from broker_adapter.delay import INNER_TOPIC, wrap
-from broker_adapter.message import Envelope, Message
+from broker_adapter.contracts.message import Envelope, Message
 from broker_adapter.rocketmq import RocketMQBroker
+from broker_adapter.wire.delay import INNER_TOPIC, wrap
 from broker_adapter.wire.mapping import decode, encode
 
 INNER = ("--inner-topic", INNER_TOPIC)

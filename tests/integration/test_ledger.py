@@ -19,7 +19,7 @@ from support.fake_admin_client import run_dmq
 from support.store_driver import row, row_key
 from support.stores import all_rows, put_batch
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 from dmq.errors import StoreError

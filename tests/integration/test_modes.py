@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.daemon import Daemon
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreFull
 from dmq.store.backup import TargetTaken, back_up, back_up_stopped
 from dmq.store.store import Store

@@ -9,11 +9,11 @@ import pytest
 from support.broker_rigs import new_id
 from support.classic_rigs import ALL, SEND_MS, joined, pull_some
 
-from broker_adapter.classic import MessageQueue, Outgoing, Start
-from broker_adapter.client import connect
-from broker_adapter.consumer import ConsumerOptions
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.contracts.classic import MessageQueue, Outgoing, Start
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message
+from broker_adapter.queue_client.client import connect
+from broker_adapter.queue_client.consumer import ConsumerOptions
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.daemon.embedded import open_embedded
 from dmq.errors import StoreError, StoreLocked

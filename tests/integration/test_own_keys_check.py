@@ -14,8 +14,8 @@ from support.rigs import TOPIC, ids, receive
 from support.store_rig import CellRig, checked
 from support.stores import all_rows
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.recovery.salvage.salvage import salvage
 from dmq.store.engines.rocks import RocksEngine

@@ -25,8 +25,8 @@ from support.official_client import JAVA, require
 from support.pages import ROOT, Block, arguments, blocks, commands, pages
 from support.reader import Reader
 
-from broker_adapter.delay import INNER_TOPIC, unwrap
-from broker_adapter.message import Message
+from broker_adapter.contracts.message import Message
+from broker_adapter.wire.delay import INNER_TOPIC, unwrap
 from broker_adapter.wire.mapping import encode
 from dmq import Delivered, Spool, Spooled
 

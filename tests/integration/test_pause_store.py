@@ -10,7 +10,7 @@ import pytest
 from support.rigs import TOPIC, an_envelope
 from support.store_rig import CellRig, checked, held
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics.settings import FlowChange
 from dmq.recovery.salvage.salvage import salvage
 from dmq.store.engines.rocks import RocksEngine

@@ -21,7 +21,7 @@ from support.daemon import Daemon, run_command
 from support.store_rig import held
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.admin.client.client import AdminClient
 from dmq.admin.operations import backups as admin_backups
 from dmq.admin.operations.backups import Backups

@@ -11,13 +11,13 @@ import pytest
 from support.consumers import PATIENCE_S, Seen
 from support.daemon import Daemon
 
-from broker_adapter import blocking
-from broker_adapter.classic import Decision, MessageQueue, ReceivedMessage
-from broker_adapter.client import connect
-from broker_adapter.consumer import ConsumerOptions, Later, Outcome
-from broker_adapter.errors import Refused
-from broker_adapter.message import Message
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.classic import Decision, MessageQueue, ReceivedMessage
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.queue_client import blocking
+from broker_adapter.queue_client.client import connect
+from broker_adapter.queue_client.consumer import ConsumerOptions, Later, Outcome
 from dmq import Spool, durable
 from retry import Fixed, RetryPolicy, Spooled
 

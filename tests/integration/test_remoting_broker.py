@@ -14,7 +14,7 @@ import pytest
 from support.remoting_peer import HeldQueue, Peer, remoting_peer
 from support.stored_messages import a_stored
 
-from broker_adapter.classic import (
+from broker_adapter.contracts.classic import (
     ClassicBroker,
     Filter,
     MemberState,
@@ -23,8 +23,8 @@ from broker_adapter.classic import (
     Presence,
     TransactionCheck,
 )
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import Message
 from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions, reach
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.frames import Frame, FrameBroken

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.remoting import RemotingClient, RemotingOptions
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.connection import Connection, not_served

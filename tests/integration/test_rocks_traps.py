@@ -18,7 +18,7 @@ from support.shim import Shim
 from support.store_driver import batch_of, row, row_key, run_driver
 from support.stores import END, all_rows
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreError, StoreLocked
 from dmq.store.engines.engine import Engine
 from dmq.store.engines.rocks import RocksEngine

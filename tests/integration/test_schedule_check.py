@@ -13,7 +13,7 @@ from support.schedules import add, check_rows, occurrences, tick
 from support.store_rig import CellRig, checked, lost_lines
 from support.stores import all_rows
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.recovery.salvage.salvage import salvage
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family

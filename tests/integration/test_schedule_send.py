@@ -11,8 +11,8 @@ from support.daemon import Daemon
 from support.front import client, front_of, play, receive
 from support.official_client import PYTHON, ClientError, OfficialClient
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message
 from broker_adapter.wire.mapping import decode, encode
 from dmq import AdminClient
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE

@@ -18,7 +18,7 @@ import pytest
 from support.daemon import Daemon
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.admin import admin_v1

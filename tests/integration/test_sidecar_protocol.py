@@ -18,9 +18,9 @@ from support.fronted import FrontedTransport
 from support.protocol import Sidecar, a_message, a_receive, a_send, consumer_settings
 from support.raw_client import RawClient
 
-from broker_adapter.adapter import GroupSettings
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
+from broker_adapter.contracts.adapter import GroupSettings
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.errors import AddressInUse, DmqError

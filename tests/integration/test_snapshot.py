@@ -19,9 +19,9 @@ from support.effort import EFFORT
 from support.rigs import an_envelope
 from support.snapshot_check import check_snapshot, outbox_events
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.recovery.backups.snapshots import cursors_of

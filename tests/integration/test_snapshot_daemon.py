@@ -19,7 +19,7 @@ from support.daemon import Daemon
 from support.rigs import an_envelope
 from support.snapshot_check import Event, check_snapshot
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin.client.client import AdminClient, CallRefused, DaemonUnavailable
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.store import Store

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.daemon import run_command
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Entry
 

@@ -20,7 +20,7 @@ from support.store_rig import checked, files_of, held
 from support.stores import all_rows, schedule
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client.client import AdminClient, CallRefused
 from dmq.errors import StoreCorrupt, StoreFailed, StoreLocked

@@ -21,7 +21,7 @@ from support.spool_damage import put as put_entries
 from support.store_rig import READY, CellRig, checked, files_of, fill
 from support.stores import all_rows, put_batch
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys

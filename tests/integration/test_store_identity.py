@@ -13,11 +13,11 @@ from unittest.mock import patch
 import pytest
 from support.rigs import GROUP, INVISIBLE_MS, TOPIC, an_envelope
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerError, Refused, Rule
-from broker_adapter.message import Delivery
-from broker_adapter.transactions import Half
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerError, Refused, Rule
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.contracts.transactions import Half
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.recovery.check.check import check
 from dmq.recovery.salvage.salvage import salvage

@@ -11,7 +11,7 @@ from support.daemon import Daemon, run_command
 from support.terminal import at_terminal
 from support.wire_client import Received, WireClient, a_message, a_receive, received_of
 
-from broker_adapter.message_id import new_message_id
+from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as wire
 
 # Lists, with the number of their lines below the headings; 0: text in them may fold.

@@ -20,7 +20,7 @@ from support.certificates import Signed, signed
 from support.daemon import Daemon, run_command, run_to_end
 from support.wire_client import WireClient, a_message
 
-from broker_adapter.clock import ManualClock, SystemClock
+from broker_adapter.runtime.clock import ManualClock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import Http2Server
 from dmq.rocketmq_server.transport import tls

@@ -11,7 +11,7 @@ import pytest
 from support.spool_rig import PATIENCE_S, an_entry
 from support.trail_read import read_trail
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Death, Held
 

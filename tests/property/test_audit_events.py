@@ -20,8 +20,8 @@ from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, play, receive
 from support.watch import WatchedEngine
 
-from broker_adapter.errors import Refused
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import Delivery
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.effort import EFFORT
 
-from broker_adapter.balance.allocation import (
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.allocation import (
     Averagely,
     AveragelyByCircle,
     ConsistentHash,
@@ -18,10 +19,9 @@ from broker_adapter.balance.allocation import (
     MachineRoomNearby,
     Strategy,
 )
-from broker_adapter.balance.environments import Environments, OwnEnvironment
-from broker_adapter.balance.rebalance import changes
-from broker_adapter.balance.window import Window
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.environments import Environments, OwnEnvironment
+from broker_adapter.queue_client.balance.rebalance import changes
+from broker_adapter.queue_client.balance.window import Window
 
 ROOMS = ("east", "north", "west")
 ENVIRONMENTS = Environments(names=ROOMS, queues_each=2)

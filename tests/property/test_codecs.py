@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
 from dmq.broker.handles import receipt_handle as receipt
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import group as of_group

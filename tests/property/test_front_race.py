@@ -16,9 +16,9 @@ from support.effort import EFFORT, SEED
 from support.joined import Joined, port_of
 from support.rigs import GROUP, TOPIC, EmbeddedRig, an_envelope, play, until
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.deferred import Deferred
-from broker_adapter.message import Delivery, SendReceipt
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.message import Delivery, SendReceipt
 from dmq.rocketmq_server.calls.exchange import Receive, Received
 
 STEPS = 400

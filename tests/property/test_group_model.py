@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
 
-from broker_adapter.balance.allocation import Averagely, AveragelyByCircle, ConsistentHash, Strategy
-from broker_adapter.balance.queue_locks import BELIEVED_MS, BROKER_LEASE_MS, LockQuestion, QueueLocks
-from broker_adapter.balance.rebalance import changes
-from broker_adapter.balance.window import Window
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.allocation import Averagely, AveragelyByCircle, ConsistentHash, Strategy
+from broker_adapter.queue_client.balance.queue_locks import BELIEVED_MS, BROKER_LEASE_MS, LockQuestion, QueueLocks
+from broker_adapter.queue_client.balance.rebalance import changes
+from broker_adapter.queue_client.balance.window import Window
 
 pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
 QUEUES = sorted(MessageQueue("orders", broker, number) for broker in "ab" for number in range(2))[:3]

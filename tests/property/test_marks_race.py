@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.effort import EFFORT, SEED
 from support.stores import SCOPE, all_rows, counted, hand_over, packed_id, recount, schedule
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
 from dmq.store.schema.record import decode_queued

@@ -19,7 +19,7 @@ from support.outbox import read_outbox
 from support.own_keys import keyed, waiting_under_keys
 from support.rigs import TOPIC, EmbeddedRig, End
 
-from broker_adapter.message import SendReceipt, pack_id, unpack_id
+from broker_adapter.contracts.message import SendReceipt, pack_id, unpack_id
 from dmq.broker.delayed.changes import Changed, Meant, Outcome
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.schema.keys import Family, pack_queue_key

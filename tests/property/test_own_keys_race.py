@@ -17,7 +17,7 @@ from support.outbox import read_outbox
 from support.own_keys import keyed, waiting_under_keys
 from support.rigs import EmbeddedRig, ack, receive
 
-from broker_adapter.message import pack_id, unpack_id
+from broker_adapter.contracts.message import pack_id, unpack_id
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts

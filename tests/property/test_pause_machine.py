@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.effort import EFFORT
 from support.scheduler_cell import Cell
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import Envelope, pack_id, unpack_id
+from broker_adapter.contracts.message import Envelope, pack_id, unpack_id
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics.settings import FlowChange
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.scheduler.scheduler import FLOOD_ROWS

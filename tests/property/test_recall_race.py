@@ -16,9 +16,9 @@ from support.effort import EFFORT, SEED
 from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive, until
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import Refused
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message import pack_id
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler

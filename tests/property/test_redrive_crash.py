@@ -44,8 +44,8 @@ from support.letters import (
 )
 from support.rigs import GROUP, TOPIC, End, an_envelope, ids, play, receive, until
 
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.message import Message, unpack_id
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.errors import StoreError
 from dmq.store.schema.record import QueuedMessage

@@ -20,8 +20,8 @@ from support.outbox import TrailEvent, read_outbox
 from support.rigs import TOPIC, End, ack, ids, play, receive, send
 from support.stores import all_rows
 
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message import unpack_id
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.topics.settings import KeepChange
 from dmq.errors import StoreError

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_adapter.limits import DELAY_LEVELS_MS
+from broker_adapter.contracts.limits import DELAY_LEVELS_MS
 from retry.flow import ComeBack, Forwarded, LeaseExpired, Nacked, SentBack, after_failure
 from retry.policy import (
     DELAY_MS_LIMIT,

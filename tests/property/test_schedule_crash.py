@@ -20,7 +20,7 @@ from support.rigs import TOPIC, End, play
 from support.schedules import check_rows, occurrences, wanted
 from support.stores import counted, recount
 
-from broker_adapter.errors import BrokerUnavailable, Refused
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from dmq.errors import StoreError
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.recurring import CatchUp, Phase

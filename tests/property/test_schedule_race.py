@@ -16,7 +16,7 @@ from support.effort import EFFORT, SEED
 from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive
 
-from broker_adapter.message import pack_id, unpack_id
+from broker_adapter.contracts.message import pack_id, unpack_id
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler

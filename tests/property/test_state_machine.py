@@ -23,8 +23,8 @@ from support.effort import EFFORT
 from support.rigs import End, receive
 from support.trail import read_facts
 
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.errors import StoreFailed
 from dmq.store.schema.counts import BUCKET_MS
 

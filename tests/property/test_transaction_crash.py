@@ -20,9 +20,9 @@ from support.letters import Break, BreakingRig, queued, told
 from support.rigs import TOPIC, End, an_envelope, play
 from support.stores import counted, half_bodies, recount, waiting_rows
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import pack_id, unpack_id
-from broker_adapter.transactions import Check, Half
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import pack_id, unpack_id
+from broker_adapter.contracts.transactions import Check, Half
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, CheckOptions
 from dmq.errors import StoreError
 from dmq.store.schema.keys import half_scope

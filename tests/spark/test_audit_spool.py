@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.spool_rig import PATIENCE_S
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.trail.export.exporter import export_all
 from dmq.trail.snapshots.taking import snapshot_of

@@ -13,10 +13,10 @@ import pytest
 from support.broker_rigs import new_id
 from support.effort import at_length
 
-from broker_adapter.classic import ReceivedMessage, Start
-from broker_adapter.client import connect
-from broker_adapter.consumer import ConsumerOptions, Later
-from broker_adapter.message import Message
+from broker_adapter.contracts.classic import ReceivedMessage, Start
+from broker_adapter.contracts.message import Message
+from broker_adapter.queue_client.client import connect
+from broker_adapter.queue_client.consumer import ConsumerOptions, Later
 from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options

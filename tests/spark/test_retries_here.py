@@ -12,8 +12,8 @@ from support.effort import at_length
 from support.front import client, front_of, play
 from support.trail_bend import Bent
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire.mapping import decode
 from dmq.admin.client.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy

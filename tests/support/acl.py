@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock, SystemClock
-from broker_adapter.signature import Signer
+from broker_adapter.runtime.clock import Clock, SystemClock
+from broker_adapter.wire.signature import Signer
 
 
 class Key(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 from support.admin_status import NOW
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin.requests import client_source
 
 CLIENTS = (

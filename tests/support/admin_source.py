@@ -8,8 +8,8 @@ from typing import Any
 
 from support.admin_status import NOW, STATUS, TOPICS
 
-from broker_adapter.errors import Refused, Rule, group_unknown
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import Refused, Rule, group_unknown
+from broker_adapter.contracts.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin.api.service import AdminService, Operators
 from dmq.admin.requests import status as source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from support.broker_model import Policy
 
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
 from retry.policy import RetryPolicy, Table
 
 TOPICS, GROUPS = ("orders", "refunds"), ("workers", "auditors")

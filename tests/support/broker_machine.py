@@ -36,9 +36,9 @@ from support.broker_model import Choice, Fact, Held, Key, Model, Policy, check_t
 from support.rigs import EmbeddedRig, an_envelope, receive
 from support.trail import read_facts, read_lines
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope, SendReceipt, pack_id
-from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt, pack_id
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.broker.delayed.changes import Changed, Meant, Outcome
 from dmq.store.store import StoreOptions
 from dmq.trail.events import gap_event

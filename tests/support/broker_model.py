@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from broker_adapter.message import DeadLetterFacts
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.message import DeadLetterFacts
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.store.files.steady_clock import STEP_MS
 from dmq.trail.events import EventKind
 

@@ -22,15 +22,15 @@ from support.daemon import Daemon
 from support.effort import at_length
 
 from bench.rocketmq import RocketMQ
-from broker_adapter.adapter import PopBroker, Subscription
-from broker_adapter.classic import ClassicBroker
-from broker_adapter.clock import SystemClock
+from broker_adapter.contracts.adapter import PopBroker, Subscription
+from broker_adapter.contracts.classic import ClassicBroker
+from broker_adapter.contracts.message import Delivery, Envelope, Message
+from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.contracts.transactions import Check, TransactionalBroker
 from broker_adapter.leasing import LeasingBroker, LeasingOptions
-from broker_adapter.message import Delivery, Envelope, Message
-from broker_adapter.message_id import new_message_id
 from broker_adapter.remoting import RemotingBroker, RemotingOptions
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from broker_adapter.transactions import Check, TransactionalBroker
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire.mapping import encode
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.in_process_client import EmbeddedClassic

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.message import unpack_id
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family
 from dmq.store.writer.assemble import Assembler

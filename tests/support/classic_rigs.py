@@ -15,7 +15,7 @@ import pytest
 from support.broker_rigs import new_id
 from support.rigs import EmbeddedRig, play
 
-from broker_adapter.classic import (
+from broker_adapter.contracts.classic import (
     ClassicBroker,
     Filter,
     MessageQueue,
@@ -25,8 +25,8 @@ from broker_adapter.classic import (
     ReceivedMessage,
     TransactionCheck,
 )
-from broker_adapter.message import Message
-from broker_adapter.topics import retry_topic
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.topics import retry_topic
 from dmq.broker.in_process_client import EmbeddedClassic
 
 SEND_MS = 30_000  # a machine that stalls is no broker that is away

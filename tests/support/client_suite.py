@@ -18,7 +18,7 @@ import pytest
 from support.client_bench import BY_PROPERTY, Bench
 from support.official_client import ANSWER_S_MAX, RUST, ClientError, Language, OfficialClient, having
 
-from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
 
 KINDS: tuple[str, ...] = ("producer", "simple")
 LEVELS_MS = tuple(range(100, 1900, 100))  # 18 of them, which the daemon is told

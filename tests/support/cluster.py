@@ -20,8 +20,8 @@ import pytest
 from support.jvm import SHORT_LIVED
 
 from bench.rocketmq import VERSION_4, PeerMissing, RocketMQ, artifacts
-from broker_adapter.clock import SystemClock
-from broker_adapter.delay import INNER_GROUP, INNER_TOPIC
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.delay import INNER_GROUP, INNER_TOPIC
 from dmq.rocketmq_server.transport.tls import self_signed
 
 _HEAP_MB = 384

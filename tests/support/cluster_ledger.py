@@ -15,11 +15,11 @@ from support.daemon import Daemon
 from support.effort import EFFORT
 from support.trail_read import read_trail
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerError, BrokerUnavailable
-from broker_adapter.message import Envelope, unpack_id
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
+from broker_adapter.contracts.message import Envelope, unpack_id
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin.client.client import AdminClient
 
 PATIENCE_S = 180.0 + 20 * EFFORT

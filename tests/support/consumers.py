@@ -10,13 +10,13 @@ from typing import Any
 
 from support.rigs import EmbeddedRig
 
-from broker_adapter.balance.environments import Environments
-from broker_adapter.classic import Filter, MessageQueue, PulledMessages, QueueReceipt, ReceivedMessage, Start
-from broker_adapter.client import Client
-from broker_adapter.consumer import Consumer, ConsumerOptions, Outcome
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.membership import Intervals
-from broker_adapter.message import Message
+from broker_adapter.contracts.classic import Filter, MessageQueue, PulledMessages, QueueReceipt, ReceivedMessage, Start
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message import Message
+from broker_adapter.queue_client.balance.environments import Environments
+from broker_adapter.queue_client.client import Client
+from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Outcome
+from broker_adapter.queue_client.membership import Intervals
 from dmq.broker.in_process_client import EmbeddedClassic
 
 PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken

@@ -12,7 +12,7 @@ from itertools import pairwise
 from support.crash_load import ATTEMPTS_MAX, INVISIBLE_MS, Ledger, Seen
 from support.outbox import TrailEvent
 
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.message import unpack_id
 from dmq.broker.handles.receipt_handle import read_handle
 from dmq.trail.events import EventKind
 

@@ -19,7 +19,7 @@ import grpc
 from support.effort import EFFORT
 from support.wire_client import Received, WireClient, a_message, a_receive, received_of
 
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from support.rigs import GROUP, INVISIBLE_MS, TOPIC, Rig, ack, receive
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import DeadLetterFacts, Delivery
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import DeadLetterFacts, Delivery
 
 CLIENT = "client-1"
 UNDERTAKER = "undertaker"  # the group that reads dead letters

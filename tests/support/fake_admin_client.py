@@ -14,8 +14,8 @@ from support.admin_source import FixedSource, service_over
 from support.command_tree import keep
 from typer.testing import CliRunner, Result
 
-from broker_adapter.signature import Signer
 from broker_adapter.wire.pool import Method
+from broker_adapter.wire.signature import Signer
 from dmq.admin.api.service import handlers, refusal_of
 from dmq.admin.client import client
 from dmq.cli.app import app

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, SendReceipt
+from broker_adapter.contracts.message import DeadLetterFacts, Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.counting import CallsTaken
 from dmq.processes import frames

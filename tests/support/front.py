@@ -12,10 +12,10 @@ from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, REQUEST_MS
 from support.daemon import Daemon
 from support.trail_read import read_trail
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import SystemClock
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.config import DaemonConfig
 from dmq.daemon.fronts import front_settings
 from dmq.http2.bounds import Accounts

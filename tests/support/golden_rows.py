@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.clock import ManualClock, Moment
-from broker_adapter.message import MessageType
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.runtime.clock import ManualClock, Moment
 from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.broker.groups.group_queue import GroupQueue, Lease
 from dmq.broker.schedules.firing import waiting_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.clock import Moment
+from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.store.schema.keys import Family
 from dmq.store.writer.operations import Delete, Op, Put, Tally

@@ -8,8 +8,8 @@ import pytest
 from support.letters import told
 from support.rigs import TOPIC, EmbeddedRig, an_envelope, until
 
-from broker_adapter.errors import Refused
-from broker_adapter.transactions import Check, Half, HalfReceipt
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.transactions import Check, Half, HalfReceipt
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
 from dmq.store.schema.keys import half_scope
 from dmq.trail.events import EventKind

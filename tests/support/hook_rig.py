@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from retry import SPOOL_STEPS_MS, Outcome, Redelivery, RetryPolicy, Table
 from retry.sink import Entry
 from retry.testing import FakeProducer, MemorySink

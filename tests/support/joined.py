@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import Clock
-from broker_adapter.deferred import Deferred
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
+from broker_adapter.runtime.clock import Clock
 from dmq.acl.gate import Entrance
 from dmq.counting import CallCounts
 from dmq.http2 import Bidirectional, Method, Streaming

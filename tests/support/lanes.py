@@ -11,9 +11,9 @@ from typing import cast
 from support.outbox import read_outbox
 from support.rigs import PATIENCE_S, TOPIC, EmbeddedRig, play
 
-from broker_adapter.adapter import PopBroker, TopicRoute
-from broker_adapter.errors import BrokerError
-from broker_adapter.message import Envelope, SendReceipt, unpack_id
+from broker_adapter.contracts.adapter import PopBroker, TopicRoute
+from broker_adapter.contracts.errors import BrokerError
+from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster.forwarder import Forwarder
 from dmq.trail.events import EventKind

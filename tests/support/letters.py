@@ -17,9 +17,9 @@ from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, receive, until
 from support.stores import GatedEngine, all_rows
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import Envelope, Message
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.message import Envelope, Message
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import decode, encode
 from dmq.admin.api.service import Operators
 from dmq.admin.operations.cell import Cell

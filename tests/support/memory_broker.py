@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Refused, Rule, topic_unknown
-from broker_adapter.limits import RETRY_STEPS_MS
-from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.adapter import GroupSettings, Subscription, TopicRoute
+from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
+from broker_adapter.contracts.limits import RETRY_STEPS_MS
+from broker_adapter.contracts.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.filters.filters import filter_of
 from dmq.store.schema.record import QueuedMessage
 from dmq.units import format_time

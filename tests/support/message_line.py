@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from support.group_rows import Rows, a_queue
 
-from broker_adapter.clock import Moment
+from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.group_queue import Lease
 
 NOW_MS = 1_000_000

@@ -24,10 +24,10 @@ from support.operator_model import DELAYS_MS, MAX_ATTEMPTS, STEADY_S, Books, Deb
 from support.outbox import read_outbox
 from support.rigs import Backup, EmbeddedRig, End, receive, until
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerError, Refused, Rule
-from broker_adapter.message import Delivery, Envelope, SendReceipt, unpack_id
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.errors import BrokerError, Refused, Rule
+from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt, unpack_id
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import decode
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.topics.settings import KeepChange

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.rigs import TOPIC, EmbeddedRig
 
-from broker_adapter.message import Envelope, Message, SendReceipt, unpack_id
-from broker_adapter.own_keys import KEEP, ON_SAME_KEY, OWN_KEY
+from broker_adapter.contracts.message import Envelope, Message, SendReceipt, unpack_id
+from broker_adapter.contracts.own_keys import KEEP, ON_SAME_KEY, OWN_KEY
 from broker_adapter.wire.mapping import encode
 from dmq.store.schema.keys import (
     META_OWN_KEY,

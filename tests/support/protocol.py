@@ -9,8 +9,8 @@ from typing import Any
 from google.protobuf.message import Message
 from support.memory_broker import MemoryBroker
 
-from broker_adapter.adapter import PullBroker
-from broker_adapter.clock import Clock
+from broker_adapter.contracts.adapter import PullBroker
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.guard import Guard
 from dmq.rocketmq_server.calls.access import Guarded

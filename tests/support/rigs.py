@@ -23,9 +23,9 @@ from support.ledger_check import assert_balances
 from support.memory_broker import MemoryBroker
 from support.stores import recount_bytes
 
-from broker_adapter.adapter import GroupSettings, Subscription
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.contracts.adapter import GroupSettings, Subscription
+from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.rocketmq_server.calls.exchange import ServedBroker

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from broker_adapter.clock import Clock, ManualClock
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import Clock, ManualClock
 from dmq.broker.handles.entry_handle import EntryHandles
 from dmq.broker.sending.placement import Placement
 from dmq.broker.topics.registry import Names, Topic

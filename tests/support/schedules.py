@@ -8,7 +8,7 @@ from support.letters import queued
 from support.rigs import TOPIC, EmbeddedRig
 from support.stores import waiting_rows
 
-from broker_adapter.message import Message, unpack_id
+from broker_adapter.contracts.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode, encode
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.broker.schedules.schedules import ScheduleStatus, Wanted

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from support.daemon import Daemon
 
-from broker_adapter.clock import ManualClock, SystemClock
+from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.client import SidecarClient
 from dmq.producer_store.spool import Spool
 from retry.sink import DelaySink, Entry, Held, SinkError

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from support.outbox import read_outbox
 
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.topics.registry import Names
 from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import Store

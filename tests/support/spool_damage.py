@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.copies import directories
 from dmq.producer_store.directories.figures import Checker
 from dmq.producer_store.directories.inspect import Found, strict_look

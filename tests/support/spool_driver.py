@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories import adopt
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.spool import Spool, SpoolOptions

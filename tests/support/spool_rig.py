@@ -14,7 +14,7 @@ from unittest.mock import patch
 from support.rigs import End
 from support.stores import all_rows
 
-from broker_adapter.clock import Clock, ManualClock
+from broker_adapter.runtime.clock import Clock, ManualClock
 from dmq.producer_store import spool
 from dmq.producer_store.directories.bounds import SpoolOptions
 from dmq.producer_store.directories.root import Root

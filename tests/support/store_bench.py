@@ -10,7 +10,7 @@ from typing import Protocol
 
 from support.stores import PATIENCE_S, GatedEngine, hand_over
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreError
 from dmq.store.engines.engine import Engine
 from dmq.store.engines.memory import MemoryEngine

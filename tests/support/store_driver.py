@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from rocksdict import RdictIter, ReadOptions, WriteBatch, WriteOptions
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreError, StoreForked
 from dmq.store.engines import rocks
 from dmq.store.engines.rocks import RocksEngine, RocksOptions

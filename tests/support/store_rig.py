@@ -15,8 +15,8 @@ from support.letters import a_message
 from support.rigs import GROUP, TOPIC, EmbeddedRig, ack, copy_at_rest, receive
 from support.spool_damage import flip
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.message import unpack_id
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.recovery.check.check import check
 from dmq.recovery.reading.findings import Checked

@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.broker_model import Fact, Key
 from support.outbox import read_outbox
 
-from broker_adapter.message import unpack_id
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.message import unpack_id
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord

@@ -7,7 +7,7 @@ from pathlib import Path
 from support.stores import GatedEngine, all_rows
 from support.trail_read import HOUR_MS, read_trail, sequences
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions

@@ -10,8 +10,8 @@ from random import Random
 from support.operator_machine import GROUPS, TOPICS, OperatorRules
 from support.rigs import End, ack, an_envelope, receive
 
-from broker_adapter.errors import Refused
-from broker_adapter.transactions import Half
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.transactions import Half
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.broker.transactions.transaction_checks import CheckOptions
 from dmq.store.writer.operations import Emit

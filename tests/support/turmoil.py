@@ -27,8 +27,8 @@ from support.turmoil_orders import Orders, bury
 from support.wall_shim import WallShim
 from support.wire_client import Received, WireClient, a_message, a_receive, received_of
 
-from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.signature import Signer
 from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient
 from dmq.errors import DmqError

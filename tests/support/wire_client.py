@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from support import trusted
 
-from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.signature import Signer
 
 DEADLINE_S = 10.0
 _OPTIONS = (

@@ -18,7 +18,7 @@ PUBLIC_NAMES_MAX = 40
 FUNCTION_LINES_MAX = 70
 
 PACKAGES = ("dmq", "retry", "broker_adapter", "spark_audit")
-CLOCK_MODULE = "broker_adapter/clock.py"
+CLOCK_MODULE = "broker_adapter/runtime/clock.py"
 # It sleeps by the name that tests of applications replace (`retry.api.time.sleep`).
 SLEEPING_MODULE = "retry/api.py"
 ENGINE_MODULE = "dmq/store/engines/rocks.py"

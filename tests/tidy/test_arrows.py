@@ -81,10 +81,14 @@ def test_the_drawn_house_stands(house: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "code", "expected"),
     [
-        ("broker_adapter.message", "import retry.policy", "broker_adapter is not allowed to import retry"),
+        ("broker_adapter.contracts.message", "import retry.policy", "broker_adapter is not allowed to import retry"),
         ("retry.policy", "import dmq.daemon", "retry is not allowed to import dmq"),
         ("dmq.daemon", "import spark_audit.schema", "dmq is not allowed to import spark_audit"),
-        ("spark_audit.schema", "import broker_adapter.limits", "spark_audit is not allowed to import broker_adapter"),
+        (
+            "spark_audit.schema",
+            "import broker_adapter.contracts.limits",
+            "spark_audit is not allowed to import broker_adapter",
+        ),
         ("dmq.store", "import dmq.scheduler", "dmq.store is not allowed to import dmq.scheduler"),
         (
             "dmq.store.schema.keys",
@@ -98,7 +102,11 @@ def test_the_drawn_house_stands(house: Path) -> None:
         ),
         ("dmq.producer_store", "import dmq.cluster", "dmq.producer_store is not allowed to import dmq.cluster"),
         ("dmq.daemon", "def f():\n    import dmq.cli", "dmq.daemon is not allowed to import dmq.cli"),
-        ("broker_adapter.wire", "import broker_adapter.adapter", "broker_adapter.wire is not allowed to import"),
+        (
+            "broker_adapter.wire",
+            "import broker_adapter.contracts.adapter",
+            "broker_adapter.wire is not allowed to import",
+        ),
         ("retry.sink", "import retry.flow", "retry.sink is not allowed to import retry.flow"),
         ("spark_audit.schema", "import spark_audit.jobs", "spark_audit.schema is not allowed to import"),
         ("dmq.utils", "", "dmq.utils"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.adapter import PulledMessage
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.adapter import PulledMessage
+from broker_adapter.contracts.errors import Overloaded
 from dmq.http2.bounds import Accounts
 from dmq.rocketmq_server.rpc.answers import PIECE_BYTES, check_room
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.consumer import Consumer
-from broker_adapter.consumer.offsets import BrokerOffsets, FileOffsets
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.membership import Membership
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.consumer import Consumer
+from broker_adapter.queue_client.consumer.offsets import BrokerOffsets, FileOffsets
+from broker_adapter.queue_client.membership import Membership
+from broker_adapter.runtime.clock import ManualClock
 
 QUEUE = MessageQueue("orders", "a", 3)
 

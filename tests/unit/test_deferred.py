@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_adapter.deferred import Deferred
+from broker_adapter.contracts.deferred import Deferred
 
 
 def told(later: Deferred[int]) -> list[int | str]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.delay import DELAY_LEVEL, DELAY_MS, DELIVER_AT_MS, TOPIC, unwrap, wrap
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.message import Message
+from broker_adapter.wire.delay import DELAY_LEVEL, DELAY_MS, DELIVER_AT_MS, TOPIC, unwrap, wrap
 from broker_adapter.wire.mapping import decode, encode
 
 ID = "01" + "A" * 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.processes.clocks import NEAR_MS, FrontClock, wall_less_boot_ms
 
 _HOUR_MS = 3_600_000

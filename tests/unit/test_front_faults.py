@@ -15,7 +15,7 @@ from support.front_pair import MIB, FrontPair, a_receive, a_relay, joined
 from support.protocol import GROUP, TOPIC, consumer_settings
 from support.rigs import EmbeddedRig, an_envelope, play, until
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2 import Status
 from dmq.processes import frames

@@ -13,8 +13,8 @@ import pytest
 from support.memory_broker import MemoryBroker
 from support.rigs import until
 
-from broker_adapter.clock import ManualClock, SystemClock
-from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
+from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.acl.quotas import ADDRESS, KEY, RESERVE_PART, Bounds, Holder, Quota, Quotas
 from dmq.broker.deliveries.dispatch import RECEIVE_BYTES_MAX
 from dmq.config import PROCESS_HELD_BYTES_MIN, PROCESSES_MAX, ConfigError, DaemonConfig, fronts_max, load

@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Sequence
 import pytest
 from support.broker_rigs import a_message
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.message import SendReceipt
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import SendReceipt
 from broker_adapter.rocketmq import gathered
 from broker_adapter.rocketmq.gathered import Gathered, Outgoing
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.live_clients import CLIENT_ALIVE_S, STOOD_STILL_S, LiveClients
+from broker_adapter.runtime.clock import ManualClock
+from broker_adapter.runtime.live_clients import CLIENT_ALIVE_S, STOOD_STILL_S, LiveClients
 
 HOUR_MS = 3_600_000
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq import log as dmq_log
 
 ROOT = Path(__file__).resolve().parents[2]

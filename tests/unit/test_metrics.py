@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from support.hook_rig import until
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import AddressInUse, DmqError
 from dmq.metrics import LATENESS_BOUNDS_S, Distribution, Exposition, GroupLags, Metrics, MetricsServer, start_http
 from dmq.units import Address

@@ -8,11 +8,11 @@ from collections.abc import Coroutine, Sequence
 
 import pytest
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.rocketmq import polls
 from broker_adapter.rocketmq.polls import Batch, Polls
+from broker_adapter.runtime.clock import SystemClock
 
 WAIT_MS = 60_000  # nothing waits that long unless it is broken
 INVISIBLE_MS = 60_000

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.classic import MessageQueue, Outgoing, QueueReceipt, Route, SendStatus
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.membership import Membership
-from broker_adapter.message import Message
-from broker_adapter.producer import Producer, ProducerOptions
+from broker_adapter.contracts.classic import MessageQueue, Outgoing, QueueReceipt, Route, SendStatus
+from broker_adapter.contracts.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import Message
+from broker_adapter.queue_client.membership import Membership
+from broker_adapter.queue_client.producer import Producer, ProducerOptions
+from broker_adapter.runtime.clock import ManualClock
 
 QUEUES = tuple(MessageQueue("orders", broker, number) for broker in ("a", "b", "c") for number in range(2))
 

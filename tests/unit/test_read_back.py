@@ -13,7 +13,7 @@ from support.remoting_peer import BROKER, HeldQueue, Peer, remoting_peer
 from support.stored_messages import a_stored
 from support.trail_files import CellWriter, Event
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import RemotingOptions
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.slices import SLICE_S, Slices, in_slices
 
 SLICE_MS = int(SLICE_S * 1000)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.config import load
 from dmq.daemon.checks import problems_of, refuse_start
 from dmq.errors import StartRefused, StoreCorrupt, with_advice

@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message import BodyEncoding, Message, MessageType
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.message import BodyEncoding, Message, MessageType
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode, encode, full_name, to_envelope
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.acl.guard import Guard
 from dmq.acl.rules import AccessKey, Need
 from dmq.acl.signature import Header

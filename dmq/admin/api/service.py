@@ -9,9 +9,9 @@ from typing import NamedTuple, Self
 
 from google.protobuf.message import DecodeError, Message
 
-from broker_adapter.errors import Overloaded, Refused, Rule
-from broker_adapter.own_keys import check_own_key
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.own_keys import check_own_key
+from broker_adapter.contracts.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.activity import ActivityCalls, ActivityLog
 from dmq.admin.operations.backups import BackupCalls, Backups

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import Message
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import REQUEST_BYTES_MAX
-from broker_adapter.signature import Signer
+from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
+from broker_adapter.wire.signature import Signer
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.channel import open_channel, told_of_tls
 from dmq.admin.requests.validate import CLIENT_MS_MAX, WHY_HEADER

@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from broker_adapter.errors import BrokerError, Refused
+from broker_adapter.contracts.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import validate
 from dmq.errors import DmqError, StoreBusy, StoreError

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from broker_adapter.message import pack_id, unpack_id
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.message import pack_id, unpack_id
+from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import validate
 from dmq.broker.broker import EmbeddedBroker

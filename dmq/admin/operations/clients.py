@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.topics import check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.messages import Messages

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from google.protobuf.message import Message
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.status import ClockState
 from dmq.store.store import Store

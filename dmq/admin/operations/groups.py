@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from broker_adapter.errors import group_unknown
-from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from broker_adapter.contracts.errors import group_unknown
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.admin.requests import status
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.subscription import Subscription

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknown
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule, topic_unknown
+from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
 from dmq.broker.operations.lag import in_flight

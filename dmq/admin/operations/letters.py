@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.errors import group_unknown
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.errors import group_unknown
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.admin.requests.status import DeadPage, DeadStatus
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.operations.dead_letters import Letter

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import PROPERTIES_BYTES_MAX
-from broker_adapter.own_keys import check_own_key
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import PROPERTIES_BYTES_MAX
+from broker_adapter.contracts.own_keys import check_own_key
+from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.messages import QUEUED, WAITING, Messages, Wanted
 from dmq.admin.requests import validate

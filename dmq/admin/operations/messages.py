@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.adapter import QueueRange
-from broker_adapter.errors import Refused, Rule, topic_unknown
-from broker_adapter.message import pack_id, unpack_id
-from broker_adapter.own_keys import own_key_of
+from broker_adapter.contracts.adapter import QueueRange
+from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
+from broker_adapter.contracts.message import pack_id, unpack_id
+from broker_adapter.contracts.own_keys import own_key_of
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import content_if_readable

@@ -7,10 +7,10 @@ from typing import Literal
 
 from google.protobuf.message import Message
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message import MessageType
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.contracts.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.groups import Groups
 from dmq.admin.operations.topics import Topics

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from broker_adapter.errors import BrokerError, Refused
+from broker_adapter.contracts.errors import BrokerError, Refused
 from dmq.admin.operations.backups import Backups
 from dmq.admin.requests.status import PeriodicBackupStatus
 from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of

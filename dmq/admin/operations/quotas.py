@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Awaitable, Callable
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.acl.file import is_access_key
 from dmq.acl.quotas import ADDRESS, KEY, LIMIT_MAX, Holder, Quota, Quotas
 from dmq.admin import admin_v1 as wire

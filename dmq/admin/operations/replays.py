@@ -7,8 +7,8 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell

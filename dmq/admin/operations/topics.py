@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from broker_adapter.adapter import Pulled, Subscription
-from broker_adapter.errors import topic_unknown
-from broker_adapter.message import MessageType
-from broker_adapter.topics import retry_topic
+from broker_adapter.contracts.adapter import Pulled, Subscription
+from broker_adapter.contracts.errors import topic_unknown
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.contracts.topics import retry_topic
 from dmq.admin.operations.topic_quotas import quotas_of, with_halves
 from dmq.admin.requests import status
 from dmq.broker.broker import EmbeddedBroker

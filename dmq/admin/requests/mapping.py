@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.adapter import PulledMessage
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.adapter import PulledMessage
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.status import DeadStatus, GroupStatus, TopicStatus

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from broker_adapter.adapter import QueueRange
+from broker_adapter.contracts.adapter import QueueRange
 from dmq.broker.operations.retention import KEEP_ALL
 from dmq.states import MessageState
 from dmq.store.schema.names import Keep

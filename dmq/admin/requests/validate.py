@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX, MESSAGE_ID_BYTES_MAX, PROPERTIES_BYTES_MAX
-from broker_adapter.own_keys import check_own_key
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, MESSAGE_ID_BYTES_MAX, PROPERTIES_BYTES_MAX
+from broker_adapter.contracts.own_keys import check_own_key
+from broker_adapter.contracts.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import filter_of
 from retry.dead_letter import DeadFilter, Job, JobKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.classic.clients import Clients
 from dmq.broker.classic.send_back import SentBack
 from dmq.broker.failures.failures import Failures

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.classic import Listener, MessageQueue, TransactionCheck
-from broker_adapter.clock import Clock
-from broker_adapter.transactions import Check
+from broker_adapter.contracts.classic import Listener, MessageQueue, TransactionCheck
+from broker_adapter.contracts.transactions import Check
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import epoch_ms
 from dmq.broker.classic.messages import BROKER, PRODUCER_GROUP, received_of

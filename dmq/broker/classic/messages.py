@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter import limits
-from broker_adapter.classic import MessageQueue, Outgoing, ReceivedMessage
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Envelope, Message
+from broker_adapter.contracts import limits
+from broker_adapter.contracts.classic import MessageQueue, Outgoing, ReceivedMessage
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Envelope, Message
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.remoting.properties import SYSTEM_PROPERTIES
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import encode, message_of
 

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.classic import MessageQueue, Outgoing, ReceivedMessage
-from broker_adapter.errors import Overloaded
-from broker_adapter.message import Envelope, pack_id
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.classic import MessageQueue, Outgoing, ReceivedMessage
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.message import Envelope, pack_id
+from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode, encode
 from dmq.broker.failures.failures import Failures

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import IntEnum
 from typing import NamedTuple
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import RecallReceipt, unpack_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import RecallReceipt, unpack_id
 from dmq.broker.delayed.changes import DelayedMessages, Meant, Outcome
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
 from dmq.broker.io.commits import Commits

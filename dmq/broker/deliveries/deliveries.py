@@ -9,10 +9,10 @@ from contextlib import suppress
 from hmac import compare_digest
 from typing import NamedTuple
 
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.clock import moment
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import Delivery
+from broker_adapter.runtime.clock import moment
 from dmq.broker.deliveries.dispatch import HandOut, Looked, Terms
 from dmq.broker.deliveries.lease_expiry import Leases
 from dmq.broker.failures.failures import Failures

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
+from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.broker.filters.filters import Filters, Passes
 from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.lease_timers import LeaseEnds

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from broker_adapter.errors import BrokerError
+from broker_adapter.contracts.errors import BrokerError
 from dmq.broker.failures.failures import POSTPONED_MS, Failures
 from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
 from dmq.broker.groups.lease_timers import Ended, LeaseEnds

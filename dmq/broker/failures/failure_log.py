@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import structlog
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 
 log = structlog.get_logger("dmq.broker")
 

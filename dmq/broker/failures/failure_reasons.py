@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Final, NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.handles.receipt_handle import ReceiptHandles
 from dmq.broker.topics.registry import Names
 from retry.failure_reason import FailureReason, bounded

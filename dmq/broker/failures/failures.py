@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.clock import Moment, moment
-from broker_adapter.errors import BrokerError, BrokerUnavailable
-from broker_adapter.message import Delivery, pack_id, unpack_id
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
+from broker_adapter.contracts.message import Delivery, pack_id, unpack_id
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.runtime.clock import Moment, moment
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import not_after_of
 from dmq.broker.failures.failure_log import FailureLog

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import unpack_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.failures import Failures
 from dmq.broker.io.commits import Commits
 from dmq.broker.topics.catalog import Catalog

@@ -12,8 +12,8 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.clock import Clock
+from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.slices import SLICE_S, Slices
 from dmq.store.schema.record import QueuedMessage

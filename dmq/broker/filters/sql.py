@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedToken
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.filters.sql_terms import Condition, Terms, WrongTerm, condition_of
 
 CHARS_MAX = 8192

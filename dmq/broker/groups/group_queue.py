@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from broker_adapter.clock import Moment
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.handles.receipt_handle import Receipt
 from dmq.store.schema.group import (

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
-from broker_adapter.live_clients import LiveClients
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.live_clients import LiveClients
 from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.subscription import SubscribedQueue
 

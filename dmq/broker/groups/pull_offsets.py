@@ -5,7 +5,7 @@ A group that pulls is no subscriber, gets no retries, and does not begin anywher
 
 from __future__ import annotations
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.queue_log import Place
 from dmq.broker.io.reader import Reader

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from broker_adapter.limits import GROUPS_MAX
+from broker_adapter.contracts.limits import GROUPS_MAX
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.pull_offsets import NOBODY
 from dmq.broker.io.queue_log import Place, begin_of, messages_from

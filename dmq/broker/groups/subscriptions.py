@@ -6,10 +6,10 @@ import asyncio
 from functools import partial
 from typing import Final, Literal
 
-from broker_adapter.clock import moment
-from broker_adapter.errors import Overloaded, Refused, Rule
-from broker_adapter.limits import SUBSCRIPTIONS_MAX
-from broker_adapter.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import SUBSCRIPTIONS_MAX
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
+from broker_adapter.runtime.clock import moment
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.lease_timers import LeaseEnds
 from dmq.broker.groups.message_groups import Remembered

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from hmac import compare_digest
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.store.schema.identity import Identity
 
 _HEAD = struct.Struct(">BIIHQQH?Q")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded
 from dmq.errors import StoreBusy, StoreError, StoreStalled
 from dmq.store.schema.index import Receipt
 from dmq.store.store import Store

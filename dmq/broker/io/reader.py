@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerUnavailable
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.tail_cache import Recent
 from dmq.errors import StoreClosed, StoreCorrupt, StoreError

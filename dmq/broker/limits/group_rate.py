@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.limits.ramp import RAMP_STEP_S, RAMP_STEPS, Flow, full, ramp, refilled, taken, wait_s
 from dmq.broker.topics.registry import Group, Names
 from dmq.broker.topics.settings import FlowChange, paused_since

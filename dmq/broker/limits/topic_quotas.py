@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Overloaded
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.limits.token_bucket import TokenBucket, refilled, spent, wait_s
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import OverBound

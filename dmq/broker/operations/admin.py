@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
-from broker_adapter.message import MessageType
-from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import QUEUES_PER_TOPIC_MAX
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits

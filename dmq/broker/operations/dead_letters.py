@@ -26,10 +26,10 @@ from typing import NamedTuple
 import structlog
 from google.protobuf.message import DecodeError
 
-from broker_adapter.errors import BrokerError, Refused, Rule
-from broker_adapter.message import Envelope, MessageType, pack_id, unpack_id
-from broker_adapter.message_id import new_message_id
-from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
+from broker_adapter.contracts.errors import BrokerError, Refused, Rule
+from broker_adapter.contracts.message import Envelope, MessageType, pack_id, unpack_id
+from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.contracts.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
 from dmq.broker.groups.group_queue import GroupQueue

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from broker_adapter.clock import Moment, moment
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.runtime.clock import Moment, moment
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.topics.registry import Names

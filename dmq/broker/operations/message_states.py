@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
-from broker_adapter.limits import GROUPS_MAX
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.limits import GROUPS_MAX
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.runtime.clock import Clock
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.queue_front import progress as stored
 from dmq.broker.groups.subscriptions import Subscriptions

@@ -18,8 +18,8 @@ from itertools import islice
 
 import structlog
 
-from broker_adapter.errors import BrokerError, Refused, Rule
-from broker_adapter.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.errors import BrokerError, Refused, Rule
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscription import Subscription
 from dmq.broker.groups.subscriptions import Subscriptions

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.errors import BrokerError
-from broker_adapter.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.errors import BrokerError
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.pull_offsets import NOBODY, Offsets
 from dmq.broker.groups.queue_front import Edges, Front, edges, finished, front, readers_from, size_of, sizes

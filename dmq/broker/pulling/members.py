@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.runtime.clock import Clock
 
 SILENT_S_MAX = 120.0  # as long as RocketMQ keeps a client that says nothing; they speak every 10 to 30 s
 LOCK_S = 60.0  # RocketMQ's lease; clients renew every 20 s

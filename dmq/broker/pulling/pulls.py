@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_adapter.adapter import Pulled, PulledMessage, QueueRange, TopicRoute
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import unpack_id
-from broker_adapter.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.adapter import Pulled, PulledMessage, QueueRange, TopicRoute
+from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import unpack_id
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.deliveries.dispatch import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
 from dmq.broker.filters.filters import Filters
 from dmq.broker.groups.group_queue import GroupQueue

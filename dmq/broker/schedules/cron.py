@@ -26,7 +26,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
-from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from dmq.store.schema.recurring import CatchUp, Progress, Schedule
 
 if TYPE_CHECKING:

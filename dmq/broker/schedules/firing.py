@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
-from broker_adapter.log import LibraryLog
-from broker_adapter.message import pack_id, unpack_id
-from broker_adapter.message_id import new_message_id
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import MESSAGE_ID_BYTES_MAX
+from broker_adapter.contracts.message import pack_id, unpack_id
+from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.runtime.log import LibraryLog
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of, set_timestamp, to_envelope
 from dmq.broker.schedules.cron import RuleError, Turn, due_ms, turn

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX, TOPIC_CHARS_MAX
-from broker_adapter.message import MessageType, pack_id
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, TOPIC_CHARS_MAX
+from broker_adapter.contracts.message import MessageType, pack_id
+from broker_adapter.contracts.topics import check_topic
 from dmq.broker.io.commits import Commits, look_at
 from dmq.broker.io.reader import Reader
 from dmq.broker.schedules.cron import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Envelope, MessageType, pack_id
-from broker_adapter.topics import queue_of_message_group
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Envelope, MessageType, pack_id
+from broker_adapter.contracts.topics import queue_of_message_group
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.index import failed_id

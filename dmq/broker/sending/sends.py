@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import Envelope, SendReceipt, unpack_id
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.broker.io.commits import Commits
 from dmq.broker.limits.topic_quotas import SendQuotas

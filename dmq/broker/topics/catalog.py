@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
-from broker_adapter.limits import QUEUES_PER_TOPIC_DEFAULT
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic, retry_topic
+from broker_adapter.contracts.errors import Refused, Rule, group_unknown, topic_unknown
+from broker_adapter.contracts.limits import QUEUES_PER_TOPIC_DEFAULT
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic, retry_topic
 from dmq.broker.io.commits import Commits
 from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
 from dmq.store.schema.names import MIXED, TopicSettings

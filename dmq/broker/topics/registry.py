@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from broker_adapter.errors import Overloaded
-from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
-from broker_adapter.message import MessageType
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.limits import GROUPS_MAX, TOPICS_MAX
+from broker_adapter.contracts.message import MessageType
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys

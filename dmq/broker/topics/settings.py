@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.store.schema.keys import HELD_TOPIC_ID_MAX
 from dmq.store.schema.names import Keep, TopicQuotas
 from dmq.units import DURATION_MS_MAX

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from broker_adapter.message import unpack_id
-from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Check
+from broker_adapter.contracts.message import unpack_id
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.contracts.transactions import Check
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt

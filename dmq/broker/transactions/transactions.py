@@ -16,11 +16,11 @@ from functools import partial
 
 import structlog
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message import MessageType, pack_id
-from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.message import MessageType, pack_id
+from broker_adapter.contracts.topics import dead_letter_topic
+from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader

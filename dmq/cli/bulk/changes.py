@@ -146,7 +146,7 @@ def targets_of(
         )
     if len(given) > 1:
         return Targets(given[0], ids=tuple(dict.fromkeys(given[1:])))
-    from broker_adapter.errors import Refused
+    from broker_adapter.contracts.errors import Refused
     from dmq.broker.delayed.recall import decode_recall
 
     try:
@@ -221,7 +221,7 @@ def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wi
 
 def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedMessage], list[str]]:
     """Return those of the messages that are named which wait, and the names of the others."""
-    from broker_adapter.message import unpack_id
+    from broker_adapter.contracts.message import unpack_id
     from dmq.admin import admin_v1 as wire
     from dmq.broker.delayed.recall import decode_recall
 

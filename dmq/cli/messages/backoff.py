@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused, refusing
@@ -237,7 +237,7 @@ def _why(run: _Run, policy: RetryPolicy) -> str:
 
 
 def _start_ms(text: str | None) -> int:
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
 
     if text is None:
         return SystemClock().now_ms()

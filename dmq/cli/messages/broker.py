@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.session.cluster import Cluster, with_cluster
 from dmq.cli.session.options import GroupArgument, Session, TopicArgument
 
 if TYPE_CHECKING:
-    from broker_adapter.classic import Filter, HeldQueue
-    from broker_adapter.message_queue import MessageQueue
+    from broker_adapter.contracts.classic import Filter, HeldQueue
+    from broker_adapter.contracts.message_queue import MessageQueue
     from broker_adapter.remoting import Survey
     from broker_adapter.remoting.routes import Part
     from broker_adapter.remoting.survey import BrokerSeen, GroupSeen, MemberSeen, Position, Shares, TopicSeen

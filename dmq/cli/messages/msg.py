@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker_adapter.message_id import new_message_id
+from broker_adapter.contracts.message_id import new_message_id
 from dmq.cli.bulk.changes import (
     FIRE,
     RECALL,
@@ -107,7 +107,7 @@ def send(
     until = _until(not_after)
     properties = properties_of(prop) | _own_key(own_key, on_same_key)
     payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
     from broker_adapter.wire import rocketmq_v2 as public
     from broker_adapter.wire.mapping import NOT_AFTER_MS, set_timestamp
 
@@ -337,7 +337,7 @@ def _until(not_after: str | None) -> At | After | None:
 
 
 def _own_key(own_key: str, on_same_key: OnSameKey | None) -> dict[str, str]:
-    from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY
+    from broker_adapter.contracts.own_keys import ON_SAME_KEY, OWN_KEY
 
     if on_same_key is not None and not own_key:
         raise refused("it is about what waits under an own key: give that as well", "--on-same-key", "--own-key")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
+from broker_adapter.contracts.limits import MESSAGE_ID_BYTES_MAX
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.bulk.confirm import confirm
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import single
@@ -98,7 +98,7 @@ def replay(
     there fetched is skipped, and what any forwarded. Says how many there are, and asks. Ends with 7 if a message could
     not be read, and says where to go on if it could not finish.
     """
-    from broker_adapter.topics import check_topic
+    from broker_adapter.contracts.topics import check_topic
 
     if lost and not trail:
         raise refused("give the trail that has it as well", "--lost", "--trail")
@@ -157,7 +157,7 @@ class _Call:
 
     async def add(self, found: StoredMessage | UnreadableMessage, spared: Spared) -> None:
         """Give a message to the daemon, now or with the next ones, unless it is spared."""
-        from broker_adapter.message import pack_id
+        from broker_adapter.contracts.message import pack_id
         from broker_adapter.remoting import UnreadableMessage, to_message
         from broker_adapter.wire.mapping import encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.output.errors import refused, refusing
 from dmq.units import RFC_3339, After, parse_around, parse_duration, parse_when
 

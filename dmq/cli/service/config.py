@@ -28,7 +28,7 @@ Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
 def check(session: Session, given: Given) -> None:
     """Check all that can be before a start, and call the cluster; exit with 2 for a wrong setting, 1 for the rest."""
     config, _ = _loaded(given)
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
     from dmq.daemon.checks import cluster_report, problems_of
     from dmq.store.files.cell import holder_of
 

@@ -94,7 +94,7 @@ def _refused(error: ConfigError) -> Exception:
 
     if is_for_people(error.log_format, sys.stderr):
         return CommandFailed(str(error), ExitCode.USAGE)
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
 
     configure("info", "json", SystemClock())
     import structlog

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.bulk.confirm import confirm
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
@@ -39,7 +39,7 @@ from dmq.cli.session.options import (
 from dmq.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from broker_adapter.clock import Clock
+    from broker_adapter.runtime.clock import Clock
     from dmq.producer_store.directories.figures import TypeFigures
     from dmq.producer_store.directories.inspect import Found
     from dmq.producer_store.directories.salvage_log import Tell

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out

@@ -97,7 +97,7 @@ def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None, *, tls: bool) -> RemotingOptions:
     """Return how to reach the cluster with these name servers; a usage error says what is wrong."""
-    from broker_adapter.endpoints import parse_endpoints
+    from broker_adapter.contracts.endpoints import parse_endpoints
     from broker_adapter.remoting import RemotingOptions
 
     with refusing(option, names):
@@ -114,7 +114,7 @@ def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None
 @contextmanager
 def asking_cluster() -> Iterator[None]:
     """End the command with the code that fits when the cluster refuses or does not answer."""
-    from broker_adapter.errors import BrokerError, Refused, Rule
+    from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 
     try:
         yield

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker_adapter.extras import command
+from broker_adapter.runtime.extras import command
 from dmq.cli.output.errors import CommandFailed, ExitCode
 
 

@@ -31,7 +31,7 @@ from dmq.contexts import (
 from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
-    from broker_adapter.signature import Signer
+    from broker_adapter.wire.signature import Signer
     from dmq.admin.client.client import AdminClient
 
 TIMEOUT_S_DEFAULT = 5.0
@@ -201,8 +201,8 @@ _GIVE_A_KEY = (
 def _signer(target: Target) -> Signer | None:
     if not target.access_key:
         return None
-    from broker_adapter.clock import SystemClock
-    from broker_adapter.signature import Signer
+    from broker_adapter.runtime.clock import SystemClock
+    from broker_adapter.wire.signature import Signer
 
     return Signer(target.access_key, target.secret, SystemClock())
 

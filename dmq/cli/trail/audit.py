@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -204,7 +204,7 @@ def snapshot(
 
 
 def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
     from dmq.trail.snapshots.taking import snapshot_of
 
     with stopped(data):
@@ -279,7 +279,7 @@ def ls(
     if session.as_json:
         out.show_json({"trail": where, "cells": [each.plain() for each in found]})
         return
-    from broker_adapter.clock import SystemClock
+    from broker_adapter.runtime.clock import SystemClock
 
     now_ms = SystemClock().now_ms()
     headings = ("CELL", "ROLE", "EVENTS", "FIRST", "LAST", "UNTIL", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")

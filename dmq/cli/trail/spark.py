@@ -22,7 +22,7 @@ from typing import IO
 
 import typer
 
-from broker_adapter.extras import command
+from broker_adapter.runtime.extras import command
 from dmq.cli.output.errors import CommandFailed, refusing
 from dmq.units import parse_size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from broker_adapter.deferred import Deferred
+from broker_adapter.contracts.deferred import Deferred
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary

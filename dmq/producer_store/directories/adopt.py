@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.directories.running import Running

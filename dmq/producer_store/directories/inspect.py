@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.errors import SpoolCorrupt, StoreCorrupt, StoreError
 from dmq.producer_store.directories.bounds import SpoolOptions
 from dmq.producer_store.directories.copies import copy_directory, workplace

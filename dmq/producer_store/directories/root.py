@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 from weakref import WeakSet
 
-from broker_adapter.clock import Clock
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreForked, StoreLocked
 from dmq.producer_store.directories.copies import LOCK_FILE
 from dmq.producer_store.entries.clock import ForwardClock

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.entries.entries import Entries

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.store.files.steady_clock import JUMP_MAX_MS, BelievedClock, ClockOptions
 from dmq.store.schema.clock import ClockRow
 

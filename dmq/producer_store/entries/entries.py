@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from broker_adapter.errors import BrokerError
-from broker_adapter.topics import check_topic
+from broker_adapter.contracts.errors import BrokerError
+from broker_adapter.contracts.topics import check_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.key_queues import KeyQueues

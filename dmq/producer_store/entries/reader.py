@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker_adapter.clock import Clock
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
 from dmq.producer_store.entries.damage import Found, Hole, mark_from, read_timeline
 from dmq.producer_store.entries.entries import Entries

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker_adapter.extras import require
+from broker_adapter.runtime.extras import require
 from dmq.errors import StoreError
 from dmq.store.store import Store
 from dmq.store.writer.operations import Emit

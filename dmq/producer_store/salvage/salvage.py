@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.copies import choosing, directories, hold, workplace, write_json
 from dmq.producer_store.directories.figures import Checker, totals_of

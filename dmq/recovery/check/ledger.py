@@ -32,7 +32,7 @@ from typing import Self
 
 import structlog
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.background import background, die_with_parent, end_with_stdin
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from broker_adapter.message import unpack_id
-from broker_adapter.topics import RETRY_PREFIX
+from broker_adapter.contracts.message import unpack_id
+from broker_adapter.contracts.topics import RETRY_PREFIX
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.rows import Indexed
 from dmq.store.schema.index import EntryState, failed_message_id

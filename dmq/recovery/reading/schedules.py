@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.damage_reader import Pieces
 from dmq.recovery.reading.loss_report import Lost

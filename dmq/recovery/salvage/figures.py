@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.damage_reader import Pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.recovery.reading.loss_report import Lost

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.copies import hold, workplace, write_json
 from dmq.producer_store.directories.findings import Findings

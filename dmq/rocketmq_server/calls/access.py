@@ -11,7 +11,7 @@ from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Final
 
-from broker_adapter.limits import MESSAGES_PER_SEND_MAX, REQUEST_BYTES_MAX
+from broker_adapter.contracts.limits import MESSAGES_PER_SEND_MAX, REQUEST_BYTES_MAX
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name

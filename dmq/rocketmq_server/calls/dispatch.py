@@ -13,10 +13,18 @@ from typing import Any, Protocol
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from broker_adapter.clock import Clock
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
-from broker_adapter.limits import MESSAGES_PER_SEND_MAX
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import (
+    BrokerAway,
+    BrokerError,
+    BrokerUnavailable,
+    CallGivenUp,
+    Overloaded,
+    Refused,
+    Rule,
+)
+from broker_adapter.contracts.limits import MESSAGES_PER_SEND_MAX
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.rocketmq_server.calls.call import CLIENT_ID_HEADER, Call

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from broker_adapter.adapter import PopBroker, Subscription
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.contracts.adapter import PopBroker, Subscription
+from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder, Quota, Quotas, pair_name
 from dmq.rocketmq_server.sessions.slots import Polls
 from retry.failure_reason import FailureReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 
 CODES: Mapping[Rule, wire.Code] = MappingProxyType(

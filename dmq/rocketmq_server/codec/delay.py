@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELAY_LEVELS_MS, DELIVER_AT_MS_MAX
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import DELAY_LEVELS_MS, DELIVER_AT_MS_MAX
 from broker_adapter.wire.mapping import NOT_AFTER_MS, not_after_of
 
 LEVEL = "DELAY"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 
 # Requests up to these sizes cannot have enough elements to matter, and are not counted.
 PLAIN_BYTES: Final = 64 * 1024

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from broker_adapter.adapter import PulledMessage, TopicRoute
-from broker_adapter.limits import MESSAGES_PER_SEND_MAX
-from broker_adapter.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
+from broker_adapter.contracts.adapter import PulledMessage, TopicRoute
+from broker_adapter.contracts.limits import MESSAGES_PER_SEND_MAX
+from broker_adapter.contracts.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration, set_timestamp
 from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status

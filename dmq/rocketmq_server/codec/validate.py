@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import (
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import (
     BODY_BYTES_MAX,
     ENDPOINTS_BYTES_MAX,
     ENTRIES_PER_ACK_MAX,
@@ -27,8 +27,8 @@ from broker_adapter.limits import (
     RECEIVE_BATCH_MAX,
     USER_PROPERTIES_MAX,
 )
-from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY, check_own_key_of
-from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
+from broker_adapter.contracts.own_keys import ON_SAME_KEY, OWN_KEY, check_own_key_of
+from broker_adapter.contracts.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE

@@ -15,9 +15,9 @@ from typing import Final, Generic, TypeVar
 import structlog
 from google.protobuf.message import DecodeError
 
-from broker_adapter.adapter import Pulled, PulledMessage
-from broker_adapter.errors import Overloaded
-from broker_adapter.message import Delivery
+from broker_adapter.contracts.adapter import Pulled, PulledMessage
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.http2 import Account

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.codec import mapping
 from dmq.rocketmq_server.codec.codes import OK_STATUS

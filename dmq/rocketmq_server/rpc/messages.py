@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import structlog
 
-from broker_adapter.clock import Clock
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import BrokerError, Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from broker_adapter.adapter import PullBroker, Pulled
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.adapter import PullBroker, Pulled
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.gate import holders_of
 from dmq.rocketmq_server.calls.call import Call

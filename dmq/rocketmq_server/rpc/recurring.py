@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from broker_adapter.errors import Overloaded, Refused, Rule
-from broker_adapter.message import SendReceipt
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.message import SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS
 from dmq.acl.gate import holders_of

@@ -1,7 +1,7 @@
 """The RPCs of ``apache.rocketmq.v2.MessagingService``: validate, map, call the broker, map. No transport here.
 
 Each method takes a request and its ``Call`` and returns the answer, or the pieces of many. What is wrong is
-raised from ``broker_adapter.errors``; ``dispatch`` turns it into the protocol's answer.
+raised from ``broker_adapter.contracts.errors``; ``dispatch`` turns it into the protocol's answer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import structlog
 
-from broker_adapter.adapter import PullBroker
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.topics import check_group
-from broker_adapter.transactions import TransactionalBroker
+from broker_adapter.contracts.adapter import PullBroker
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.topics import check_group
+from broker_adapter.contracts.transactions import TransactionalBroker
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.gate import holders_of

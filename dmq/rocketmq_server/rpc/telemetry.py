@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
-from broker_adapter.adapter import PopBroker
-from broker_adapter.clock import Clock
-from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.adapter import PopBroker
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.acl.gate import holders_of

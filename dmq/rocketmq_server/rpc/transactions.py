@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import structlog
 from google.protobuf.message import DecodeError
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Envelope
-from broker_adapter.transactions import Check, Half, HalfReceipt, TransactionalBroker
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.contracts.transactions import Check, Half, HalfReceipt, TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, with_wishes
 from dmq.acl.gate import holders_of

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 
 # RocketMQ's proxy forgets a client 120 s after its last heartbeat; they come every 10 s.

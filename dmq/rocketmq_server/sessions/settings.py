@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker_adapter.adapter import GroupSettings
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX, POLLING_MS_MAX, RECEIVE_BATCH_MAX
+from broker_adapter.contracts.adapter import GroupSettings
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, POLLING_MS_MAX, RECEIVE_BATCH_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT

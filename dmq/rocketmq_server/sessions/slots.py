@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
 from dmq.acl.quotas import Holder, Quota, Quotas
 
 _Found = TypeVar("_Found")

@@ -17,7 +17,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL

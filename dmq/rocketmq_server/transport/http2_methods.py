@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import replace
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.acl.quotas import Bounds
 from dmq.http2 import Bidirectional, CallEnded, Limits, Method, RequestHeaders, Status, Streaming, Unary
 from dmq.http2.bounds import SHARES

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 from grpc_health.v1 import health_pb2
 
-from broker_adapter.errors import Overloaded
-from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL

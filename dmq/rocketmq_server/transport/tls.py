@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import structlog
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.errors import DmqError
 from dmq.http2 import make_context
 

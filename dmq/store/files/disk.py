@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 
 _MIB = 1024 * 1024
 LOW_WATER_SHARE = 0.05

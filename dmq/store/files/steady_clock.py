@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.store.schema.clock import ClockRow
 
 STEP_MS = 1_000  # from here on, beyond what slewing makes, two clocks that moved apart are a step

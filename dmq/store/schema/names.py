@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from broker_adapter.message import MessageType
+from broker_adapter.contracts.message import MessageType
 from dmq.errors import StoreCorrupt
 from retry.policy import RetryPolicy, from_plain, to_plain
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
 from dmq.store.engines.engine import Engine, Rows
 from dmq.store.schema import keys
 from dmq.store.schema.group import (

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.schema.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64

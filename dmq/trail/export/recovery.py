@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.store.files.durable import sync_directory, sync_file
 from dmq.trail import manifest
 from dmq.trail.export.retention import Span, contradiction

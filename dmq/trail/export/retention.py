@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from broker_adapter.log import LibraryLog
+from broker_adapter.runtime.log import LibraryLog
 from dmq.store.files.durable import sync_directory
 from dmq.trail import manifest
 from dmq.trail.manifest import CellFile, Layout, read_manifest

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker_adapter.errors import BrokerError
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.errors import BrokerError
+from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import Queue, RemotingClient, RemotingOptions, StoredMessage, UnreadableMessage
 from dmq.trail.cells import cells_of
 from dmq.trail.export.reading import read_events

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
-from broker_adapter.clock import Clock
+from broker_adapter.runtime.clock import Clock
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.store.files.cell import Cell
 from dmq.store.files.durable import sync_directory

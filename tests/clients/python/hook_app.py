@@ -26,7 +26,7 @@ os.dup2(2, 1)
 
 from rocketmq import ClientConfiguration, Credentials, Message, Producer  # noqa: E402 - it may print
 
-from broker_adapter.clock import SystemClock  # noqa: E402
+from broker_adapter.runtime.clock import SystemClock  # noqa: E402
 from dmq import Spool  # noqa: E402
 from retry import Attempt, Delivered, Redelivery, Spooled, durable  # noqa: E402
 from retry.hook.handlers import MODES  # noqa: E402

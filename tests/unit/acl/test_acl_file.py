@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from support.acl import ACL, KEYS, write_acl
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import WINDOW_MS_DEFAULT, AclError, KeyFile, parse, read
 
 SECRET = "hush-hush-hush"

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 from support.acl import ACL, KEYS, OPERATOR, SHOP, Key, write_acl
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.acl.rules import ADMIN_KEY, NAME_CHARS_MAX, PUB, TOPIC, Need

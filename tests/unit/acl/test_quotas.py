@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Refused
-from broker_adapter.limits import TOPICS_MAX
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.limits import TOPICS_MAX
+from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import ADDRESS, KEY, Bounds, Holder, OverQuota, Quota, Quotas, default_of
 from dmq.acl.rules import AccessKey

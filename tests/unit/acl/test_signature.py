@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.signature import Signer, signature_of
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.runtime.clock import ManualClock
+from broker_adapter.wire.signature import Signer, signature_of
 from dmq.acl.signature import claim_of, dated_ms
 
 DATE = "20240131T120000Z"

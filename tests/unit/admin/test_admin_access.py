@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 from support.acl import HOOK, OPERATOR, SHOP, Key, write_acl
 from support.admin_source import FixedSource, service_over
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.admin import admin_v1 as wire

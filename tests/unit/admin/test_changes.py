@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.live_cell import NOW, LiveCell, live_cell
 
-from broker_adapter.errors import Refused
-from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.changes import BrokerChanges, ChangeCalls
 from dmq.admin.requests.validate import ENTRIES_MAX

@@ -9,7 +9,7 @@ import pytest
 from support.admin_clients import CLIENTS, FixedClients
 from support.admin_source import MESSAGE_ID, FixedSource, service_over
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import handlers, refusal_of
 from dmq.admin.requests.validate import CLIENT_MS_MAX

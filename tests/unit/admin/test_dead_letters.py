@@ -9,7 +9,7 @@ import pytest
 from support.admin_source import DAMAGED, LETTERS, MESSAGE, MINUTE, FixedSource, letter, service_over
 from support.admin_status import NOW
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api import service as module

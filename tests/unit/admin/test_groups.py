@@ -9,7 +9,7 @@ import pytest
 from support.admin_source import DAMAGED, GROUPS, MESSAGE_ID, MINUTE, RETRIES, SET_POLICY, FixedSource, service_over
 from support.admin_status import NOW
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import policy_of, wire_policy
 from retry.policy import Exponential, Fixed, RetryPolicy, Table

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource, service_over
 from support.admin_status import NOW, STATUS, TOPICS
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import handlers, refusal_of
 from dmq.admin.requests import status as source

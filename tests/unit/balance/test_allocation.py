@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.balance.allocation import (
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.allocation import (
     Averagely,
     AveragelyByCircle,
     Configured,
@@ -13,7 +14,6 @@ from broker_adapter.balance.allocation import (
     MachineRoomNearby,
     Strategy,
 )
-from broker_adapter.message_queue import MessageQueue
 
 EIGHT = [MessageQueue("orders", "a", number) for number in range(8)]
 ROOMS = sorted(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.balance.allocation import Averagely
-from broker_adapter.balance.environments import Environments, OwnEnvironment, TooFewQueues, UnknownEnvironment
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.topics import retry_topic
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import retry_topic
+from broker_adapter.queue_client.balance.allocation import Averagely
+from broker_adapter.queue_client.balance.environments import (
+    Environments,
+    OwnEnvironment,
+    TooFewQueues,
+    UnknownEnvironment,
+)
 
 THREE = Environments(names=("dev1", "dev2", "dev3"))
 BY_TWO = Environments(names=("dev1", "dev2"), queues_each=2)

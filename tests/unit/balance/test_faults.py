@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from broker_adapter.balance.faults import RULES_4, RULES_5, FaultRules, FaultTable, RoundRobin
+from broker_adapter.queue_client.balance.faults import RULES_4, RULES_5, FaultRules, FaultTable, RoundRobin
 
 NOW = 1_000_000
 

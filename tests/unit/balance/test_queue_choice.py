@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from broker_adapter.balance.faults import RULES_4, RULES_5, FaultTable, RoundRobin
-from broker_adapter.balance.queue_choice import at_random, avoiding_faults, avoiding_faults_4, by_hash, in_turn
-from broker_adapter.message_queue import MessageQueue
-from broker_adapter.topics import java_hash_code, queue_of_message_group
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.contracts.topics import java_hash_code, queue_of_message_group
+from broker_adapter.queue_client.balance.faults import RULES_4, RULES_5, FaultTable, RoundRobin
+from broker_adapter.queue_client.balance.queue_choice import (
+    at_random,
+    avoiding_faults,
+    avoiding_faults_4,
+    by_hash,
+    in_turn,
+)
 
 QUEUES = [MessageQueue("orders", broker, number) for broker in "abc" for number in range(2)]
 NOW = 1_000_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker_adapter.balance.queue_locks import BELIEVED_MS, BROKER_LEASE_MS, RENEW_MS, QueueLocks
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.queue_locks import BELIEVED_MS, BROKER_LEASE_MS, RENEW_MS, QueueLocks
 
 A, B = (MessageQueue("orders", "a", number) for number in range(2))
 

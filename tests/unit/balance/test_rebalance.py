@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker_adapter.balance.rebalance import Changes, changes
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.message_queue import MessageQueue
+from broker_adapter.queue_client.balance.rebalance import Changes, changes
 
 A, B, C = (MessageQueue("orders", "a", number) for number in range(3))
 NOW = 1_000_000

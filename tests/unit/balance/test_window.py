@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker_adapter.balance.window import Pause, Window, WindowBounds, pause
+from broker_adapter.queue_client.balance.window import Pause, Window, WindowBounds, pause
 
 BOUNDS = WindowBounds()
 MINUTE_MS = 60_000

@@ -12,8 +12,8 @@ from support.acl import KEYS, OPERATOR, write_acl
 from support.fake_admin_client import error_of, install
 from support.fake_admin_client import run_dmq as run
 
-from broker_adapter.signature import signature_of
 from broker_adapter.wire import rocketmq_v2 as public
+from broker_adapter.wire.signature import signature_of
 from dmq.acl.file import parse
 from dmq.acl.signature import claim_of
 from dmq.admin.client.client import NotAllowed

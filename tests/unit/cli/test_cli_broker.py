@@ -12,9 +12,9 @@ from support.remoting_peer import HeldQueue, Peer, remoting_peer
 from support.stored_messages import a_stored
 from typer.testing import Result
 
-from broker_adapter import classic
-from broker_adapter.classic import Filter, MemberState
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts import classic
+from broker_adapter.contracts.classic import Filter, MemberState
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
 from broker_adapter.remoting.running import running_body

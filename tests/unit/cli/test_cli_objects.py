@@ -9,7 +9,7 @@ from support.letters import a_message, die, fail
 from support.live_cell import NOW, LiveCell
 from support.rigs import receive
 
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
 
 
 @pytest.fixture

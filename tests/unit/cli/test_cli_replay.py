@@ -15,12 +15,12 @@ from support.stored_messages import a_stored
 from support.trail_files import CellWriter, Event
 from typer.testing import Result
 
-from broker_adapter.delay import DELAY_LEVEL, DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC
-from broker_adapter.delay import TOPIC as REAL_TOPIC
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
+from broker_adapter.wire.delay import DELAY_LEVEL, DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC
+from broker_adapter.wire.delay import TOPIC as REAL_TOPIC
 from dmq.admin.client.client import DaemonUnavailable
 from dmq.cli.messages import replay
 from dmq.cluster.inner import InnerTopic

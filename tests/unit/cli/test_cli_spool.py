@@ -13,7 +13,7 @@ import pytest
 from support.fake_admin_client import error_of
 from support.fake_admin_client import run_dmq as run
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions
 from retry.sink import Death, Entry
 

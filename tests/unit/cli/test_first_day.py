@@ -12,7 +12,7 @@ from support.live_cell import NOW, LiveCell, live_cell
 from support.rigs import GROUP
 from support.schedules import tick
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.output.output import show_json
 from dmq.config import DaemonConfig
 from dmq.daemon.checks import problems_of

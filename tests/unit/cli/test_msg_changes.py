@@ -10,7 +10,7 @@ from support.letters import a_message
 from support.live_cell import NOW, LiveCell
 from typer.testing import Result
 
-from broker_adapter.message import pack_id
+from broker_adapter.contracts.message import pack_id
 from dmq.admin.client.client import DaemonUnavailable
 from dmq.cli.bulk import changes
 

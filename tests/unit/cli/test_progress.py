@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.cli.bulk import progress as module
 from dmq.cli.bulk.progress import Progress
 

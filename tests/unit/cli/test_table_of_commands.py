@@ -26,8 +26,8 @@ from support.stored_messages import a_stored
 from support.trail_files import CellWriter, Event
 from typer.testing import Result
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.delay import DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC, TOPIC
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.delay import DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC, TOPIC
 from dmq.cli.app import app
 from dmq.cli.output.errors import ExitCode
 from dmq.cluster.inner import InnerTopic

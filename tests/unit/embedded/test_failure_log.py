@@ -6,7 +6,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.failures.failure_log import INTERVAL_S, KINDS_MAX, LINES_MAX, FailureLog
 
 _LATER_MS = int(INTERVAL_S * 1000)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.failures import failure_reasons
 from dmq.broker.failures.failure_reasons import KEPT_S, FailureReasons
 from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.filters import sql as sql_filter
 from dmq.broker.filters.sql import compile_sql
 from dmq.broker.filters.sql_terms import CONDITIONS_MAX, DEPTH_MAX, NUMBER_CHARS_MAX

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.group_rows import Rows, a_queue
 
-from broker_adapter.clock import Moment
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.group_queue import GroupQueue, Lease, Returned
 from dmq.broker.handles.receipt_handle import Receipt

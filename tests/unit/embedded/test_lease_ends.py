@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.unread import UnreadList
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.deliveries import lease_expiry as leases
 from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.lease_timers import CLIENT_GONE_INVISIBLE_MS, LeaseEnds

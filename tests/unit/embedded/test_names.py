@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics import registry as names_module
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt

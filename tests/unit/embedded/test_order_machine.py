@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.effort import EFFORT
 from support.message_line import NOW_MS, Line, Reading
 
-from broker_adapter.clock import Moment
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.group_queue import Lease
 from dmq.broker.handles.receipt_handle import Receipt

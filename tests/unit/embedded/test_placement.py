@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import Envelope, pack_id
-from broker_adapter.topics import queue_of_message_group
+from broker_adapter.contracts.message import Envelope, pack_id
+from broker_adapter.contracts.topics import queue_of_message_group
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.sending.placement import Placement, message_group_of
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt

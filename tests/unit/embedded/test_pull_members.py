@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.pulling.members import LOCK_S, SILENT_S_MAX, Members, QueueLocks
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.stores import TOPIC, append
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerUnavailable
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.reader import READ_BYTES_MAX, Reader
 from dmq.store.engines.engine import Rows

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
 from dmq.store.files.identity import draw
 from dmq.store.schema.identity import Identity, Place

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker_adapter.clock import SystemClock
+from broker_adapter.runtime.clock import SystemClock
 from dmq.cluster.gate import Gate
 from retry.hook import breaker
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.adapter import PopBroker
-from broker_adapter.clock import SystemClock
-from broker_adapter.delay import INNER_TOPIC, wrap
-from broker_adapter.errors import BrokerUnavailable, Refused
-from broker_adapter.message import Delivery, Message
+from broker_adapter.contracts.adapter import PopBroker
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused
+from broker_adapter.contracts.message import Delivery, Message
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.delay import INNER_TOPIC, wrap
 from broker_adapter.wire.mapping import encode
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster import inner

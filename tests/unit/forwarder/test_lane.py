@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, MessageType
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Delivery, MessageType
 from broker_adapter.rocketmq.codes import RULES, error_of
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster.topic_forwarder import TOGETHER_BYTES_MAX, _loads, forwarded_type

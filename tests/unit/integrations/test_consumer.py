@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
 from dmq.integrations.consumer import Ending, consume
 from dmq.integrations.runners import Loop
 from retry import EnvironmentInvalid

@@ -9,7 +9,15 @@ from typing import Any, get_args
 import pytest
 from support.frame_examples import DECODERS, FROM_FRONT, FROM_STORE, frame_bytes
 
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import (
+    BrokerAway,
+    BrokerError,
+    BrokerUnavailable,
+    CallGivenUp,
+    Overloaded,
+    Refused,
+    Rule,
+)
 from dmq.processes import frames
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "processes" / "frames.json"

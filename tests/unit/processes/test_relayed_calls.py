@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.clock import SystemClock
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.runtime.clock import SystemClock
 from dmq.acl.gate import Entrance, Gate
 from dmq.acl.quotas import Quotas
 from dmq.http2 import Admission, Bidirectional, CallEnded, Method, RequestHeaders, Status, Unary

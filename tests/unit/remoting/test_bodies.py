@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_adapter.classic import Filter, Presence, Route, Start
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter, Presence, Route, Start
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import decode_locked, decode_members, heartbeat_body, lock_body
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.loose_json import decode_object

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.classic import (
+from broker_adapter.contracts.classic import (
     Decision,
     Filter,
     Outgoing,
@@ -21,8 +21,8 @@ from broker_adapter.classic import (
     SendStatus,
     Start,
 )
-from broker_adapter.message import Message
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import decode_locked, decode_members, heartbeat_body, lock_body
 from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
 from broker_adapter.remoting.ids import decode_offset_id

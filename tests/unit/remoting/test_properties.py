@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.message import Message
 from broker_adapter.remoting.properties import (
     PROPERTIES_BYTES_MAX,
     SYSTEM_PROPERTIES,

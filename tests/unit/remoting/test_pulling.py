@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.stored_messages import a_stored
 
-from broker_adapter.classic import Filter, ReceivedMessage
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter, ReceivedMessage
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.pulling import pull_fields, pulled, received
 from broker_adapter.remoting.stored import decode_messages

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.errors import BrokerUnavailable, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Rule
 from broker_adapter.remoting.client import Queue, queues_of
 from broker_adapter.remoting.codes import error_of
 from broker_adapter.remoting.frames import Frame, FrameBroken, decode_frame

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from broker_adapter.classic import Filter, HeldQueue, MemberState
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Filter, HeldQueue, MemberState
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.running import decode_running, running_body
 from broker_adapter.remoting.survey import version_text

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.classic import Outgoing, SendStatus
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX
-from broker_adapter.message import BodyEncoding, Message
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Outgoing, SendStatus
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.message import BodyEncoding, Message
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.packing import Compression, unpack

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stored_messages import COMPRESSED, INNER_BATCH, NOW, V6_HOSTS, a_stored
 
-from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.remoting.frames import FrameBroken, decode_frame
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.stored_messages import a_stored
 
-from broker_adapter.classic import Decision, QueueReceipt, SendStatus
-from broker_adapter.errors import Refused
-from broker_adapter.message_queue import MessageQueue
+from broker_adapter.contracts.classic import Decision, QueueReceipt, SendStatus
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.transactions import check_of, end_fields
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from broker_adapter.limits import DELAY_LEVELS_MS
+from broker_adapter.contracts.limits import DELAY_LEVELS_MS
 from retry.flow import ComeBack, Failure, Forwarded, LeaseExpired, Nacked, Outcome, SentBack, after_failure
 from retry.policy import DeadLetter, Fixed, Reason, RetryAt, RetryPolicy
 

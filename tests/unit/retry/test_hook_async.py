@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future
 import pytest
 from support.hook_rig import AWAY, Rig, until
 
-from broker_adapter.clock import ManualClock, SystemClock
+from broker_adapter.runtime.clock import ManualClock, SystemClock
 from retry import (
     Delivered,
     Permanent,

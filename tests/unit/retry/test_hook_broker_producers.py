@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import BodyEncoding, Message
-from broker_adapter.own_keys import OWN_KEY
+from broker_adapter.contracts.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import BodyEncoding, Message
+from broker_adapter.contracts.own_keys import OWN_KEY
+from broker_adapter.runtime.clock import ManualClock
 from retry import Death, Permanent, Retry, SendRejected, Spooled, Throttled, Unreadable, durable
 from retry.hook.broker_producers import BrokerCodec, classify
 from retry.hook.codecs import join
@@ -24,7 +24,7 @@ UID = bytes(range(16))
 class Producer(FakeProducer):
     """What is known by its class and its home; fails as told."""
 
-    __module__ = "broker_adapter.producer.producer"
+    __module__ = "broker_adapter.queue_client.producer.producer"
     loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, *script: Any) -> None:  # noqa: ANN401
@@ -41,7 +41,7 @@ class Producer(FakeProducer):
 class BlockingProducer(FakeProducer):
     """The same without an event loop."""
 
-    __module__ = "broker_adapter.blocking"
+    __module__ = "broker_adapter.queue_client.blocking"
 
 
 def test_every_field_of_a_message_comes_back() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from support.hook_rig import AWAY, EXACT, fill, make
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from retry import (
     SPOOL_STEPS_MS,
     BreakerState,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from retry import (
     Arguments,
     Death,
@@ -214,7 +214,7 @@ from rocketmq import Message, Producer
 from rocketmq.v5.exception import (BadRequestException, IllegalArgumentException, IllegalStateException,
                                    ProxyTimeoutException, TooManyRequestsException, UnauthorizedException)
 from rocketmq.v5.client.balancer import QueueSelector
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from retry import Spooled, durable
 from retry.hook.rocketmq import RocketMqCodec, UID_PROPERTY, classify
 from retry.testing import MemorySink, advance

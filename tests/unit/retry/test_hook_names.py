@@ -11,9 +11,9 @@ import pytest
 from support.hook_rig import AWAY, EXACT, fill, until
 from support.spool_rig import QUIET, an_entry
 
-from broker_adapter.blocking import BlockingProducer
-from broker_adapter.clock import ManualClock
-from broker_adapter.producer import Producer
+from broker_adapter.queue_client.blocking import BlockingProducer
+from broker_adapter.queue_client.producer import Producer
+from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.spool import Spool
 from retry import Death, DelaySink, HandlerExists, Redelivery, SinkUnavailable, Spooled, durable
 from retry.testing import FakeProducer, MemorySink, advance, run_due

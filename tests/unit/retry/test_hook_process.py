@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from retry.hook import process
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from support.hook_rig import AWAY, EXACT, Rig
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq import Spool
 from retry import (
     Attempt,

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from support.hook_rig import AWAY, Rig, fill, make, until
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from retry import (
     Permanent,
     Redelivery,

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from broker_adapter.limits import DELAY_LEVELS_MS, RETRY_STEPS_MS
+from broker_adapter.contracts.limits import DELAY_LEVELS_MS, RETRY_STEPS_MS
 from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT
 from dmq.units import DELAY_LEVELS_DEFAULT, parse_delay_levels
 from retry.policy import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.endpoints import parse_endpoints
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.endpoints import parse_endpoints
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.rocketmq.addresses import Name, address_of, endpoints_of
 from broker_adapter.wire import rocketmq_v2 as wire
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused
+from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused
 from broker_adapter.rocketmq.codes import KNOWN, check, error_of
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.codec.codes import CODES, status_of

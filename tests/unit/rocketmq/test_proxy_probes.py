@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.rocketmq.proxies import Proxies
+from broker_adapter.runtime.clock import ManualClock
 
 
 def test_a_process_that_stood_still_asks_again_soon() -> None:

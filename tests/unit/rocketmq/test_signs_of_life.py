@@ -6,9 +6,9 @@ import asyncio
 
 from support.unread import UnreadDict
 
-from broker_adapter.clock import ManualClock
 from broker_adapter.rocketmq.broker import RocketMQBroker
 from broker_adapter.rocketmq.proxies import ClusterOptions
+from broker_adapter.runtime.clock import ManualClock
 
 
 def test_a_sign_of_life_goes_through_nobody_elses_sessions() -> None:

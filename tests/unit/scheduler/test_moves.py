@@ -6,7 +6,7 @@ import pytest
 from support.scheduler_cell import Cell
 from support.stores import events
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.scheduler.moves import moved
 from dmq.store.schema.clock import Move, decode_moves

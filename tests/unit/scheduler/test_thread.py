@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from support.scheduler_cell import PATIENCE_S, Cell
 
-from broker_adapter.clock import Clock, ManualClock, SystemClock
+from broker_adapter.runtime.clock import Clock, ManualClock, SystemClock
 from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark

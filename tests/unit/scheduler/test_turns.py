@@ -13,8 +13,8 @@ from support.outbox import read_outbox
 from support.scheduler_cell import LAG_MS, Cell
 from support.stores import all_rows
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import Envelope, unpack_id
+from broker_adapter.contracts.message import Envelope, unpack_id
+from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics.settings import FlowChange
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module

@@ -23,8 +23,8 @@ from support.protocol import (
     producer_settings,
 )
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.codec.codes import CODES, OK_STATUS, common_status, status_of
 

@@ -18,8 +18,8 @@ from support.protocol import (
 )
 from support.rigs import until
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.calls.dispatch import StreamEnded
 from dmq.rocketmq_server.rpc import commands

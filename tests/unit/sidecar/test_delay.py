@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.wire.mapping import NOT_AFTER_MS, not_after_of
 from dmq.rocketmq_server.codec.delay import (
     DELAY_LEVELS_MS_DEFAULT,

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from support.protocol import a_message, a_send
 
-from broker_adapter.errors import Refused
+from broker_adapter.contracts.errors import Refused
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.codec.elements import ELEMENTS_MAX, SEND_ELEMENTS_MAX, check_elements, count_elements, shape_of
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.quotas import Quotas
 from dmq.rocketmq_server.sessions.slots import Polls, Slots
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 import pytest
 from support.protocol import Sidecar, a_message, a_receive, a_send, from_client
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import ManualClock
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 

@@ -12,7 +12,7 @@ from support.rigs import EmbeddedRig, play
 from support.schedules import check_rows, occurrences, pass_ms
 from support.stores import waiting_rows
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode
 from dmq.acl.quotas import ADDRESS, Holder, Quota

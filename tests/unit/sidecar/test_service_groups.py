@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from support.protocol import GROUP, TOPIC, Sidecar, consumer_settings, from_client, producer_settings
 
-from broker_adapter.adapter import GroupSettings
-from broker_adapter.clock import ManualClock
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.adapter import GroupSettings
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 
 FIFO = GroupSettings(is_fifo=True, max_attempts=3, delays_ms=(1000, 4000))

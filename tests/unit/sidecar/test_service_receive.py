@@ -10,10 +10,10 @@ from unittest.mock import patch
 import pytest
 from support.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, from_client
 
-from broker_adapter.adapter import Subscription
-from broker_adapter.clock import ManualClock
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
-from broker_adapter.message import Envelope
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS
+from broker_adapter.contracts.message import Envelope
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 

@@ -9,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 from support.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, consumer_settings, from_client
 
-from broker_adapter.adapter import GroupSettings, Subscription
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import DeadLetterFacts
+from broker_adapter.contracts.adapter import GroupSettings, Subscription
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.message import DeadLetterFacts
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping

@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 from support.protocol import TOPIC, Sidecar, a_message, a_receive, a_send, from_client
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.limits import MESSAGES_PER_SEND_MAX
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.contracts.limits import MESSAGES_PER_SEND_MAX
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 

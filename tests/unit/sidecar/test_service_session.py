@@ -21,9 +21,9 @@ from support.protocol import (
     producer_settings,
 )
 
-from broker_adapter.clock import ManualClock
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.deferred import Deferred
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import CLIENT_ID_CHARS_MAX, StreamEnded

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from support.protocol import a_message, a_send, from_client
 from support.rigs import EmbeddedRig, play, receive
 
-from broker_adapter.transactions import Check
+from broker_adapter.contracts.transactions import Check
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher

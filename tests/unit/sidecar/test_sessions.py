@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Outbox, Sessions
 

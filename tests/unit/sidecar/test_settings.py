@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.adapter import GroupSettings
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX, RETRY_STEPS_MS
+from broker_adapter.contracts.adapter import GroupSettings
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, RETRY_STEPS_MS
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.settings import SidecarConfig, client_type_of, merged
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.protocol import TOPIC, Sidecar, from_client
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.sessions import Outbox
 from dmq.rocketmq_server.sessions.stream_reopening import RESPELL_S_MIN, other_spelling

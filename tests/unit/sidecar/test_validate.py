@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX, MESSAGES_PER_SEND_MAX
-from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY
+from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import BODY_BYTES_MAX, MESSAGES_PER_SEND_MAX
+from broker_adapter.contracts.own_keys import ON_SAME_KEY, OWN_KEY
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, to_envelope
 from dmq.rocketmq_server.codec import validate

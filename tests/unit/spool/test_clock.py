@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.entries.clock import ForwardClock
 from dmq.store.files.steady_clock import JUMP_MAX_MS, STEADY_AFTER_MS
 from dmq.store.schema.clock import ClockRow

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.entries.damage import Found, Hole, earliest, mark_from, read_timeline
 from dmq.store.engines.engine import Rows

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.spool_rig import PATIENCE_S, an_entry, recount
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
 from dmq.store.engines.memory import MemoryEngine

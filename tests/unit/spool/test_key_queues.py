@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from support.spool_rig import an_entry
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.entries.key_queues import Change, KeyQueues
 from dmq.store.engines.memory import MemoryEngine

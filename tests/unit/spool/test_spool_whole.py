@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.spool_rig import an_entry
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.store.files.steady_clock import STEP_MS, BelievedClock, ClockNews, ClockOptions, ClockStatus, News
 from dmq.store.schema.clock import ClockRow, decode_clock, encode_clock

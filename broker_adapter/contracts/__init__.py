@@ -1,0 +1,1 @@
+"""PURPOSE of broker_adapter/contracts."""

@@ -1,7 +1,0 @@
-"""Producers that choose a queue for each message: retries within one budget of time, fault avoidance, transactions."""
-
-from __future__ import annotations
-
-from broker_adapter.producer.producer import Producer, ProducerOptions, TransactionReceipt
-
-__all__ = ["Producer", "ProducerOptions", "TransactionReceipt"]

@@ -1,0 +1,7 @@
+"""Producers that choose a queue for each message: retries within one budget of time, fault avoidance, transactions."""
+
+from __future__ import annotations
+
+from broker_adapter.queue_client.producer.producer import Producer, ProducerOptions, TransactionReceipt
+
+__all__ = ["Producer", "ProducerOptions", "TransactionReceipt"]
