@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from spark_audit.frames.table import Engine
+    from spark_audit.engines.table import Engine
 
 app = typer.Typer(
     help="Audits a trail: was anything lost, late or delivered twice?",
@@ -126,7 +126,7 @@ def run(
 
 
 def _duckdb(threads: int | None) -> Engine:
-    from spark_audit.frames.duck import DuckEngine
+    from spark_audit.engines.duck import DuckEngine
 
     return DuckEngine(threads)
 
@@ -135,7 +135,7 @@ def _spark(threads: int | None) -> Engine:
     if threads is not None:
         raise typer.BadParameter("--threads is duckdb's; Spark's are said by its master")
     _say("starting Spark")
-    from spark_audit.frames.spark import SparkEngine
+    from spark_audit.engines.spark import SparkEngine
     from spark_audit.session import open_session
 
     return SparkEngine(open_session())

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Engine, Row, Table, keep
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Engine, Row, Table, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import Border, look_at_border
 from spark_audit.jobs.errors import errors_of
@@ -17,13 +17,13 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, make_outcome
 from spark_audit.jobs.pipeline import Held, Judged, Known, Scan
 from spark_audit.jobs.state import Facts, State, load_state, save_state
+from spark_audit.rules.density import QueueFacts, begins_beyond, last_exits, queue_holes
+from spark_audit.rules.findings import first_findings, join_findings, with_history
+from spark_audit.rules.rows import kind_in, with_letters
+from spark_audit.rules.totals import merge_counts, merge_fingerprints
+from spark_audit.rules.undone import is_undone, undone_findings
 from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
 from spark_audit.tables import EventFile, Listing, list_trail
-from spark_audit.transforms.density import QueueFacts, begins_beyond, last_exits, queue_holes
-from spark_audit.transforms.findings import first_findings, join_findings, with_history
-from spark_audit.transforms.rows import kind_in, with_letters
-from spark_audit.transforms.totals import merge_counts, merge_fingerprints
-from spark_audit.transforms.undone import is_undone, undone_findings
 from spark_audit.undone import Undone, all_of_cell, undone_of
 
 _MODES = {True: "batch", False: "incremental"}

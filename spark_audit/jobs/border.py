@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Engine, Table, keep
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Engine, Table, keep
 from spark_audit.jobs import pipeline
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.ledgers import Ledger
 from spark_audit.jobs.options import Options
+from spark_audit.rules.border import ReadBack, border_findings, border_totals, compare
+from spark_audit.rules.findings import join_findings
 from spark_audit.schema import READ_CELLS, READ_MESSAGES, READ_QUEUES
 from spark_audit.tables import read_back_table
-from spark_audit.transforms.border import ReadBack, border_findings, border_totals, compare
-from spark_audit.transforms.findings import join_findings
 
 
 class Border(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Engine, Row
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Engine, Row
 from spark_audit.jobs.options import Options
+from spark_audit.rules.rows import kind_in
 from spark_audit.schema import DEAD, REASONS
 from spark_audit.tables import EventFile, Listing
-from spark_audit.transforms.rows import kind_in
 
 ERRORS_MAX = 200
 

@@ -7,10 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.local import plain
-from spark_audit.frames.table import Engine, Row, Table
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.local import plain
+from spark_audit.engines.table import Engine, Row, Table
 from spark_audit.jobs.options import Options
+from spark_audit.rules.density import Hole
+from spark_audit.rules.integrity import (
+    FileFacts,
+    Gap,
+    file_facts,
+    join_gaps,
+    missing_in,
+    once_each,
+    repeated_in,
+)
 from spark_audit.schema import EVENTS, OF_DAEMON, OF_SPOOL, SEVERITY
 from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.tables import (
@@ -24,16 +34,6 @@ from spark_audit.tables import (
     read_contents,
     read_events,
     read_sums,
-)
-from spark_audit.transforms.density import Hole
-from spark_audit.transforms.integrity import (
-    FileFacts,
-    Gap,
-    file_facts,
-    join_gaps,
-    missing_in,
-    once_each,
-    repeated_in,
 )
 from spark_audit.undone import Undone, undone_of
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Table
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Table
 from spark_audit.jobs.health import CellState, Finding, finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import Judged, letters_of
+from spark_audit.rules.groups import STATES
+from spark_audit.rules.rows import is_fired_to_group, kind_in
+from spark_audit.rules.totals import entry_totals, group_totals, histogram, scheduled_totals
 from spark_audit.schema import DEAD, FAILED, FINISHED, IN_LANE, KNOWN
-from spark_audit.transforms.groups import STATES
-from spark_audit.transforms.rows import is_fired_to_group, kind_in
-from spark_audit.transforms.totals import entry_totals, group_totals, histogram, scheduled_totals
 
 Ledger: TypeAlias = list[dict[str, Any]]
 _ENTRY_STATES = ("fired", "cancelled", "expired", "pending", "overdue", "lost", "inconclusive")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_audit.transforms.rows import BITS
+from spark_audit.rules.rows import BITS
 
 
 def _silent(line: str) -> None:

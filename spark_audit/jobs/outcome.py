@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_audit.frames.table import Row
+from spark_audit.engines.table import Row
 from spark_audit.jobs.health import CellState, Finding
 from spark_audit.jobs.options import Options
+from spark_audit.rules.findings import COLUMNS, HISTORY
 from spark_audit.schema import EXIT_CODES, FORMAT
-from spark_audit.transforms.findings import COLUMNS, HISTORY
 
 _DUPLICATES = ("DUPLICATE_ACCEPT", "DUPLICATE_DELIVERY", "DUPLICATE_EXIT")
 

@@ -11,25 +11,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Engine, Row, Table, keep
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Engine, Row, Table, keep
 from spark_audit.jobs.health import CellState, Finding, finding, hole_findings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
 from spark_audit.report.message.words import stop_in_words
+from spark_audit.rules.candidates import find_candidates
+from spark_audit.rules.copies import copy_findings
+from spark_audit.rules.density import LEFT, READS_FROM, Hole, QueueFacts, QueueKey, ReadKey, Top, unfinished_exits
+from spark_audit.rules.entries import CELLS, REMOVALS, accept_findings, entry_facts, entry_findings, judge_entries
+from spark_audit.rules.findings import join_findings
+from spark_audit.rules.groups import group_findings, judge_places, message_facts, open_side, place_facts
+from spark_audit.rules.rows import key_of, kind_in, with_letters
+from spark_audit.rules.store import held_orphans, waiting_copies
+from spark_audit.rules.totals import count_rows, failed_keys, fingerprints, is_equal
+from spark_audit.rules.transactions import transaction_findings
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
 from spark_audit.stops import Stop
 from spark_audit.tables import Listing, read_contents
-from spark_audit.transforms.candidates import find_candidates
-from spark_audit.transforms.copies import copy_findings
-from spark_audit.transforms.density import LEFT, READS_FROM, Hole, QueueFacts, QueueKey, ReadKey, Top, unfinished_exits
-from spark_audit.transforms.entries import CELLS, REMOVALS, accept_findings, entry_facts, entry_findings, judge_entries
-from spark_audit.transforms.findings import join_findings
-from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
-from spark_audit.transforms.rows import key_of, kind_in, with_letters
-from spark_audit.transforms.store import held_orphans, waiting_copies
-from spark_audit.transforms.totals import count_rows, failed_keys, fingerprints, is_equal
-from spark_audit.transforms.transactions import transaction_findings
 
 _SUBSCRIPTIONS: Fields = (
     ("cell", "string"),

@@ -14,15 +14,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Engine, Table
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Engine, Table
 from spark_audit.jobs.health import Content, Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
+from spark_audit.rules.density import Hole, QueueFacts, Top
+from spark_audit.rules.integrity import FileFacts, Gap
+from spark_audit.rules.rows import kind_in
 from spark_audit.schema import READS
-from spark_audit.transforms.density import Hole, QueueFacts, Top
-from spark_audit.transforms.integrity import FileFacts, Gap
-from spark_audit.transforms.rows import kind_in
 
 STATE_FORMAT = 6
 _TABLES = ("counts", "sums", "rare", "open", "closed")

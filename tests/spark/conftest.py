@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from support.effort import EFFORT
 from support.jvm import SPARK
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 
 
 @pytest.fixture(scope="session")
@@ -45,11 +45,11 @@ def spark() -> Iterator[SparkSession]:
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """What a test's audits run on."""
     if request.param == "spark":
-        from spark_audit.frames.spark import SparkEngine
+        from spark_audit.engines.spark import SparkEngine
 
         yield SparkEngine(request.getfixturevalue("spark"))
         return
-    from spark_audit.frames.duck import DuckEngine
+    from spark_audit.engines.duck import DuckEngine
 
     with closing(DuckEngine(threads=2)) as made:
         yield made

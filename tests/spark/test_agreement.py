@@ -27,7 +27,7 @@ from support.trail_forge import forge
 from support.trail_hand import START_MS, Hand
 
 from dmq.trail.manifest import CellFile, Layout, write_cell
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome

@@ -21,7 +21,7 @@ from support.delayed_load import consume, send_delayed
 from support.effort import EFFORT, SEED
 from support.trail_judge import Outcome, audit_with
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 
 KILLS = 10 if EFFORT > 1 else 3
 _BUGGY = Path(__file__).parents[1] / "support" / "buggy_daemon.py"

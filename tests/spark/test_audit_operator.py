@@ -20,8 +20,8 @@ from support.wire_client import WireClient, a_message
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused
+from spark_audit.engines.table import Engine
 from spark_audit.explain import explained
-from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome

@@ -15,7 +15,7 @@ from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.trail.export.exporter import export_all
 from dmq.trail.snapshots.taking import snapshot_of
 from retry.sink import Death
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 

@@ -17,7 +17,7 @@ from broker_adapter.contracts.classic import ReceivedMessage, Start
 from broker_adapter.contracts.message import Message
 from broker_adapter.queue_client.client import connect
 from broker_adapter.queue_client.consumer import ConsumerOptions, Later
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 

@@ -17,7 +17,7 @@ from support.jvm import SHORT_LIVED, SPARK, UNCOMPILED_OPTIONS
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import write_outcome

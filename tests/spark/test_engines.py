@@ -19,9 +19,9 @@ from support.trail_forge import forge
 from support.trail_hand import TOPIC, Hand
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS
 
-from spark_audit.frames.duck import DuckEngine
-from spark_audit.frames.spark import SparkEngine
-from spark_audit.frames.table import Engine
+from spark_audit.engines.duck import DuckEngine
+from spark_audit.engines.spark import SparkEngine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import write_outcome

@@ -10,7 +10,7 @@ import pytest
 from support.trail_files import CellWriter, Event, Snapshot, write_snapshot
 from support.trail_hand import GROUP, START_MS, TOPIC
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 

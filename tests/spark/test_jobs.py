@@ -14,7 +14,7 @@ from support.trail_forge import Truth, forge, same_ledger
 from support.trail_mutations import LATE_AFTER_MS, MUTATORS
 
 from spark_audit import session
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, write_outcome

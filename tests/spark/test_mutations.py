@@ -13,7 +13,7 @@ from support.trail_forge import Truth, forge
 from support.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS, Lie
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 
 # Kinds of lies by the exit code of a trail in which nothing else is wrong.
 LOSSES = ("lose_hand_over", "lose_exit")

@@ -15,7 +15,7 @@ from support.trail_damage import DAMAGERS
 from support.trail_judge import audit_with, check_lies
 from support.trail_mutations import MUTATORS
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 
 pytestmark = [pytest.mark.timeout(240), at_length]
 _MESSAGES = 12_000

@@ -13,7 +13,7 @@ from support.trail_judge import audit_with
 from support.trail_mutations import MUTATORS
 from support.trail_oracle import ask, rows_of
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 
 LEDGERS = (
     ("scheduled", ("window_start_ms", "topic")),

@@ -14,7 +14,7 @@ from support.trail_cut import Cuts, midnights
 from support.trail_forge import forge
 from support.trail_histories import RecordedHistory
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 from support.trail_hand import START_MS, Hand
 
-from spark_audit.frames.spark import SparkEngine
-from spark_audit.frames.table import Engine
+from spark_audit.engines.spark import SparkEngine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, write_outcome

@@ -18,7 +18,7 @@ from broker_adapter.wire.mapping import decode
 from dmq.admin.client.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 

@@ -15,7 +15,7 @@ from support.trail_files import cells_of, files_of, read_manifest
 from support.trail_forge import forge
 from support.trail_hand import Hand
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EVENTS, TrailError

@@ -15,7 +15,7 @@ from support.effort import at_length
 from support.read_back import Lies, Range, write_read_back
 from support.trail_hand import GROUP, START_MS, TOPIC, Hand
 
-from spark_audit.frames.table import Engine
+from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome

@@ -14,7 +14,7 @@ from support.trail_forge import Truth, same_ledger
 from support.trail_mutations import LATE_AFTER_MS, Lie
 
 if TYPE_CHECKING:
-    from spark_audit.frames.table import Engine
+    from spark_audit.engines.table import Engine
 
 _OF_TRAIL = {"TRAIL_GAP", "FILE_MISSING", "FILE_ALTERED", "RECORD_REPEATED"}
 Row = Mapping[str, Any]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from spark_audit.frames import columns
-from spark_audit.frames.columns import Aggregate, Column, Dialect, Order, Value, made
-from spark_audit.frames.table import Table
+from spark_audit.engines import columns
+from spark_audit.engines.columns import Aggregate, Column, Dialect, Order, Value, made
+from spark_audit.engines.table import Table
 
 Operand: TypeAlias = Column | str
 col, lit = columns.col, columns.lit

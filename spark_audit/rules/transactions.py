@@ -5,12 +5,12 @@ Or it is absorbed there, by another one that waits under its own key.
 
 from __future__ import annotations
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table, gathered
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column
+from spark_audit.engines.table import Table, gathered
+from spark_audit.rules.entries import has_gap
+from spark_audit.rules.rows import kind_in
 from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, ENDS_OF_TRANSACTION, HALF
-from spark_audit.transforms.entries import has_gap
-from spark_audit.transforms.rows import kind_in
 
 _KEY = ("cell", "topic", "message_id")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Window
-from spark_audit.frames.table import Row, Table
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Window
+from spark_audit.engines.table import Row, Table
+from spark_audit.rules.integrity import xor_to
+from spark_audit.rules.rows import is_fired, kind_in
 from spark_audit.schema import FINISHED, Fields
-from spark_audit.transforms.integrity import xor_to
-from spark_audit.transforms.rows import is_fired, kind_in
 
 QueueKey: TypeAlias = tuple[str, str, int]  # cell, topic, queue
 _LIFE: Fields = (("cell", "string"), ("topic", "string"), ("queue_id", "int"), ("life", "bigint"))

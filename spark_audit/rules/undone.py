@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table, gathered
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column
+from spark_audit.engines.table import Table, gathered
+from spark_audit.rules.groups import unbalanced
+from spark_audit.rules.rows import group_side, kind_in
 from spark_audit.schema import ACCEPTS, ENDS_OF_ENTRY
-from spark_audit.transforms.groups import unbalanced
-from spark_audit.transforms.rows import group_side, kind_in
 from spark_audit.undone import Undone
 
 _PLACE = ("cell", "topic", "message_id")

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, cast
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_audit.frames.columns import Column, Dialect, Order, order_of
-from spark_audit.frames.local import is_hidden, plain, read_texts, type_fault, version_fault, walk_folder
-from spark_audit.frames.table import OF_A_FILE, Engine, How, Row, Table, name_of
+from spark_audit.engines.columns import Column, Dialect, Order, order_of
+from spark_audit.engines.local import is_hidden, plain, read_texts, type_fault, version_fault, walk_folder
+from spark_audit.engines.table import OF_A_FILE, Engine, How, Row, Table, name_of
 from spark_audit.schema import Fields, TrailError
 from spark_audit.session import READ_ERRORS, is_small, set_for
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.table import Table, gathered
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.table import Table, gathered
+from spark_audit.rules.entries import has_gap, with_life
+from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import DEAD, ENDS_OF_ENTRY, IN_LANE
-from spark_audit.transforms.entries import has_gap, with_life
-from spark_audit.transforms.rows import floor_to, kind_in
 
 _BEGINS = ("SCHEDULED", "REQUEUED", "NACKED")
 _ENDS = (*ENDS_OF_ENTRY, *IN_LANE, *DEAD)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Window
-from spark_audit.frames.table import Table
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Window
+from spark_audit.engines.table import Table
 from spark_audit.schema import ROWS
 
 _SEQUENCE_DIGITS = 20  # of the first one, which a file's name begins with

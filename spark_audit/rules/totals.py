@@ -6,11 +6,10 @@ it. ``fingerprints`` says for which windows of messages what became visible and 
 
 from __future__ import annotations
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column, Window
-from spark_audit.frames.table import Table, gathered
-from spark_audit.schema import CANCELLED, DEAD, ENDS_OF_ENTRY, FINISHED, NUMBERED
-from spark_audit.transforms.rows import (
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column, Window
+from spark_audit.engines.table import Table, gathered
+from spark_audit.rules.rows import (
     bar_of,
     floor_to,
     group_side,
@@ -24,6 +23,7 @@ from spark_audit.transforms.rows import (
     placed,
     signed_sums,
 )
+from spark_audit.schema import CANCELLED, DEAD, ENDS_OF_ENTRY, FINISHED, NUMBERED
 
 _COUNT_KEYS = ("cell", "kind", "topic", "group", "attempt", "is_letter", "has_queue", "window_start_ms", "bar_ms")
 _SUMS = tuple(f"{side}_{part}" for side in ("visible", "copies", "placed") for part in ("count", "high", "low", "xor"))

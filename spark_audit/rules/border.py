@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column
+from spark_audit.engines.table import Table
+from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CLOCKS_MS, FIRED, IN_DOUBT, QUEUED_FOR_GROUP
-from spark_audit.transforms.rows import floor_to, kind_in
 
 _FORWARDED = "FORWARDED"
 _BEFORE = (*FIRED, QUEUED_FOR_GROUP)  # a message goes to the cluster after these

@@ -6,11 +6,11 @@ it (``CELLS``). A verdict is only said when the trail proves it.
 
 from __future__ import annotations
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column, Window
-from spark_audit.frames.table import Table, gathered
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column, Window
+from spark_audit.engines.table import Table, gathered
+from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED, Fields
-from spark_audit.transforms.rows import floor_to, kind_in
 
 CELLS: Fields = (
     ("cell", "string"),

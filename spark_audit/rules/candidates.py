@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table, gathered, keep
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column
+from spark_audit.engines.table import Table, gathered, keep
+from spark_audit.rules.copies import copy_facts, is_odd_copy
+from spark_audit.rules.rows import group_side, id_window, is_exit, is_fired, key_of, kind_in, place_key, placed
+from spark_audit.rules.totals import is_equal
 from spark_audit.schema import COMMITTED, ENDS_OF_ENTRY, ENDS_OF_TRANSACTION, FOR_GROUP, HALF, RESCHEDULED
-from spark_audit.transforms.copies import copy_facts, is_odd_copy
-from spark_audit.transforms.rows import group_side, id_window, is_exit, is_fired, key_of, kind_in, place_key, placed
-from spark_audit.transforms.totals import is_equal
 
 _ACCEPTS = ("SCHEDULED", "QUEUED")
 _BEGINS = ("SCHEDULED", "REQUEUED")

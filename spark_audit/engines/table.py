@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from spark_audit.frames.columns import Column, Order, col, lit, made
+from spark_audit.engines.columns import Column, Order, col, lit, made
 from spark_audit.schema import Fields
 
 Row: TypeAlias = dict[str, Any]

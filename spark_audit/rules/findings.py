@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table, gathered
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column
+from spark_audit.engines.table import Table, gathered
+from spark_audit.rules.rows import key_of
 from spark_audit.schema import SEVERITY
-from spark_audit.transforms.rows import key_of
 
 ORDER = ("kind", "cell", "topic", "group", "message_id", "entry")
 COLUMNS = (

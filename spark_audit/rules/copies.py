@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.frames.columns import Column
-from spark_audit.frames.table import Table
-from spark_audit.transforms.rows import kind_in
+from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.engines.columns import Column
+from spark_audit.engines.table import Table
+from spark_audit.rules.rows import kind_in
 
 _COPY = ("cell", "topic", "group", "message_id", "entry")
 
