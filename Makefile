@@ -152,8 +152,8 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 	@$(INSTALL) -r locks/fuzz.txt
 	@touch $@
 
-# Of other sources than these it would not be used: see dmq/compiled.py.
-$(STAMPS)/compiled: tools/compile_http2.py dmq/compiled.py $(wildcard dmq/http2/*.py) $(STAMPS)/dev
+# Of other sources than these it would not be used: see dmq/runtime/compiled.py.
+$(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dmq/http2/*.py) $(STAMPS)/dev
 	@$(PY) tools/compile_http2.py
 	@touch $@
 

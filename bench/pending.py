@@ -27,7 +27,7 @@ _SETTLED_S = 3.0
 _SETTLE_S_MAX = 60.0
 _QUICK_COUNT = 20_000
 # What `dmq serve` imports before it opens the store.
-_IMPORTS = "import dmq.__main__, dmq.cli.app, dmq.cli.service.serve, dmq.config, dmq.daemon"
+_IMPORTS = "import dmq.__main__, dmq.cli.app, dmq.cli.service.serve, dmq.config.settings, dmq.daemon"
 
 
 def measure(plan: Plan) -> list[Figure]:

@@ -23,7 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the build of a wheel does not have the tree there
 
-from dmq.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_made_of  # noqa: E402 - as said above
+from dmq.runtime.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_made_of  # noqa: E402 - as said above
 
 PACKAGE = ROOT / "dmq" / "http2"
 LIBRARY = "dmq.http2.all"  # the name of what the modules share, but for a suffix

@@ -32,8 +32,8 @@ import structlog
 
 from broker_adapter.runtime.clock import Clock
 from dmq.acl.rules import ACTIONS, ADMIN, ADMINISTRATOR, GROUP, OPERATE, OPERATOR, ROLES, TOPIC, AccessKey, Rule
+from dmq.config.units import parse_duration
 from dmq.errors import DmqError
-from dmq.units import parse_duration
 
 log = structlog.get_logger("dmq.acl")
 

@@ -48,10 +48,10 @@ from dmq.broker.topics.catalog import (
 from dmq.broker.topics.registry import Names
 from dmq.broker.transactions.transaction_checks import CheckOptions, Checks
 from dmq.broker.transactions.transactions import Transactions
+from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
 from dmq.store.store import Store
 from dmq.store.writer.operations import Appended
-from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
 CHECKS_DEFAULT = CheckOptions()

@@ -23,7 +23,7 @@ from dmq.cli.session.options import (
     TimeoutOption,
     with_connection,
 )
-from dmq.contexts import Context, ContextError
+from dmq.config.contexts import Context, ContextError
 from dmq.errors import DmqError
 
 _EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # the others are the server's

@@ -25,7 +25,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.signature import Signer
 from dmq.client.admin import open_channel, told_of_tls
-from dmq.contexts import ClientTls
+from dmq.config.contexts import ClientTls
 from retry.sink import SinkError, SinkFull, SinkUnavailable
 
 log = structlog.get_logger("dmq.client")

@@ -28,7 +28,7 @@ from dmq.client.dead import DeadSet
 from dmq.client.entries import GROUP, Facts, decode, encode, topic_of
 from dmq.client.holds import HOLD_MS, Hold, Holds, hide
 from dmq.client.setup import Setup
-from dmq.contexts import ClientTls, target_of
+from dmq.config.contexts import ClientTls, target_of
 from retry.sink import (
     ERROR_CHARS_MAX,
     KEY_BYTES_MAX,
@@ -88,7 +88,7 @@ class SidecarClient:
     ) -> None:
         """``access_key`` and ``secret_key`` are for daemons that want them; without ``tls`` nothing is encrypted.
 
-        ``dmq.contexts.ContextError`` if a file of ``tls`` cannot be used.
+        ``dmq.config.contexts.ContextError`` if a file of ``tls`` cannot be used.
         """
         self.address = address
         self._clock = clock or SystemClock()
@@ -106,7 +106,7 @@ class SidecarClient:
         """Return a client of the daemon to which a context leads, one that ``dmq context add`` made.
 
         Without a name that is the one of ``DMQ_CONTEXT``, or else the current one. Of the environment nothing else
-        counts. ``dmq.contexts.ContextError`` if there is none, or it names what cannot be used.
+        counts. ``dmq.config.contexts.ContextError`` if there is none, or it names what cannot be used.
         """
         target = target_of(name)
         return cls(

@@ -30,8 +30,8 @@ from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
 from dmq.cluster.retries_here import Asked, RetriesHere
 from dmq.cluster.topic_forwarder import forwarded_type
+from dmq.config.units import TopicPatterns
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
-from dmq.units import TopicPatterns
 from retry.failure_reason import FailureReason
 
 Receiving = asyncio.Task[Sequence[Delivery]]

@@ -19,9 +19,9 @@ from dmq.broker.groups.queue_front import finished_by_all
 from dmq.broker.groups.subscription import Subscription
 from dmq.broker.io.queue_log import Place
 from dmq.broker.topics.registry import FORWARDER_GROUP, Topic
+from dmq.config.units import parse_topic_patterns
 from dmq.store.schema.record import QueuedMessage, encode_body
 from dmq.store.writer.operations import IfKnown
-from dmq.units import parse_topic_patterns
 
 log = structlog.get_logger("dmq.broker")
 

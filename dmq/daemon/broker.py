@@ -7,10 +7,10 @@ from datetime import timedelta
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.catalog import AutoCreate, ScheduleLimits
 from dmq.broker.transactions.transaction_checks import CheckOptions
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import ALL_TOPICS
 from dmq.store.schema.names import Keep, TopicQuotas
 from dmq.store.store import Store
-from dmq.units import ALL_TOPICS
 
 FORWARDED_KEPT = timedelta(minutes=10)  # what the cluster has is of no use here; long enough to look at it
 

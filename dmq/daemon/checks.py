@@ -19,14 +19,14 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import ExtraMissing
 from dmq.acl.file import read as read_keys
 from dmq.admin.operations.periodic_backups import rule_of
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import Address
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.recovery.backups.folder import check_backup_dir
 from dmq.store.files.cell import holder_of
 from dmq.store.schema.files import CELL_FILE
-from dmq.units import Address
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name for IPv6 where there is none
 

@@ -20,10 +20,10 @@ from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
 from dmq.cluster.inner import InnerTopic
 from dmq.cluster.retries_here import RetriesHere
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.daemon.cluster_kind import KindWatch
 from dmq.daemon.cluster_options import grpc_options, remoting_options
-from dmq.metrics import Metrics
+from dmq.metrics.registry import Metrics
 
 log = structlog.get_logger("dmq.daemon")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_adapter.remoting import RemotingOptions
 from broker_adapter.rocketmq import ClusterOptions
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 
 
 def grpc_options(config: DaemonConfig, *, endpoints: tuple[str, ...], timeout_ms: int) -> ClusterOptions:

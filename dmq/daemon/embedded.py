@@ -19,7 +19,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.cluster.topic_migration import MovedTopics
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.daemon.broker import broker_of
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.errors import StoreError

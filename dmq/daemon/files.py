@@ -12,7 +12,7 @@ from pathlib import Path
 
 from broker_adapter.runtime.clock import Clock
 from dmq.acl.file import KeyFile
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.errors import DmqError
 from dmq.rocketmq_server.transport.tls import Certificates, self_signed
 

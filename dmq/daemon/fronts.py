@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.config import DaemonConfig, fronts_max
+from dmq.config.settings import DaemonConfig, fronts_max
 from dmq.daemon.files import certificate_files
 from dmq.daemon.processors import processors
 from dmq.http2 import Bidirectional, Method, PlainServedTo, Streaming

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dmq.admin.operations.cell import overdue
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker.broker import EmbeddedBroker
-from dmq.metrics import Metrics
+from dmq.metrics.registry import Metrics
 from dmq.store.store import Store
 from dmq.trail.export.exporter import Exporter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quota, Quotas
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store

@@ -12,7 +12,7 @@ import structlog
 
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreError
 from dmq.store.engines.rocks import RocksOptions
 from dmq.store.files.cell import tighten

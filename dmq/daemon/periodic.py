@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dmq.admin.operations.backups import Backups
 from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker.broker import EmbeddedBroker
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.recovery.backups.folder import BackupFolder
 from dmq.recovery.backups.snapshots import Snapshots
 from dmq.store.store import Store

@@ -11,12 +11,12 @@ import uvloop
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.extras import ExtraMissing
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.daemon.checks import refuse_start
 from dmq.daemon.run import EXIT_FAILED, serve
 from dmq.errors import DmqError, with_advice
-from dmq.log import configure, is_for_people
 from dmq.processes.tuning import tune
+from dmq.runtime.log import configure, is_for_people
 from dmq.version import version_here
 
 SWITCH_INTERVAL_S = 0.0005

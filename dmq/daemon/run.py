@@ -19,7 +19,8 @@ from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.admin.requests.status import CellState
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster.topic_migration import MovedTopics
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import Address
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
@@ -30,7 +31,7 @@ from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
 from dmq.http2 import is_compiled
-from dmq.metrics import Metrics, MetricsServer, start_http
+from dmq.metrics.registry import Metrics, MetricsServer, start_http
 from dmq.recovery.backups.snapshots import Snapshots
 from dmq.recovery.check.ledger import LedgerVerifier
 from dmq.rocketmq_server.codec.validate import check_recurring
@@ -38,7 +39,6 @@ from dmq.scheduler.scheduler import Scheduler
 from dmq.store.store import Store
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
-from dmq.units import Address
 from dmq.version import version_here
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
 from dmq.admin.api.service import AdminService
 from dmq.broker.broker import EmbeddedBroker
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.daemon.clients import Clients
 from dmq.daemon.files import Files
 from dmq.errors import DmqError
-from dmq.metrics import Metrics
+from dmq.metrics.registry import Metrics
+from dmq.metrics.usage import ProcessStatus
 from dmq.rocketmq_server.calls.access import Guarded
 from dmq.rocketmq_server.calls.dispatch import Dispatcher
 from dmq.rocketmq_server.rpc.service import MessagingService
 from dmq.rocketmq_server.sessions.sessions import Sessions
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
-from dmq.usage import ProcessStatus
 
 if TYPE_CHECKING:
     from dmq.cluster.broker import ClusterFront

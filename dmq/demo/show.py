@@ -19,6 +19,7 @@ from rich.console import Console
 
 from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.admin.client.client import AdminClient
+from dmq.config.units import format_delay_levels, format_duration
 from dmq.demo.behind import Behind, in_doubt
 from dmq.demo.children import Client, Daemon, DemoFailed, clean_environment, free_port
 from dmq.demo.ledger import Ledger
@@ -28,7 +29,6 @@ from dmq.demo.screen import Screen
 from dmq.demo.verdict import Outage, Verdict, judge
 from dmq.errors import DmqError
 from dmq.states import MessageState
-from dmq.units import format_delay_levels, format_duration
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmq.compiled import compiled_first
+from dmq.runtime.compiled import compiled_first
 
 _sources = list(__path__)
 __path__ = compiled_first(_sources)  # before any module is looked for

@@ -30,7 +30,7 @@ from broker_adapter.contracts.topics import check_group, check_topic
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.extras import ExtraMissing
 from broker_adapter.runtime.log import LibraryLog
-from dmq.contexts import Target
+from dmq.config.contexts import Target
 from dmq.integrations.environment import target_described_by
 from dmq.integrations.figures import merged
 from dmq.integrations.pages import Page, served

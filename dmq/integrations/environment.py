@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from dmq.contexts import ContextError, Target, target_by
-from dmq.units import parse_duration, parse_size
+from dmq.config.contexts import ContextError, Target, target_by
+from dmq.config.units import parse_duration, parse_size
 from retry.hook.environment import EnvironmentInvalid
 from retry.hook.handlers import MODES, WORKERS_MAX
 from retry.hook.redelivery import TIMEOUT_S_MAX

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dmq.units import parse_address
+from dmq.config.units import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

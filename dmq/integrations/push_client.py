@@ -18,7 +18,7 @@ from rocketmq.v5.util import MessagingResultChecker
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.rocketmq_v2 import NOT_IMPLEMENTED
-from dmq.contexts import Target
+from dmq.config.contexts import Target
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
 REQUEST_S: Final = 10  # of each of the client's calls; by default 3 s, in which a loaded machine may not start one

@@ -18,7 +18,7 @@ import msgspec
 from broker_adapter.contracts.errors import BrokerAway, BrokerUnavailable, CallGivenUp, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
-from dmq.counting import CallsTaken
+from dmq.metrics.counting import CallsTaken
 from dmq.processes.settings import Settings
 from dmq.rocketmq_server.calls.dispatch import Logged
 

@@ -36,12 +36,11 @@ from dmq.acl.gate import Gate
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
 from dmq.admin.api.access import entrances
-from dmq.background import die_with_parent
-from dmq.counting import CallCounts
 from dmq.errors import DmqError, with_advice
 from dmq.http2 import Http2Server, address_of, no_certificate_fault
 from dmq.http2 import Limits as Http2Limits
-from dmq.log import configure
+from dmq.metrics.counting import CallCounts
+from dmq.metrics.usage import usage
 from dmq.processes import frames, passing
 from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
@@ -55,7 +54,8 @@ from dmq.rocketmq_server.rpc.messages import MessageCalls
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.rocketmq_server.transport.http2_methods import messaging, with_bounds
 from dmq.rocketmq_server.transport.tls import Certificates
-from dmq.usage import usage
+from dmq.runtime.background import die_with_parent
+from dmq.runtime.log import configure
 from dmq.version import version_here
 
 _FIGURES_S: Final = 1.0

@@ -22,7 +22,8 @@ from dmq.errors import DmqError
 from dmq.http2 import address_of
 from dmq.http2.bounds import Accounts
 from dmq.http2.listener import Listener
-from dmq.metrics import Calls
+from dmq.metrics.registry import Calls
+from dmq.metrics.usage import ProcessStatus, front_name, store_process
 from dmq.processes import frames, passing
 from dmq.processes.child import Child
 from dmq.processes.clocks import wall_less_boot_ms
@@ -30,7 +31,6 @@ from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import Settings, part_of
 from dmq.rocketmq_server.transport.http2_server import Port, said_plainly
-from dmq.usage import ProcessStatus, front_name, store_process
 
 _LATE_PONGS: Final = 2  # a front that owes so many gets no connection as long as another one can take it
 _SHORT_LIFE_S: Final = 1.0  # a front that ends so soon after it was ready is not started again at once each time

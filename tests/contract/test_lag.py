@@ -18,8 +18,8 @@ from dmq.broker.operations import lag as lag_module
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.operations.lag import Lag, Lags
 from dmq.broker.topics.settings import KeepChange
-from dmq.metrics import Metrics
-from dmq.units import parse_topic_patterns
+from dmq.config.units import parse_topic_patterns
+from dmq.metrics.registry import Metrics
 
 SOON_MS, LATER_MS = 1_000, 500_000
 OTHER = "other"

@@ -16,9 +16,9 @@ from dmq.broker.operations.retention import Retention
 from dmq.broker.topics.registry import FORWARDER_GROUP
 from dmq.cluster.outgoing import Forwards
 from dmq.cluster.topic_migration import MovedTopics
+from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.store.schema.names import Keep
 from dmq.trail.events import EventKind
-from dmq.units import ALL_TOPICS, TopicPatterns
 
 OTHERS = TopicPatterns(frozenset({"bills"}))
 OWN = TopicPatterns(frozenset({TOPIC}))

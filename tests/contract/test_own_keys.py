@@ -23,12 +23,12 @@ from broker_adapter.wire.mapping import decode
 from dmq.broker.delayed.changes import Changed, Meant, Outcome, rescheduled
 from dmq.broker.topics.settings import FlowChange
 from dmq.cluster.broker import ClusterFront
+from dmq.config.units import TopicPatterns
 from dmq.store.schema.keys import Family, index_place
 from dmq.store.schema.own_keys import own_key_scope
 from dmq.store.store import StoreOptions
 from dmq.store.writer.operations import HandOver, Hold, Reschedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event, gap_event
-from dmq.units import TopicPatterns
 
 LATER_MS = 60_000
 _OF_KEYS = {

@@ -13,6 +13,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import pack_id
 from dmq.broker.delayed.recall import decode_recall
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.config.units import format_time
 from dmq.store.files.identity import draw
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.identity import Place
@@ -20,7 +21,6 @@ from dmq.store.schema.index import EntryState
 from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions
 from dmq.trail.events import NO_QUEUE, EventKind, gap_event
-from dmq.units import format_time
 
 SOON_MS, LATER_MS = 5_000, 60_000
 

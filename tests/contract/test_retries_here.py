@@ -21,7 +21,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster import retries_here
 from dmq.cluster.retries_here import LONGER_MS, Asked, RetriesHere
-from dmq.units import TopicPatterns
+from dmq.config.units import TopicPatterns
 from retry.dead_letter import DeadFilter
 from retry.failure_reason import FailureReason
 from retry.policy import MAX_ATTEMPTS_LIMIT, Fixed, RetryPolicy

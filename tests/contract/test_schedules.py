@@ -26,12 +26,12 @@ from dmq.broker.schedules.schedules import Schedules
 from dmq.broker.topics.catalog import ScheduleLimits
 from dmq.broker.topics.settings import FlowChange
 from dmq.cluster.outgoing import Forwards
+from dmq.config.units import parse_topic_patterns
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.names import TopicSettings
 from dmq.store.schema.recurring import CatchUp, Phase
 from dmq.store.writer.operations import Recur
 from dmq.trail.events import EventKind
-from dmq.units import parse_topic_patterns
 
 
 async def refused(rig: EmbeddedRig, name: str = NAME, **facts: Any) -> Refused:  # noqa: ANN401

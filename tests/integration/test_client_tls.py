@@ -13,7 +13,7 @@ from support.daemon import Daemon, run_command
 
 from dmq.admin.client.client import AdminClient, DaemonUnavailable
 from dmq.client import SidecarClient
-from dmq.contexts import ClientTls, ContextError
+from dmq.config.contexts import ClientTls, ContextError
 from retry.sink import SinkUnavailable
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.effort import EFFORT, SEED
 
 import dmq.http2
-from dmq.compiled import DIGEST, SUFFIX, compiled_first, digest_of, folder_of, is_made_of
+from dmq.runtime.compiled import DIGEST, SUFFIX, compiled_first, digest_of, folder_of, is_made_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dmq" / "http2"

@@ -186,7 +186,7 @@ def test_what_a_killed_run_left_is_gone_after_the_start(tmp_path: Path) -> None:
 
 def test_what_looks_through_a_backup_ends_with_who_began_it() -> None:
     """A daemon that goes leaves nobody behind who works in the folder of backups."""
-    code = "import time; from dmq.background import end_with_stdin; end_with_stdin(); time.sleep(600)"
+    code = "import time; from dmq.runtime.background import end_with_stdin; end_with_stdin(); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
         child.stdin.close()
@@ -195,7 +195,7 @@ def test_what_looks_through_a_backup_ends_with_who_began_it() -> None:
 
 _PARENT = """
 import subprocess, sys, time
-code = "import time; from dmq.background import die_with_parent as die; die(); print(1, flush=True); time.sleep(600)"
+code = "import time; from dmq.runtime.background import die_with_parent as die; die(); print(1, flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from support.daemon import START_S_MAX, free_port
 from support.trail_forge import forge
 
-from dmq.compiled import folder_of, is_made_of
+from dmq.runtime.compiled import folder_of, is_made_of
 
 ROOT = Path(__file__).parents[2]
 HTTP2 = ROOT / "dmq" / "http2"

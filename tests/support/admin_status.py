@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dmq.admin.requests import status as source
+from dmq.metrics.usage import ProcessStatus
 from dmq.store.schema.names import Keep
-from dmq.usage import ProcessStatus
 
 NOW = 1_700_000_000_000
 

@@ -19,7 +19,7 @@ from broker_adapter.wire.signature import Signer
 from dmq.admin.api.service import handlers, refusal_of
 from dmq.admin.client import client
 from dmq.cli.app import app
-from dmq.contexts import ClientTls
+from dmq.config.contexts import ClientTls
 
 _Response = TypeVar("_Response", bound=Message)
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}

@@ -8,7 +8,7 @@ from typing import Any
 
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
-from dmq.counting import CallsTaken
+from dmq.metrics.counting import CallsTaken
 from dmq.processes import frames
 from dmq.processes.settings import RelayedMethod, Settings, TlsFiles
 

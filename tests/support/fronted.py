@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.runtime.clock import SystemClock
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.daemon.fronts import front_settings
 from dmq.http2.bounds import Accounts
 from dmq.http2.listener import Listener

@@ -12,9 +12,9 @@ from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from broker_adapter.runtime.clock import Clock
 from dmq.acl.gate import Entrance
-from dmq.counting import CallCounts
 from dmq.http2 import Bidirectional, Method, Streaming
 from dmq.http2.bounds import Accounts
+from dmq.metrics.counting import CallCounts
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
 from dmq.processes.host import Host

@@ -16,8 +16,8 @@ from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster.forwarder import Forwarder
+from dmq.config.units import TopicPatterns
 from dmq.trail.events import EventKind
-from dmq.units import TopicPatterns
 
 Answer = Callable[[Sequence[Envelope]], Awaitable[None]]  # returns: OK; raises what the cluster says otherwise
 IN_FLIGHT_MAX = 128

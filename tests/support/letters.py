@@ -27,9 +27,9 @@ from dmq.admin.requests.status import GroupStatus
 from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Letter, Page
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreFailed
-from dmq.metrics import Metrics
+from dmq.metrics.registry import Metrics
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
 from dmq.store.schema.record import QueuedMessage, decode_queued

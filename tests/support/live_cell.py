@@ -27,11 +27,11 @@ from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.requests.status import CellState
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import Address
 from dmq.daemon.files import Files
 from dmq.daemon.transport import ServerOptions, Transport, transport_of
-from dmq.metrics import Metrics
-from dmq.units import Address
+from dmq.metrics.registry import Metrics
 
 NOW = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 

@@ -27,6 +27,7 @@ from broker_adapter.contracts.adapter import GroupSettings, Subscription
 from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
+from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.errors import StoreError
 from dmq.rocketmq_server.calls.exchange import ServedBroker
 from dmq.scheduler.scheduler import Scheduler
@@ -39,7 +40,6 @@ from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Batch
 from dmq.trail.events import gap_event
 from dmq.trail.ledger import LEDGER_KINDS
-from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy, Table
 
 TOPIC, GROUP = "orders", "workers"

@@ -17,8 +17,8 @@ from typer.main import get_command
 from dmq.cli.app import app
 from dmq.cli.output.errors import ExitCode
 from dmq.cli.trail.spark import MEANINGS
-from dmq.config import DaemonConfig
-from dmq.metrics import Metrics
+from dmq.config.settings import DaemonConfig
+from dmq.metrics.registry import Metrics
 from dmq.states import MessageState
 from dmq.store import schema
 

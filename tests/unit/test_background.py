@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from dmq.background import background
+from dmq.runtime.background import background
 
 MODULE = """
 import os, sys

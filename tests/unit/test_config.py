@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 import dmq.cli
-from dmq.config import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, ConfigError, DaemonConfig, load
-from dmq.units import Address
+from dmq.config.settings import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, ConfigError, DaemonConfig, load
+from dmq.config.units import Address
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from dmq.admin.client.client import AdminClient, DaemonUnavailable
 from dmq.client import SidecarClient
-from dmq.contexts import (
+from dmq.config.contexts import (
     Context,
     ContextError,
     ContextUnknown,

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dmq.config import DaemonConfig, load
+from dmq.config.settings import DaemonConfig, load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "dmq.service"

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq import log as dmq_log
+from dmq.runtime import log as dmq_log
 
 ROOT = Path(__file__).resolve().parents[2]
 

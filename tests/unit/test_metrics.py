@@ -23,10 +23,18 @@ from prometheus_client.registry import Collector
 from support.hook_rig import until
 
 from broker_adapter.runtime.clock import ManualClock
+from dmq.config.units import Address
 from dmq.errors import AddressInUse, DmqError
-from dmq.metrics import LATENESS_BOUNDS_S, Distribution, Exposition, GroupLags, Metrics, MetricsServer, start_http
-from dmq.units import Address
-from dmq.usage import ProcessStatus
+from dmq.metrics.registry import (
+    LATENESS_BOUNDS_S,
+    Distribution,
+    Exposition,
+    GroupLags,
+    Metrics,
+    MetricsServer,
+    start_http,
+)
+from dmq.metrics.usage import ProcessStatus
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -340,7 +348,7 @@ def test_making_the_figures_takes_a_fifth_of_the_time() -> None:
 
     registry = CollectorRegistry(auto_describe=False)
     registry._collector_to_names[Long()] = []
-    with patch("dmq.metrics._REAL", clock):
+    with patch("dmq.metrics.registry._REAL", clock):
         exposition = Exposition(registry)
         assert b"made 1.0" in exposition.text()
         with ThreadPoolExecutor(1) as pool:

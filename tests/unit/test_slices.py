@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq.slices import SLICE_S, Slices, in_slices
+from dmq.runtime.slices import SLICE_S, Slices, in_slices
 
 SLICE_MS = int(SLICE_S * 1000)
 
@@ -103,7 +103,7 @@ def test_a_process_that_stood_still_rests_for_a_moment_only() -> None:
             delays_s.append(delay_s)
             return call_later(0, *arguments)
 
-        with patch.object(loop, "call_later", at_once), patch("dmq.slices._now_s", rig.clock.monotonic_s):
+        with patch.object(loop, "call_later", at_once), patch("dmq.runtime.slices._now_s", rig.clock.monotonic_s):
             await rig.do("stopped", 3_600_000)
             async for _ in in_slices(range(2)):
                 rig.clock.advance(3_600_000)
@@ -127,7 +127,7 @@ def test_a_long_list_is_worked_on_in_slices() -> None:
 
         counting = asyncio.create_task(count())
         had = []
-        with patch("dmq.slices._now_s", clock.monotonic_s):
+        with patch("dmq.runtime.slices._now_s", clock.monotonic_s):
             async for _ in in_slices(range(7)):
                 had.append(turns)
                 clock.advance(SLICE_MS // 2)

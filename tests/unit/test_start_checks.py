@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq.config import load
+from dmq.config.settings import load
 from dmq.daemon.checks import problems_of, refuse_start
 from dmq.errors import StartRefused, StoreCorrupt, with_advice
 from dmq.rocketmq_server.transport.tls import self_signed

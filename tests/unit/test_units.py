@@ -7,7 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq import units
+from dmq.config import units
 from spark_audit.cli import duration_ms
 
 

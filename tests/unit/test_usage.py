@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmq import usage
+from dmq.metrics import usage
 
 
 def test_memory_is_what_is_resident_now(monkeypatch: pytest.MonkeyPatch) -> None:

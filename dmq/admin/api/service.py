@@ -36,7 +36,7 @@ from dmq.broker.topics.settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.recovery.backups.snapshots import Snapshots
 from dmq.recovery.check.ledger import LedgerVerifier
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 from dmq.states import MessageState
 from dmq.store.store import Store
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from dmq.contexts import ClientTls, ContextError
+from dmq.config.contexts import ClientTls, ContextError
 
 # A daemon that was away is found again within a second; by itself gRPC would wait up to two minutes. A host that
 # answers nothing at all is given up after five seconds, and not after twenty.

@@ -21,7 +21,7 @@ from broker_adapter.wire.signature import Signer
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.channel import open_channel, told_of_tls
 from dmq.admin.requests.validate import CLIENT_MS_MAX, WHY_HEADER
-from dmq.contexts import ClientTls, target_of
+from dmq.config.contexts import ClientTls, target_of
 from dmq.errors import DmqError
 
 _Response = TypeVar("_Response", bound=Message)

@@ -25,13 +25,13 @@ from dmq.admin.requests.status import (
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Names
 from dmq.cluster.inner import InnerTopic
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.errors import with_advice
-from dmq.metrics import Metrics
+from dmq.metrics.registry import Metrics
+from dmq.metrics.usage import ProcessStatus
 from dmq.store.schema.counts import end_of_minute
 from dmq.store.store import Store
 from dmq.trail.export.exporter import Exporter
-from dmq.usage import ProcessStatus
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dmq.admin.operations.messages import Messages
 from dmq.admin.requests import validate
 from dmq.admin.requests.client_source import ClientSource
 from dmq.errors import StoreCorrupt
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 
 
 class ClientCalls:

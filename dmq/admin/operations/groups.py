@@ -19,7 +19,7 @@ from dmq.broker.operations.lag import Lag
 from dmq.broker.topics.catalog import DEFAULT_POLICY
 from dmq.broker.topics.registry import Group, Topic
 from dmq.broker.topics.settings import FLOW_STAYS, FlowChange
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 

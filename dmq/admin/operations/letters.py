@@ -9,7 +9,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.admin.requests.status import DeadPage, DeadStatus
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.operations.dead_letters import Letter
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 from retry.dead_letter import DeadFilter, Job
 
 _JOBS_SHOWN_MAX = 100

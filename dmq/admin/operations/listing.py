@@ -9,7 +9,7 @@ from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.messages import QUEUED, WAITING, Messages, Wanted
 from dmq.admin.requests import validate
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 
 _TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
 

@@ -19,12 +19,12 @@ from broker_adapter.contracts.errors import BrokerError, Refused
 from dmq.admin.operations.backups import Backups
 from dmq.admin.requests.status import PeriodicBackupStatus
 from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import format_duration
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery.backups.folder import BackupFolder, size_of
 from dmq.store.schema.recurring import Schedule
 from dmq.store.store import Store
-from dmq.units import format_duration
 
 log = structlog.get_logger("dmq.daemon")
 

@@ -15,7 +15,7 @@ from dmq.admin.operations.cell import Cell
 from dmq.admin.requests import mapping, validate
 from dmq.broker.schedules.firing import largest, sample
 from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_name
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 from dmq.store.schema.recurring import CatchUp
 
 _ENCODINGS = {"": public.IDENTITY, "IDENTITY": public.IDENTITY, "GZIP": public.GZIP}

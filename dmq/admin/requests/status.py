@@ -8,9 +8,9 @@ from enum import IntEnum
 
 from broker_adapter.contracts.adapter import QueueRange
 from dmq.broker.operations.retention import KEEP_ALL
+from dmq.metrics.usage import ProcessStatus
 from dmq.states import MessageState
 from dmq.store.schema.names import Keep
-from dmq.usage import ProcessStatus
 from retry.dead_letter import Dead
 from retry.policy import RetryPolicy
 

@@ -9,7 +9,7 @@ from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKin
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
-from dmq.units import format_time
+from dmq.config.units import format_time
 
 
 def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle:

@@ -39,6 +39,7 @@ from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group, Topic
+from dmq.config.units import format_time
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
 from dmq.store.schema.group import decode_exception
@@ -56,7 +57,6 @@ from dmq.store.schema.record import (
 )
 from dmq.store.writer.operations import Append, Emit, IfKnown, Op, Schedule
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, with_reason
-from dmq.units import format_time
 from retry.dead_letter import REFUSED
 from retry.failure_reason import FailureReason, bounded
 from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure

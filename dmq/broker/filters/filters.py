@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.slices import SLICE_S, Slices
+from dmq.runtime.slices import SLICE_S, Slices
 from dmq.store.schema.record import QueuedMessage
 
 TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, which users cannot give to properties of their own

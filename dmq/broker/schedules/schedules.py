@@ -32,7 +32,7 @@ from dmq.broker.schedules.firing import changed_event, waiting_record
 from dmq.broker.topics.catalog import LIMITS_DEFAULT, Catalog, ScheduleLimits
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreCorrupt, UnitRefused
-from dmq.slices import in_slices
+from dmq.runtime.slices import in_slices
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import (
     META_SCHEDULE,

@@ -17,6 +17,7 @@ from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.contracts.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
+from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys
@@ -36,7 +37,6 @@ from dmq.store.schema.names import (
 )
 from dmq.store.writer.operations import Delete, Emit, Op, Put
 from dmq.trail.events import EventKind, name_event
-from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy
 
 FORWARDER_GROUP = "dmq-forwarder"  # reads every topic in front of a cluster; no client's and no operator's

@@ -29,6 +29,7 @@ from dmq.broker.sending.sends import Sends, failure_of
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
+from dmq.config.units import format_time
 from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key, half_scope
@@ -46,7 +47,6 @@ from dmq.store.schema.record import (
 )
 from dmq.store.writer.operations import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
-from dmq.units import format_time
 
 log = structlog.get_logger("dmq.broker")
 

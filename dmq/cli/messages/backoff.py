@@ -25,7 +25,7 @@ from dmq.cli.session.policy_options import (
     TableOption,
     policy_of,
 )
-from dmq.units import At, format_duration, format_time, parse_duration, parse_when
+from dmq.config.units import At, format_duration, format_time, parse_duration, parse_when
 from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
 
 app = noun("backoff")

@@ -15,7 +15,7 @@ from dmq.cli.output.errors import refused, refusing
 from dmq.cli.output.facts import content_facts
 from dmq.cli.output.times import instant_ms
 from dmq.cli.session.options import AfterOption, LimitOption, Session, properties_of, with_reason, with_session
-from dmq.units import format_duration, parse_duration
+from dmq.config.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire

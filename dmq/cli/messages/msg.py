@@ -43,8 +43,8 @@ from dmq.cli.session.options import (
     with_reason,
     with_session,
 )
+from dmq.config.units import After, At, parse_duration, parse_when
 from dmq.states import MessageState
-from dmq.units import After, At, parse_duration, parse_when
 from retry.dead_letter import PARENT_MESSAGE_ID
 from retry.failure_reason import NOT_REPORTED
 

@@ -103,7 +103,7 @@ def _read(file: Path | None) -> Keys:
     from dmq.acl.file import read
 
     if file is None:
-        from dmq.config import ConfigError, load
+        from dmq.config.settings import ConfigError, load
 
         try:
             file = load().acl

@@ -22,7 +22,7 @@ from dmq.cli.session.options import (
     with_connection,
     with_output,
 )
-from dmq.contexts import (
+from dmq.config.contexts import (
     ADDRESS_DEFAULT,
     Chosen,
     Context,
@@ -34,7 +34,7 @@ from dmq.contexts import (
     choose,
     load,
 )
-from dmq.units import parse_address
+from dmq.config.units import parse_address
 
 app = noun("context")
 

@@ -33,7 +33,7 @@ from dmq.cli.session.policy_options import (
     TableOption,
     policy_of,
 )
-from dmq.units import format_duration, format_time
+from dmq.config.units import format_duration, format_time
 from retry.policy import RetryPolicy, delay_ms
 
 if TYPE_CHECKING:

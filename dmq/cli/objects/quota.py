@@ -11,7 +11,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import refusing
 from dmq.cli.session.options import Session, with_reason, with_session
-from dmq.units import format_size, parse_size
+from dmq.config.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refusing
 from dmq.cli.output.facts import flow_word, show_lags, shown_quota
 from dmq.cli.session.options import DryRunOption, Session, TopicArgument, YesOption, with_reason, with_session
-from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
+from dmq.config.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire

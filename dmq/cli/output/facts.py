@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dmq.cli.output import output as out
-from dmq.units import format_duration, format_size, format_time
+from dmq.config.units import format_duration, format_size, format_time
 from retry.failure_reason import NOT_REPORTED, FailureReason
 
 if TYPE_CHECKING:

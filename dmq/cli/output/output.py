@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dmq.units import format_time
+from dmq.config.units import format_time
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import FieldDescriptor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.output.errors import refused, refusing
-from dmq.units import RFC_3339, After, parse_around, parse_duration, parse_when
+from dmq.config.units import RFC_3339, After, parse_around, parse_duration, parse_when
 
 
 def instant_ms(text: str | None, option: str) -> int | None:

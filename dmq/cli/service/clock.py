@@ -11,7 +11,7 @@ from dmq.cli.nouns import Group, noun
 from dmq.cli.output import output as out
 from dmq.cli.output.facts import clock_line
 from dmq.cli.session.options import DryRunOption, Session, YesOption, with_reason, with_session
-from dmq.units import format_duration, format_time
+from dmq.config.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire

@@ -15,7 +15,7 @@ from dmq.cli.service.serve import with_settings
 from dmq.cli.session.options import Session, with_output
 
 if TYPE_CHECKING:
-    from dmq.config import DaemonConfig
+    from dmq.config.settings import DaemonConfig
 
 app = noun("config")
 
@@ -68,7 +68,7 @@ def show(
 
 
 def _loaded(given: Given) -> tuple[DaemonConfig, dict[str, str]]:
-    from dmq.config import ConfigError, load_with_origins
+    from dmq.config.settings import ConfigError, load_with_origins
 
     flags, file = given
     try:

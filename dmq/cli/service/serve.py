@@ -16,7 +16,7 @@ from dmq.cli.output.errors import CommandFailed, ExitCode
 from dmq.cli.session.options import Session
 
 if TYPE_CHECKING:
-    from dmq.config import ConfigError
+    from dmq.config.settings import ConfigError
 
 app = single()
 
@@ -77,7 +77,7 @@ def serve(
     environment, the environment beats the file.
     """
     flags = {key: value for key, value in locals().items() if key != "config"}
-    from dmq.config import ConfigError, load
+    from dmq.config.settings import ConfigError, load
 
     try:
         settings = load(flags, config_file=config)
@@ -90,7 +90,7 @@ def serve(
 
 def _refused(error: ConfigError) -> Exception:
     """Tell programs by a line of the log, as all that the daemon says; people a line for each fault."""
-    from dmq.log import configure, is_for_people
+    from dmq.runtime.log import configure, is_for_people
 
     if is_for_people(error.log_format, sys.stderr):
         return CommandFailed(str(error), ExitCode.USAGE)
@@ -99,7 +99,9 @@ def _refused(error: ConfigError) -> Exception:
     configure("info", "json", SystemClock())
     import structlog
 
-    structlog.get_logger("dmq.config").critical("not_served", error="; ".join(error.problems), code=ExitCode.USAGE)
+    structlog.get_logger("dmq.config.settings").critical(
+        "not_served", error="; ".join(error.problems), code=ExitCode.USAGE
+    )
     return typer.Exit(ExitCode.USAGE)
 
 

@@ -36,7 +36,7 @@ from dmq.cli.session.options import (
     session_of,
     with_output,
 )
-from dmq.units import format_size, parse_size
+from dmq.config.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from broker_adapter.runtime.clock import Clock

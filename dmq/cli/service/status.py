@@ -11,7 +11,7 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import ExitCode
 from dmq.cli.output.facts import clock_line, shown_quota
 from dmq.cli.session.options import Session, with_session
-from dmq.units import format_size
+from dmq.config.units import format_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire

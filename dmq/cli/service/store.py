@@ -14,7 +14,7 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode
 from dmq.cli.session.offline import stopped
 from dmq.cli.session.options import Session, with_output, with_reason
-from dmq.units import format_size
+from dmq.config.units import format_size
 
 if TYPE_CHECKING:
     from dmq.recovery.reading.findings import Checked

@@ -29,7 +29,7 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def contexts(incomplete: str) -> list[str]:
     """Return the contexts that begin with ``incomplete``."""
-    from dmq.contexts import load
+    from dmq.config.contexts import load
 
     try:
         return [each for each in sorted(load().by_name) if each.startswith(incomplete)]

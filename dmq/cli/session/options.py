@@ -16,7 +16,7 @@ import typer
 
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.session.completion import contexts, groups, topics
-from dmq.contexts import (
+from dmq.config.contexts import (
     ADDRESS_DEFAULT,
     CONTEXT_VARIABLE,
     Chosen,
@@ -28,7 +28,7 @@ from dmq.contexts import (
     load,
     said_by,
 )
-from dmq.units import parse_address, parse_duration
+from dmq.config.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.wire.signature import Signer

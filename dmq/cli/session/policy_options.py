@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dmq.cli.output.errors import refused, refusing
-from dmq.units import format_duration, parse_duration
+from dmq.config.units import format_duration, parse_duration
 from retry.policy import (
     DELAY_MS_LIMIT,
     MAX_AGE_MS_LIMIT,

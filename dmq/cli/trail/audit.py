@@ -32,7 +32,7 @@ from dmq.cli.trail.spark import (
     run_job,
     submit_command,
 )
-from dmq.units import format_size, parse_duration
+from dmq.config.units import format_size, parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.remoting import RemotingOptions
@@ -478,7 +478,7 @@ def _trail_of(session: Session, trail: str | None, data: Path | None, config: Pa
 
 def _configured(data: Path | None, config: Path | None) -> tuple[str, bool]:
     """Return where the configuration has the trail, and whether that is by default; a usage error if it is off."""
-    from dmq.config import ConfigError, load_with_origins
+    from dmq.config.settings import ConfigError, load_with_origins
 
     try:
         loaded, origins = load_with_origins({"data": str(data) if data is not None else None}, config_file=config)

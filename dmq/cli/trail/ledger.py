@@ -14,7 +14,7 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode
 from dmq.cli.output.histogram import show_spans
 from dmq.cli.session.options import Session, with_session
-from dmq.units import format_time
+from dmq.config.units import format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire

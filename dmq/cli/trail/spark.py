@@ -24,7 +24,7 @@ import typer
 
 from broker_adapter.runtime.extras import command
 from dmq.cli.output.errors import CommandFailed, refusing
-from dmq.units import parse_size
+from dmq.config.units import parse_size
 
 MEANINGS = {
     0: "clean",

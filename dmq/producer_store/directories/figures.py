@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from dmq.config.units import format_time
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.findings import Findings, Pages, check_outbox
 from dmq.producer_store.directories.inspect import Look
@@ -19,7 +20,6 @@ from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.spool import KeyQueueId, Totals
-from dmq.units import format_time
 from retry.sink import UID_BYTES, Entry
 
 _TOLD_MAX = 100

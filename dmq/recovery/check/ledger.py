@@ -1,6 +1,6 @@
 """Comparing the ledger of a running store with its rows: in a process of its own, which disturbs the daemon least.
 
-    python -m dmq.background dmq.recovery.check.ledger DATABASE DIRECTORY
+    python -m dmq.runtime.background dmq.recovery.check.ledger DATABASE DIRECTORY
 
 opens the database as its secondary and says ``{"looked": 0}``. It goes on at a line on stdin, which comes if what it
 opened is whole, and counts with the lowest priority and a pause behind each slice of rows. It answers with lines of
@@ -33,9 +33,9 @@ from typing import Self
 import structlog
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.background import background, die_with_parent, end_with_stdin
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError
+from dmq.runtime.background import background, die_with_parent, end_with_stdin
 from dmq.store.engines.engine import Engine, queue_end
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.store import Store

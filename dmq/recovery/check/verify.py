@@ -10,10 +10,10 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import DmqError
 from dmq.recovery.backups.folder import DAMAGED
 from dmq.recovery.check.check import check
+from dmq.runtime.background import die_with_parent, end_with_stdin
 
 _FAILED = 1
 

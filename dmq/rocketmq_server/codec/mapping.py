@@ -13,8 +13,8 @@ from broker_adapter.contracts.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration, set_timestamp
+from dmq.config.units import format_time
 from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status
-from dmq.units import format_time
 from retry import dead_letter
 
 _DIGEST = {wire.MD5: re.compile(r"[0-9A-F]{32}"), wire.SHA1: re.compile(r"[0-9A-F]{40}")}

@@ -28,7 +28,7 @@ from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status, status_of
 from dmq.rocketmq_server.codec.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.rocketmq_server.rpc.answers import check_room, received
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
-from dmq.slices import Slices
+from dmq.runtime.slices import Slices
 
 _ENTRIES_LIKE_ONE = 32  # so many entries of an acknowledgement take about as long as a send
 

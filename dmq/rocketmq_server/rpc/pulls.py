@@ -20,7 +20,7 @@ from dmq.rocketmq_server.codec import validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS
 from dmq.rocketmq_server.rpc.answers import check_room, pulled
 from dmq.rocketmq_server.sessions.slots import Polls
-from dmq.slices import Slices
+from dmq.runtime.slices import Slices
 
 
 class PullCalls:

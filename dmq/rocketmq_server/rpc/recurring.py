@@ -47,11 +47,11 @@ from dmq.broker.schedules.properties import (
     makes_schedule,
 )
 from dmq.broker.schedules.schedules import Wanted, check_name
+from dmq.config.units import After, parse_sent_around, parse_sent_duration
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import status_of
 from dmq.store.schema.recurring import CatchUp
-from dmq.units import After, parse_sent_around, parse_sent_duration
 from retry.dead_letter import WRITTEN
 
 AddSchedule = Callable[[Wanted], Awaitable[object]]

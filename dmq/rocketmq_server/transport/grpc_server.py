@@ -22,13 +22,13 @@ from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.errors import AddressInUse, DmqError
+from dmq.metrics.usage import ProcessStatus, store_process
 from dmq.rocketmq_server.calls.access import HEALTH
 from dmq.rocketmq_server.calls.call import CLIENT_ID_HEADER, Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.rocketmq_server.calls.methods import METHODS
 from dmq.rocketmq_server.rpc import health
 from dmq.rocketmq_server.rpc.service import MessagingService
-from dmq.usage import ProcessStatus, store_process
 
 OPTIONS: Sequence[tuple[str, int]] = (
     # A body over 4 MiB must get the protocol's 41301 and not a transport error.

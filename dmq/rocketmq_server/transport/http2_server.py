@@ -36,12 +36,12 @@ from dmq.http2 import (
     Unary,
     no_certificate_fault,
 )
+from dmq.metrics.usage import ProcessStatus, store_process
 from dmq.rocketmq_server.calls.access import HEALTH, REFLECTION, all_entrances
 from dmq.rocketmq_server.calls.dispatch import Dispatcher
 from dmq.rocketmq_server.rpc import health
 from dmq.rocketmq_server.rpc.service import MessagingService
 from dmq.rocketmq_server.transport.http2_methods import messaging, with_bounds
-from dmq.usage import ProcessStatus, store_process
 
 log = structlog.get_logger("dmq.rocketmq_server")
 

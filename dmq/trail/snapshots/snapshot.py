@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.background import die_with_parent, end_with_stdin
 from dmq.errors import StoreError
+from dmq.runtime.background import die_with_parent, end_with_stdin
 from dmq.store.engines.engine import Engine
 from dmq.store.files.durable import make_directory, sync_directory
 from dmq.store.schema.keys import META_SPOOL_TOTAL, Family, meta_range

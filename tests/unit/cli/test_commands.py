@@ -17,7 +17,7 @@ from support.fake_admin_client import run_dmq as run
 from dmq.admin.client.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.requests.status import CellState
 from dmq.cli.nouns import NOUNS
-from dmq.usage import ProcessStatus
+from dmq.metrics.usage import ProcessStatus
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dmq.cli.app import app
-from dmq.contexts import load
+from dmq.config.contexts import load
 
 
 @pytest.fixture(autouse=True)

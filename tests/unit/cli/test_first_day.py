@@ -14,9 +14,9 @@ from support.schedules import tick
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.output.output import show_json
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import Address
 from dmq.daemon.checks import problems_of
-from dmq.units import Address
 from spark_audit.report.message.files import unpacked
 
 

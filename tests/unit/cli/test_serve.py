@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from support.fake_admin_client import run_dmq as run
 
-from dmq.config import DaemonConfig
+from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreLocked
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.contracts.message import pack_id, unpack_id
 from broker_adapter.contracts.message_id import new_message_id
-from dmq.units import After, At, parse_around, parse_when
+from dmq.config.units import After, At, parse_around, parse_when
 
 NOW = 1_700_000_000_000
 

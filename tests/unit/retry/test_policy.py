@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from broker_adapter.contracts.limits import DELAY_LEVELS_MS, RETRY_STEPS_MS
+from dmq.config.units import DELAY_LEVELS_DEFAULT, parse_delay_levels
 from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT
-from dmq.units import DELAY_LEVELS_DEFAULT, parse_delay_levels
 from retry.policy import (
     SPOOL_STEPS_MS,
     DeadLetter,

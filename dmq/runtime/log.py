@@ -20,7 +20,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from broker_adapter.runtime.clock import Clock
-from dmq.units import format_time
+from dmq.config.units import format_time
 
 __all__ = ["configure"]
 

@@ -1,6 +1,6 @@
 """Work in a process of its own that takes what nobody else wants of the processors, from its first import on.
 
-    python -m dmq.background MODULE ARGUMENT...
+    python -m dmq.runtime.background MODULE ARGUMENT...
 
 Where others want all of them it hardly goes on: it is for what may take long, and not for what somebody waits for.
 """
@@ -21,7 +21,7 @@ _SET_PDEATHSIG = 1  # of Linux's prctl
 
 def background(module: str, *arguments: object) -> list[str]:
     """Return the command that runs a module so; its name and arguments are what it gets from ``python -m``."""
-    return [sys.executable, "-m", "dmq.background", module, *map(str, arguments)]
+    return [sys.executable, "-m", "dmq.runtime.background", module, *map(str, arguments)]
 
 
 def die_with_parent() -> None:

@@ -30,7 +30,7 @@ from pydantic_settings import (
 )
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
-from dmq.units import (
+from dmq.config.units import (
     DELAY_LEVELS_DEFAULT,
     Address,
     TopicPatterns,

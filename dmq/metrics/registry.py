@@ -2,7 +2,7 @@
 
 One ``Metrics`` object per daemon with a registry of its own, so that two daemons in one process (tests do that) do not
 share a number. What is counted per message or per call goes through ``Distribution`` and ``Calls``, which count as
-``dmq.counting`` does.
+``dmq.metrics.counting`` does.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from broker_adapter.runtime.clock import SystemClock
-from dmq.counting import CallCounts, Spread
+from dmq.config.units import Address
 from dmq.errors import AddressInUse, DmqError
-from dmq.units import Address
-from dmq.usage import ProcessStatus
+from dmq.metrics.counting import CallCounts, Spread
+from dmq.metrics.usage import ProcessStatus
 
 # 0.5 ms to 1 h. Below 50 ms the steps are fine, because the promise (p99 <= 5 ms) is read from these buckets.
 LATENESS_BOUNDS_S = (

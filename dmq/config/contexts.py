@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from dmq.config.units import parse_address
 from dmq.errors import DmqError
-from dmq.units import parse_address
 
 ADDRESS_DEFAULT: Final = "127.0.0.1:8081"
 CONTEXT_VARIABLE: Final = "DMQ_CONTEXT"
