@@ -20,7 +20,9 @@ _UNITS_IN_FLIGHT = 4
 
 
 def retry_entries(found: Subscription, lane_id: int, due_ms: Sequence[int], now_ms: int) -> Iterator[Schedule]:
-    """Yield one entry per delivery time: a message that failed once, as ``dmq.broker.failures.failures`` lets it wait."""
+    """Yield one entry per delivery time: a message that failed once, as ``dmq.broker.failures.failures`` lets it
+    wait.
+    """
     topic_id, group_id = found.topic.topic_id, found.group_id
     for number, at_ms in enumerate(due_ms):
         message_id = pack_id(f"01{number:032X}")

@@ -1,8 +1,8 @@
 """Where the hook leaves what must be sent later.
 
-The hook decides (when, how often, whether at all), a sink keeps. ``dmq.producer_store.Spool`` keeps in RocksDB in this process,
-``dmq.client.SidecarClient`` in the daemon; ``retry.testing.MemorySink`` is for tests. One contract suite runs
-against all of them.
+The hook decides (when, how often, whether at all), a sink keeps. ``dmq.producer_store.Spool`` keeps in RocksDB in
+this process, ``dmq.client.SidecarClient`` in the daemon; ``retry.testing.MemorySink`` is for tests. One contract
+suite runs against all of them.
 
 SinkError
  +- SinkFull         a bound is reached and its policy is to refuse; nothing was kept

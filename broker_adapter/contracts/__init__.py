@@ -1,1 +1,4 @@
-"""PURPOSE of broker_adapter/contracts."""
+"""The contracts of brokers: message model, names, limits, errors, and the protocols they fit.
+
+Imports: runtime. Interface: one subject per module.
+"""

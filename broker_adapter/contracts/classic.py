@@ -5,8 +5,8 @@ each queue to one of its members, which reads it by offset and says from time to
 sent back and comes again from ``%RETRY%<group>``, or ends in ``%DLQ%<group>``.
 
 Apache RocketMQ 4 and 5 offer this over the classic protocol (``broker_adapter.remoting``), the embedded broker in its
-own process (``dmq.broker.in_process_client``). ``broker_adapter.queue_client.producer`` and ``broker_adapter.queue_client.consumer``
-are written for the protocol below and know neither.
+own process (``dmq.broker.in_process_client``). ``broker_adapter.queue_client.producer`` and
+``broker_adapter.queue_client.consumer`` are written for the protocol below and know neither.
 """
 
 from __future__ import annotations

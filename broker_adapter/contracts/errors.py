@@ -7,7 +7,8 @@
          +- BrokerAway     it is away, and that was known before anything was sent
          +- CallGivenUp    this process ends, and the call with it
 
-Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table (``dmq.rocketmq_server.codec.codes``).
+Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table
+(``dmq.rocketmq_server.codec.codes``).
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""PURPOSE of broker_adapter/queue_client."""
+"""Producers and consumers of a cluster by its address: routes, heartbeats, balance, offsets.
+
+Imports: contracts, runtime, popping, remoting. Interface: ``connect`` and its blocking variant.
+"""

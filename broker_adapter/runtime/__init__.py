@@ -1,1 +1,4 @@
-"""PURPOSE of broker_adapter/runtime."""
+"""Run-time support without dependencies: clock, cancellation, optional packages, logging.
+
+Imports: the standard library. Interface: one function or class per module.
+"""

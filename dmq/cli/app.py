@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from broker_adapter.runtime.extras import ExtraMissing, command
-from dmq.cli.nouns import NOUNS, Group
+from dmq.cli.nouns import NOUNS, Group, module_of
 from dmq.cli.output.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.session.options import (
     AddressOption,
@@ -35,7 +35,7 @@ class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
     def __getitem__(self, name: str) -> object:
         if name not in NOUNS:
             raise KeyError(name)
-        return typer.main.get_command(import_module(f"dmq.cli.{name}").app)
+        return typer.main.get_command(import_module(module_of(name)).app)
 
     def __iter__(self) -> Iterator[str]:
         return iter(NOUNS)

@@ -1,4 +1,4 @@
-"""The commands of ``dmq`` by name. Each is a module of this package, imported when it is run."""
+"""The commands of ``dmq`` by name, and the module of each, which is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ NOUNS = {
     "acl": "Access keys and what they may do.",
     "store": "Back up, check and salvage the store.",
 }
+
+# The package of ``dmq.cli`` with the module of each command.
+_HOMES = {
+    "service": "serve config demo status clock spool store",
+    "trail": "ledger activity audit",
+    "messages": "find msg cron retry dead backoff broker replay",
+    "objects": "topic group client quota context acl",
+}
+
+
+def module_of(name: str) -> str:
+    """Return the full name of the module of the command ``name``."""
+    return next(f"dmq.cli.{package}.{name}" for package, names in _HOMES.items() if name in names.split())
 
 
 class Group(TyperGroup):

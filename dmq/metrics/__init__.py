@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/metrics."""
+"""Metrics: counters cheap enough for hot paths, process usage, and the Prometheus registry.
+
+Imports: ``dmq.config``, ``dmq.runtime`` and below. Interface: the registry, counters, process usage.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/runtime."""
+"""Process and event-loop support: background processes, time slices, logging, compiled modules.
+
+Imports: ``dmq.errors`` and ``broker_adapter``. Interface: one function or class per module.
+"""

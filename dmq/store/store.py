@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreStalled
-from dmq.store.engines.engine import Engine, EngineStats, Rows, queue_begin, queue_end
+from dmq.store.engines.engine import Batch, Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.engines.rocks import RocksEngine, RocksOptions, check_not_forked
 from dmq.store.files.cell import Cell, tighten, unusable
 from dmq.store.files.disk import DiskGuard, DiskState
@@ -33,7 +33,7 @@ from dmq.store.writer.assemble import Assembler, Recovered
 from dmq.store.writer.counts import begin_bytes, put_hours_of_format_1
 from dmq.store.writer.ledger_opening import open_ledger, read_head
 from dmq.store.writer.marks import Marks
-from dmq.store.writer.operations import Append, Appended, Batch, Op, Put, Schedule
+from dmq.store.writer.operations import Append, Appended, Op, Put, Schedule
 from dmq.store.writer.recount import read_ledger
 from dmq.store.writer.writer import CommitStats, Told, Unit, Writer
 

@@ -25,7 +25,7 @@ from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
 THROTTLED_AFTER_S = 1.0
 
 # Where the producers have been: builds before this one named what they kept by that.
-PRODUCER_MODULES = ("broker_adapter.queue_client.producer.producer", "broker_adapter.queue_client.blocking")
+PRODUCER_MODULES = ("broker_adapter.producer.producer", "broker_adapter.blocking")
 
 _VERSION = 1
 _TEXTS = ("topic", "message_id", "tag", "message_group", "born_host")

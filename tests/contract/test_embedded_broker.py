@@ -28,10 +28,10 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refus
 from broker_adapter.contracts.message import Delivery
 from dmq.broker.groups import group_queue
 from dmq.broker.io.tail_cache import Recent
-from dmq.store.engines.engine import Engine, EngineStats, Rows
+from dmq.store.engines.engine import Batch, Engine, EngineStats, Rows
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.writer.operations import Batch, Op, Put
+from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event
 
 SOON_MS = 5_000

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from support.stores import END, all_rows, put_batch
 
 from dmq.errors import StoreClosed
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Batch
 
 T, G = Family.TIMELINE, Family.GROUP
 

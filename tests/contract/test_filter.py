@@ -22,10 +22,9 @@ from broker_adapter.contracts.message import Delivery, Envelope, Message
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import encode
 from dmq.broker.deliveries.dispatch import LOOK_BYTES_MAX, LOOK_MAX
-from dmq.store.engines.engine import Engine, EngineStats, Rows
+from dmq.store.engines.engine import Batch, Engine, EngineStats, Rows
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
-from dmq.store.writer.operations import Batch
 from dmq.trail.events import EventKind, gap_event
 
 MANY, EVERY = (100_000, 10_000) if EFFORT > 1 else (8_000, 800)  # one message in so many is wanted

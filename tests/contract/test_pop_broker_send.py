@@ -1,4 +1,6 @@
-"""Sending, as every ``PopBroker`` promises it (``broker_adapter.contracts.adapter``): accepted once, never early, all or none."""
+"""Sending, as every ``PopBroker`` promises it (``broker_adapter.contracts.adapter``): accepted once, never early, all
+or none.
+"""
 
 from __future__ import annotations
 

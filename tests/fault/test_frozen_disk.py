@@ -23,9 +23,9 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.producer_store.spool import Spool
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Batch
 from retry import Redelivery, Rejected, Spooled
 
 FREEZE_S = 30.0 if EFFORT > 1 else 5.0

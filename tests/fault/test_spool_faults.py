@@ -20,10 +20,9 @@ from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.producer_store.entries.clock import ForwardClock
 from dmq.producer_store.entries.reader import Reader
 from dmq.producer_store.spool import Spool
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Batch
 from retry.sink import Held, SinkUnavailable
 
 _MIB = 1024 * 1024

@@ -61,8 +61,8 @@ def test_help_loads_nothing_heavy(arguments: list[str], needed: list[str]) -> No
 def test_a_command_imports_its_own_module_alone(arguments: list[str], imported: list[str]) -> None:
     """However many there are, each is as quick as if it were the only one."""
     code = (
-        "import sys; from dmq.cli import main; code = main(sys.argv[1:]); from dmq.cli.nouns import NOUNS;"
-        "print([name for name in NOUNS if f'dmq.cli.{name}' in sys.modules], code, file=sys.stderr)"
+        "import sys; from dmq.cli import main; code = main(sys.argv[1:]); from dmq.cli.nouns import NOUNS, module_of;"
+        "print([name for name in NOUNS if module_of(name) in sys.modules], code, file=sys.stderr)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30, check=True

@@ -18,12 +18,12 @@ from broker_adapter.contracts.message import pack_id
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.delayed.changes import Meant, Outcome
 from dmq.recovery.salvage.salvage import salvage
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.index import encode_index_waiting
 from dmq.store.schema.keys import Family
 from dmq.store.schema.own_keys import row_of
-from dmq.store.writer.operations import Batch
 
 NOW = 1_700_000_000_000
 Damage = Callable[[RocksEngine, Batch], None]

@@ -13,10 +13,10 @@ from support.store_rig import CellRig, checked, held
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics.settings import FlowChange
 from dmq.recovery.salvage.salvage import salvage
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family, pack_u64
-from dmq.store.writer.operations import Batch
 from dmq.trail.snapshots.layout import open_quiet, read_names
 from dmq.trail.snapshots.rows import HELD, entries
 

@@ -15,10 +15,10 @@ from support.store_driver import batch_of, row_key, run_driver
 from support.stores import all_rows
 
 from dmq.errors import StoreCorrupt
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.engines.wal import BLOCK_BYTES, check_logs, torn_bytes
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Batch
 
 ROWS = 20_000
 LOGGED = 100

@@ -12,9 +12,9 @@ from support.rigs import TOPIC, EmbeddedRig, an_envelope, play
 
 from dmq.broker.operations import retention
 from dmq.broker.topics.settings import KeepChange
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.writer.operations import Batch
 
 _MIB = 1024 * 1024
 

@@ -20,11 +20,10 @@ from support.stores import END, all_rows
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreError, StoreLocked
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family, pack_timeline_key, timeline_key
 from dmq.store.store import Store
-from dmq.store.writer.operations import Batch
 
 ROWS = 20_000
 LOGGED = 100

@@ -15,11 +15,11 @@ from support.stores import all_rows
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.recovery.salvage.salvage import salvage
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import is_recurring
 from dmq.store.schema.recurring import Phase, schedule_keys
-from dmq.store.writer.operations import Batch
 
 NOW = 1_700_000_000_000
 

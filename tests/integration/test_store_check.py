@@ -23,6 +23,7 @@ from support.stores import all_rows, put_batch
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.group import pack_group_key
@@ -30,7 +31,6 @@ from dmq.store.schema.keys import Family, pack_pair, pack_queue_key, pack_u64
 from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.schema.record import encode_body, encode_queued
 from dmq.store.store import Store, StoreOptions
-from dmq.store.writer.operations import Batch
 from dmq.trail.events import EventKind
 from dmq.trail.manifest import Layout, Listed, encode_line
 

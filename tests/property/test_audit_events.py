@@ -22,10 +22,9 @@ from support.watch import WatchedEngine
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
-from dmq.store.writer.operations import Batch
 from dmq.trail.events import EventKind, gap_count, gap_event
 from retry.dead_letter import Job
 from retry.policy import RetryPolicy, Table

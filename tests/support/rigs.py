@@ -31,13 +31,12 @@ from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.errors import StoreError
 from dmq.rocketmq_server.calls.exchange import ServedBroker
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import META_IDENTITY, Family
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
 from dmq.store.store import Store, StoreOptions
-from dmq.store.writer.operations import Batch
 from dmq.trail.events import gap_event
 from dmq.trail.ledger import LEDGER_KINDS
 from retry.policy import RetryPolicy, Table

@@ -24,10 +24,11 @@ from rocksdict import RdictIter, ReadOptions, WriteBatch, WriteOptions
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreError, StoreForked
 from dmq.store.engines import rocks
+from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions
-from dmq.store.writer.operations import Batch, Delete, Put, Schedule
+from dmq.store.writer.operations import Delete, Put, Schedule
 
 ROW_BYTES = 200
 _MIB = 1024 * 1024

@@ -93,7 +93,9 @@ def test_what_is_cited_exists(document: Path) -> None:
 
 
 def test_names_that_contributors_are_sent_to_exist() -> None:
-    """``Leases.expire`` in ``dmq/broker/deliveries/lease_expiry.py``: the module defines it, or one of its classes does."""
+    """``Leases.expire`` in ``dmq/broker/deliveries/lease_expiry.py``: the module defines it, or one of its classes
+    does.
+    """
     named = NAMED.findall(read(ROOT / "CONTRIBUTING.md"))
     assert len(named) >= 6
     assert [(name, path) for name, path in named if name not in names_in(ROOT / path)] == []

@@ -157,7 +157,7 @@ def test_the_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pyte
 def test_what_commands_read_from_the_environment_stops_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has a spool named for ``dmq spool`` can run a daemon, and ``dmq audit``, in the same shell."""
     commands = Path(dmq.cli.__file__).parent
-    read = {name for each in commands.glob("*.py") for name in re.findall(r'envvar="(\w+)"', each.read_text("utf-8"))}
+    read = {name for each in commands.rglob("*.py") for name in re.findall(r'envvar="(\w+)"', each.read_text("utf-8"))}
     assert read >= {"DMQ_SPOOL", "DMQ_CONFIG"}
     for name in read - {f"DMQ_{key.upper()}" for key in DaemonConfig.model_fields} - {"DMQ_CONFIG"}:
         monkeypatch.setenv(name, "x")

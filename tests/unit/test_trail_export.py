@@ -168,5 +168,6 @@ def test_a_quiet_cell_has_a_pulse(cell: Cell) -> None:
 
 def test_the_exporter_costs_no_library_where_it_is_not_used() -> None:
     """Importing it loads neither numpy nor pyarrow: the hook and the command line stay light."""
-    code = "import dmq.trail.export.exporter, dmq.producer_store.spool, sys; assert not {'numpy', 'pyarrow'} & set(sys.modules)"
+    loaded = "import dmq.trail.export.exporter, dmq.producer_store.spool, sys; "
+    code = f"{loaded}assert not {{'numpy', 'pyarrow'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/admin/operations."""
+"""What each admin call does, one module per subject.
+
+Imports: requests, the broker, recovery and below. Interface: one class per subject, used by the service.
+"""

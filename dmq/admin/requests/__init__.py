@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/admin/requests."""
+"""Admin requests and answers: validation, values, and their mapping to the wire.
+
+Imports: ``dmq.admin.admin_v1`` and below. Interface: validation, status values, mapping.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/classic."""
+"""Clients of the classic protocol that divide queues among themselves, served in this process.
+
+Imports: pulling, deliveries and below. Interface: clients, message conversion, send-back.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/delayed."""
+"""Changes to pending delayed messages: cancel, reschedule, deliver now, recall.
+
+Imports: handles, io, topics and below. Interface: changes and recall.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/deliveries."""
+"""Deliveries to consumers: receive, acknowledge, extend, give back, lease expiry.
+
+Imports: failures, filters, groups, limits and below. Interface: deliveries, dispatch, lease expiry.
+"""

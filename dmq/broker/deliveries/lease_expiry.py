@@ -1,4 +1,6 @@
-"""What happens when a lease ends: its message comes back, or what follows on a failure (``dmq.broker.failures.failures``)."""
+"""What happens when a lease ends: its message comes back, or what follows on a failure
+(``dmq.broker.failures.failures``).
+"""
 
 from __future__ import annotations
 

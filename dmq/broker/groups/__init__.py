@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/groups."""
+"""Consumer groups: progress on each queue, subscriptions, message order, lease timers.
+
+Imports: handles, io, topics and below. Interface: group queues, subscriptions, pull offsets.
+"""

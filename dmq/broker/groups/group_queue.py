@@ -8,8 +8,8 @@ An exception is a lease that is a row, or, with visible_at_ms 0, a message that 
 that comes next. The epoch is that of the last hand-out. A lease ends by the boot clock, which nobody sets. A run that
 loads its row gives it what is left of it by the wall clock, and never more than it had from the beginning.
 
-Messages of a message group go out in their order (``dmq.broker.groups.message_groups``); which group a message belongs to is only
-known once it was read, so an offset that was taken is *unread* until it is admitted.
+Messages of a message group go out in their order (``dmq.broker.groups.message_groups``); which group a message
+belongs to is only known once it was read, so an offset that was taken is *unread* until it is admitted.
 
 A plain lease is in memory only: after a restart its message is handed out again, and the old handle stays good until
 then. Renewals and everything that counts an attempt are rows.

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/handles."""
+"""Opaque texts given to clients: receipt handles, recall handles, transaction ids.
+
+Imports: ``dmq.store`` and below. Interface: encode and decode functions of each handle.
+"""

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from broker_adapter.contracts.errors import BrokerUnavailable
-from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.tail_cache import Recent
 from dmq.errors import StoreClosed, StoreCorrupt, StoreError
 from dmq.store.engines.engine import Rows
@@ -39,7 +38,15 @@ class Progress(NamedTuple):
     end: int
 
 
-_Place = tuple[GroupQueue, int]  # and an offset
+class QueueOfGroup(Protocol):
+    """A message queue as one consumer group reads it, by numeric ids."""
+
+    group_id: int
+    topic_id: int
+    queue_id: int
+
+
+_Place = tuple[QueueOfGroup, int]  # and an offset
 _Places = Sequence[_Place]
 
 
@@ -246,11 +253,11 @@ class Reader:
         """Return how many entries wait, by scope."""
         return await self._in_thread(self._store.pending)
 
-    async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
+    async def progress(self, queues: Sequence[QueueOfGroup]) -> list[Progress]:
         """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
         return await self._in_thread(lambda: [self._progress(queue) for queue in queues])
 
-    def _progress(self, queue: GroupQueue) -> Progress:
+    def _progress(self, queue: QueueOfGroup) -> Progress:
         start, stop = group_queue_range(queue.group_id, queue.topic_id, queue.queue_id)
         found = self._store.scan(Family.GROUP, start, stop, limit=_GROUP_ROWS_MAX)
         if (

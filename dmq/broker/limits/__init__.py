@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/limits."""
+"""Rates and quotas of topics and groups.
+
+Imports: ``dmq.broker.topics`` and below. Interface: token buckets, ramps, topic quotas, group rates.
+"""

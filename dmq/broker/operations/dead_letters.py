@@ -1,10 +1,9 @@
 """Dead-letter queues as a place to work: looked through, sent again, thrown away, each with one outcome.
 
 ``%DLQ%<group>`` is a topic with one queue. Which of its messages are *settled*, since they have an outcome, is the
-progress (the floor and bitmaps of ``dmq.broker.groups.group_queue``) of group 0, and what the outcome was is a row of its
-own. Redrives and purges are
-*jobs*: a job looks at each message once, in order, and writes what it did and where it stands in one unit. A crash
-leaves a message before or after its outcome, and the job goes on from there.
+progress (the floor and bitmaps of ``dmq.broker.groups.group_queue``) of group 0, and what the outcome was is a row of
+its own. Redrives and purges are *jobs*: a job looks at each message once, in order, and writes what it did and where
+it stands in one unit. A crash leaves a message before or after its outcome, and the job goes on from there.
 
 A letter is sent again to the group that failed it: into the group's lane of the topic, where it begins at attempt 1 and
 nobody else sees it. A job may say otherwise (``all_groups``, ``to_topic``), and a half message that nobody decided was

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/schedules."""
+"""Recurring messages: the times of a rule, firing in the scheduler's thread, operators' changes.
+
+Imports: sending, topics and below. Interface: schedules, firing, cron times, message properties.
+"""

@@ -1,8 +1,8 @@
 """Schedules of recurring messages, in an operator's hand: made, listed, paused, resumed, removed. Durable on return.
 
 A schedule is three rows of the meta family and, while it waits, an entry of the timeline; what becomes of the entry
-when its time comes is decided in ``dmq.broker.schedules.firing``. Whatever is changed here withdraws the entry in the same
-unit, so the writer decides between that and an occurrence; a change that comes second looks again.
+when its time comes is decided in ``dmq.broker.schedules.firing``. Whatever is changed here withdraws the entry in the
+same unit, so the writer decides between that and an occurrence; a change that comes second looks again.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/broker/transactions."""
+"""Half messages, from acceptance to commit, rollback or the last check.
+
+Imports: sending, topics and below. Interface: transactions and their checks.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/cli/bulk."""
+"""Changes to many items: selection, confirmation, progress, partial failure.
+
+Imports: session and output. Interface: confirmation, progress, bulk changes.
+"""

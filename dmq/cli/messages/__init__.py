@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/cli/messages."""
+"""Commands about messages: send, list, change, retry, redrive, recur, replay.
+
+Imports: bulk, session, output. Interface: ``app`` of each module.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/cli/output."""
+"""Output of commands: tables, JSON, times, histograms, errors and exit codes.
+
+Imports: ``dmq.config`` and below. Interface: tables, errors, exports.
+"""

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/cli/trail."""
+"""Commands about the audit trail, the ledger and the activity log.
+
+Imports: bulk, session, output. Interface: ``app`` of each module.
+"""

@@ -1,8 +1,8 @@
 """Taking damaged records out of the write-ahead logs of a *copy*, so that one bad byte costs one record.
 
 RocksDB's own way of going on behind damage drops the rest of the block, and does not say what. Here every record is
-checked, and a log with damage is written anew without what is damaged. The layout is in ``dmq.store.engines.wal``; a checksum
-is CRC-32C of the type and the data, rotated by 15 bits, plus a constant.
+checked, and a log with damage is written anew without what is damaged. The layout is in ``dmq.store.engines.wal``; a
+checksum is CRC-32C of the type and the data, rotated by 15 bits, plus a constant.
 """
 
 from __future__ import annotations

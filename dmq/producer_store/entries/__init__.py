@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/producer_store/entries."""
+"""One directory of the hook's local store: entries, their changes, and reading due entries.
+
+Imports: ``dmq.store``, ``dmq.trail`` and below. Interface: entries, the reader, the plan of a change.
+"""

@@ -1,7 +1,7 @@
 """Reading around damage: a block that cannot be read costs what is in it, and nothing behind it.
 
-An iterator ends at such a block, and says so when asked (``dmq.store.engines.rocks``). Rows before it are found by asking for
-fewer, rows behind it by asking from later on.
+An iterator ends at such a block, and says so when asked (``dmq.store.engines.rocks``). Rows before it are found by
+asking for fewer, rows behind it by asking from later on.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/producer_store/salvage."""
+"""Salvage of a damaged directory of the hook's local store.
+
+Imports: directories, entries and below. Interface: the salvage.
+"""

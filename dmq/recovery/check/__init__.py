@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/recovery/check."""
+"""Checks of a store: every row is read and related rows are compared.
+
+Imports: ``dmq.recovery.reading`` and below. Interface: the check, the ledger comparison, backup verification.
+"""

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dmq.recovery.reading.rows import Waiting
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import Family, is_held_key, sequence_of, timeline_key
 from dmq.store.writer.counts import Counts
-from dmq.store.writer.operations import Batch
 
 _ROWS_PER_BATCH = 1_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024

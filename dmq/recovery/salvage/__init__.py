@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/recovery/salvage."""
+"""Salvage of a damaged store: all readable rows are written to a new store.
+
+Imports: ``dmq.recovery.reading``, ``dmq.recovery.check`` and below. Interface: the salvage.
+"""

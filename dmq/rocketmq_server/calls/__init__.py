@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/rocketmq_server/calls."""
+"""One call, independent of the transport: context, access, dispatch, and the message port.
+
+Imports: sessions, codec, ``dmq.acl`` and below. Interface: call context, access table, dispatch.
+"""

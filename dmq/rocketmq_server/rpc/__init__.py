@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/rocketmq_server/rpc."""
+"""The RPCs of ``apache.rocketmq.v2.MessagingService`` and their answers.
+
+Imports: calls, sessions, codec and below. Interface: the service, its parts, the health service.
+"""

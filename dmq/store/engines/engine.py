@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, queue_offset_of, unpack_u64
-from dmq.store.writer.operations import Batch
+
+
+class Batch:
+    """One atomic write: ranges are deleted first, then single rows, then rows are set."""
+
+    __slots__ = ("deletes", "puts", "ranges")
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, bytes, bytes]] = []
+        self.deletes: list[tuple[int, bytes]] = []
+        self.puts: list[tuple[int, bytes, bytes]] = []
 
 
 class Rows(NamedTuple):

@@ -7,9 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from dmq.errors import StoreClosed, StoreFailed
-from dmq.store.engines.engine import EngineStats, Rows
+from dmq.store.engines.engine import Batch, EngineStats, Rows
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Batch
 
 
 class _Table:

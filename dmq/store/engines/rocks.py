@@ -14,7 +14,8 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
 - After a fork the child's writes are lost while they seem to succeed, opening another database hangs (RocksDB's threads
   are not there), and an orderly end crashes in destructors: the child is refused, and the destructors are kept away.
 - The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only. That
-  mode still passes over a torn record in any log but the newest, and never says what it cut: ``dmq.store.engines.wal`` does.
+  mode still passes over a torn record in any log but the newest, and never says what it cut:
+  ``dmq.store.engines.wal`` does.
 - Errors are bare ``Exception`` with RocksDB's text: ``_translated`` is the one place that reads it.
 """
 
@@ -55,10 +56,9 @@ from dmq.errors import (
     StoreReadOnly,
     told,
 )
-from dmq.store.engines.engine import EngineStats, Rows
+from dmq.store.engines.engine import Batch, EngineStats, Rows
 from dmq.store.engines.wal import check_logs
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Batch
 
 _MIB = 1024 * 1024
 _OPTIONS_FOLDER = Path(__file__).parent / "rocksdb_options"  # a file of options that rocksdict has no setters for

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/store/files."""
+"""The store's directory: lock, identity, free space, durable files, the steady clock.
+
+Imports: schema. Interface: one class or function per module.
+"""

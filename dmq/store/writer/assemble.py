@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 from dmq.errors import MessageIdTaken, OverBound
-from dmq.store.engines.engine import Engine, queue_end
+from dmq.store.engines.engine import Batch, Engine, queue_end
 from dmq.store.files.steady_clock import BelievedClock
 from dmq.store.schema import keys, outbox
 from dmq.store.schema.clock import encode_clock
@@ -34,7 +34,6 @@ from dmq.store.writer.operations import (
     NO_RECEIPT,
     Append,
     Appended,
-    Batch,
     Bound,
     CloseLedger,
     Delete,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema import keys
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, due_in, pack_hour, unpack_hour
 from dmq.store.schema.keys import (
@@ -26,7 +26,6 @@ from dmq.store.schema.keys import (
     unpack_pair,
     unpack_u64,
 )
-from dmq.store.writer.operations import Batch
 
 _MINUTES = HOUR_MS // BUCKET_MS
 _CACHED_MAX = 8_192  # half a kilobyte each

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from operator import itemgetter
 
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.schema.ledger import (
     HEAD_BYTES,
@@ -22,7 +22,7 @@ from dmq.store.schema.ledger import (
     pack_change,
     pack_pair,
 )
-from dmq.store.writer.operations import Appended, Batch
+from dmq.store.writer.operations import Appended
 
 _CACHED_MAX = 8_192  # rows, a kilobyte each
 _STORED = int(Term.STORED)

@@ -326,14 +326,3 @@ def scheduled_times(units: Sequence[Sequence[Op]]) -> tuple[list[int], bool]:
 
 
 NO_RECEIPT = Receipt(None, -1, -1, -1, 0, False)
-
-
-class Batch:
-    """One atomic write: ranges are deleted first, then single rows, then rows are set."""
-
-    __slots__ = ("deletes", "puts", "ranges")
-
-    def __init__(self) -> None:
-        self.ranges: list[tuple[int, bytes, bytes]] = []
-        self.deletes: list[tuple[int, bytes]] = []
-        self.puts: list[tuple[int, bytes, bytes]] = []

@@ -8,10 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema import keys, outbox
 from dmq.store.schema.keys import Family, pack_u64
-from dmq.store.writer.operations import Batch, DropOutbox, HoldOutbox, SkipOutbox
+from dmq.store.writer.operations import DropOutbox, HoldOutbox, SkipOutbox
 
 _ROWS_CUT = 16
 _HELD_SHARE = 1.5  # of its bound, what the outbox may grow to while it is being exported

@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/trail/export."""
+"""From the audit outbox to trail files: export, recovery after a kill, retention, verification.
+
+Imports: ``dmq.trail`` and below. Interface: the exporter, its values, recovery, readers of a trail.
+"""

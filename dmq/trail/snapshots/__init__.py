@@ -1,1 +1,4 @@
-"""PURPOSE of dmq/trail/snapshots."""
+"""Snapshots of a store as Parquet files: layout, rows, writing, and how many are kept.
+
+Imports: ``dmq.store`` and below. Interface: taking a snapshot of a running or a stopped store.
+"""
