@@ -102,7 +102,7 @@ class TlsPipe:
     def _check_protocol(self) -> None:
         self.is_open = True
         if shown := self._tls.getpeercert():  # of one that is verified
-            self.until_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
+            self.until_s = float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
         if self._tls.selected_alpn_protocol() != "h2":
             raise TlsFault("the peer does not offer h2 by ALPN")
 
