@@ -55,6 +55,7 @@ NOT_RUN = {
         "dmq audit run --out audit --cluster": "a cluster: tests/cluster::test_a_topic_is_read_back_as_it_was_sent",
         "sent = there": _IS_SUM,
         "dmq audit run --master": "needs clusters of Spark: tests/integration::test_a_cluster_gets_the_package",
+        "dmq audit run --out audit --retired-cell": "needs a lost cell: tests/integration::test_a_cell_can_be_retired",
     },
     "docs/CLIENTS.md": {"import java.time.Duration": "needs Java: tests/integration::test_the_example_in_java"},
     "docs/CLUSTER.md": {

@@ -131,8 +131,9 @@ def _widths(
     for at, heading in enumerate(headings):
         texts = [heading, *(row[at] for row in cells)]
         widths.append(max(map(cell_len, texts)))
-        named = [heading, *(row[at] for row in cells if not is_facts or row[0] != "body")]
+        named = [row[at] for row in cells if not is_facts or row[0] != "body"]
         longest = max((cell_len(word) for text in named for word in text.split()), default=0)
+        longest = max(longest, cell_len(heading))
         is_whole = longest <= _WHOLE_CHARS and heading not in _TEXTS
         short = max((min(cell_len(row[at]), _SHORT_COLUMNS) for row in cells), default=0) if not is_facts else 0
         least.append(max(longest, short) if is_whole else min(longest, _BODY_COLUMNS))
