@@ -37,7 +37,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help env demo demo-rocketmq test readme clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
+.PHONY: help env demo demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
 	clients client-programs collected node-client go-client java-client rust-client chromium
 
 help: ## list the targets
@@ -54,6 +54,9 @@ test: clients ## run all tests (ARGS="-k store" to choose, ARGS="-n 0" in one pr
 
 readme: $(STAMPS)/dev ## do what the README begins with, in an empty folder with each Python here, and time it
 	@DMQ_TEST_EFFORT=2 $(PY) -m pytest -q -n 0 tests/integration/test_first_screen.py $(ARGS)
+
+where: $(STAMPS)/dev ## list the tests that import a module (MODULE=dmq/broker/groups/lease_timers.py)
+	@$(PY) tools/where.py $(MODULE)
 
 clients-matrix: clients ## test every published version of the clients
 	@DMQ_TEST_CLIENTS=all $(PY) -m pytest -n $(WORKERS) $(CLIENT_TESTS) $(ARGS)
