@@ -51,6 +51,8 @@ class ManifestLine(NamedTuple):
     sha256: str
     previous: str | None  # what it says is the digest of the line before it; None in lines of earlier builds
     digest: str
+    first_at_ms: int | None = None  # of its first event; None in a line without it
+    last_at_ms: int | None = None
 
 
 class Cell(NamedTuple):
@@ -260,7 +262,8 @@ def _manifest_line(cell: str, line: str) -> ManifestLine:
         raise _Damaged(f"it is of sequences {first} to {last}, and its file of others: {path}")
     previous = _text(value, "previous") if value.get("previous") is not None else None
     digest = hashlib.sha256(line.encode()).hexdigest()
-    return ManifestLine(path, cell, first, last, rows, size, _text(value, "sha256"), previous, digest)
+    times = [_number(value, name) if name in value else None for name in ("first_at_ms", "last_at_ms")]
+    return ManifestLine(path, cell, first, last, rows, size, _text(value, "sha256"), previous, digest, *times)
 
 
 def _of_cell(name: str, text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -38,6 +39,7 @@ from spark_audit.tables import (
 from spark_audit.undone import Undone, undone_of
 
 Finding = dict[str, Any]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def finding(kind: str, rule: str, cell: str, detail: str, **others: Any) -> Finding:  # noqa: ANN401 - its columns
@@ -102,10 +104,13 @@ def look_at_files(
         for file in sound:  # one of them cannot be read: which one?
             if not _take_facts(engine, listing, [file], found):
                 altered[file.path] = "cannot be read"
+    lines = {line.path: line for line in listing.lines}
     for file in sound:
         facts = found.facts.get(file.path)
         if facts is not None and (facts.first < file.first or facts.last > file.last):
             altered[file.path] = "holds other records than its name says"
+        elif facts is not None and (doubt := _doubt_about(file, facts, lines.get(file.path))):
+            found.findings.append(finding("UNPROVEN", doubt, file.cell, file.path))
     for file in files:
         reasons = [each[file.path] for each in (altered, faults) if file.path in each]
         if not reasons:
@@ -117,6 +122,25 @@ def look_at_files(
             reasons += [] if file.path in faults else ["cannot be read"]
         found.findings.append(finding("FILE_ALTERED", ", and ".join(dict.fromkeys(reasons)), file.cell, file.path))
     return found, rows_of(engine, listing, files, found)
+
+
+def _doubt_about(file: EventFile, facts: FileFacts, line: ManifestLine | None) -> str:
+    """Return how the events in a file contradict its folder or its manifest line; empty if they do not."""
+    if any(_hour_folder(at_ms) not in file.path for at_ms in (facts.first_at_ms, facts.at_ms_max)):
+        return "holds events of another hour than its folder"
+    if line is None:
+        return ""
+    stated = {"rows": line.rows, "first_at_ms": line.first_at_ms, "last_at_ms": line.last_at_ms}
+    held = {"rows": facts.rows, "first_at_ms": facts.first_at_ms, "last_at_ms": facts.last_at_ms}
+    wrong = [name for name, value in stated.items() if value is not None and value != held[name]]
+    return f"its manifest line has another value of {', '.join(wrong)}" if wrong else ""
+
+
+def _hour_folder(at_ms: int) -> str:
+    try:
+        return f"/{_EPOCH + timedelta(milliseconds=at_ms):date=%Y-%m-%d/hour=%H}/"
+    except OverflowError:
+        return "no date"
 
 
 def contents_of(engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, Content]:

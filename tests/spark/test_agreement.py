@@ -312,6 +312,7 @@ def test_a_line_that_was_forged_breaks_the_chain(engine: Engine, trail: Path) ->
     outcome = run_audit(engine, str(trail), Options())
     assert said(outcome) == {
         ("daemon-0", "UNPROVEN", "its manifest does not continue the one before"),
+        ("daemon-0", "UNPROVEN", "its manifest line has another value of first_at_ms"),
         ("daemon-1", "UNCHAINED", "its manifests are of a build that did not chain them"),
     }
 

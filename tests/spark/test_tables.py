@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from support.trail_damage import change_column, vouch_for
-from support.trail_files import cells_of, files_of, read_manifest
+from support.trail_files import cells_of, files_of, read_manifest, write_manifest
 from support.trail_forge import forge
 from support.trail_hand import Hand
 
@@ -134,6 +134,34 @@ def test_a_damaged_file_is_a_finding_and_the_rest_is_audited(
     assert [each["cell"] for each in named] == [cell]
     assert {each["cell"] for each in outcome.findings} == {cell}
     assert {about["cell"]: about["role"] for about in outcome.report["cells"]} == ROLES
+    assert outcome.exit_code == 30
+
+
+@pytest.mark.parametrize("name", ["rows", "first_at_ms", "last_at_ms"])
+def test_a_manifest_line_with_a_false_figure_is_a_finding(engine: Engine, trail: Path, name: str) -> None:
+    """The line is chained and its checksum right: only the events contradict it."""
+    lines = read_manifest(trail, "daemon-0")
+    lines[0][name] += 1
+    write_manifest(trail, "daemon-0", lines)
+    outcome = run_audit(engine, str(trail), Options())
+    (found,) = outcome.findings
+    assert (found["kind"], found["detail"]) == ("UNPROVEN", lines[0]["path"])
+    assert name in found["rule"]
+    assert outcome.exit_code == 30
+
+
+def test_a_file_in_another_folder_is_a_finding(engine: Engine, trail: Path) -> None:
+    """Its line names the new place, and its events are of another date."""
+    path = files_of(trail, "daemon-0")[0]
+    place = path.parents[1].with_name("date=2001-01-01") / path.parent.name
+    place.mkdir(parents=True)
+    path.rename(place / path.name)
+    lines = read_manifest(trail, "daemon-0")
+    lines[0]["path"] = (place / path.name).relative_to(trail).as_posix()
+    write_manifest(trail, "daemon-0", lines)
+    outcome = run_audit(engine, str(trail), Options())
+    (found,) = outcome.findings
+    assert (found["kind"], found["rule"]) == ("UNPROVEN", "holds events of another hour than its folder")
     assert outcome.exit_code == 30
 
 
