@@ -1,3 +1,4 @@
-"""The embedded broker: a full broker in this process, on the store. No other process, no JVM."""
+"""Embedded broker: a full message broker on the store, inside the daemon's process, with no other process and no JVM.
+"""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The embedded broker: fits ``PopBroker``, its ``pulls`` fit ``PullBroker``.
+"""Embedded broker: implements ``PopBroker``; its ``pulls`` implement ``PullBroker``.
 
-It puts the parts together, each given what it needs when it is made, and passes on what clients ask.
+It creates the parts of the broker, passes each its dependencies, and forwards client calls to them.
 
-Everything in memory belongs to one event loop. Reads go through one thread, writes through the store's writer. A change
-of state is answered only after the store said that it is durable.
+All state in memory belongs to one event loop. One thread does all reads; the store's writer does all writes. A state
+change is answered only after the store confirms that it is durable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CHECKS_DEFAULT = CheckOptions()
 
 
 class EmbeddedBroker:
-    """A full broker on the store. Create it on the loop that will use it; ``close`` ends its tasks and its thread."""
+    """Full broker on the store. Create it on the event loop that uses it; ``close`` stops its tasks and its thread."""
 
     def __init__(
         self,
@@ -77,16 +77,19 @@ class EmbeddedBroker:
         quotas: TopicQuotas = NO_QUOTAS,
         failure_reasons: bool = True,
     ) -> None:
-        """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder.
+        """Create all parts and attach to the store.
 
-        ``quotas``: of topics that say nothing of their own.
+        ``stay``: patterns of the topics that belong to this broker. The forwarder sends messages of all other topics to
+        a cluster.
+
+        ``quotas``: defaults for topics without quotas of their own.
         """
         self.store = store
         self.on_group_changed: Callable[[str], None] = lambda _: None
         self.on_appended: Callable[[Appended], None] = lambda _: None
         self._clock = store.clock
         loop = asyncio.get_running_loop()
-        # What the parts share: names, the store's two doors, and what is in memory of groups and queues.
+        # Shared by the parts: names, the read and write paths of the store, and the state of groups and queues.
         self.names = names = Names(store, stay)
         self.commits = commits = Commits(store)
         self.reader = reader = Reader(store, loop)
@@ -96,7 +99,7 @@ class EmbeddedBroker:
         self.lease_ends = ends = LeaseEnds(store.clock)
         self.subscriptions = subscriptions = Subscriptions(catalog, commits, reader, ends, group_start=group_start)
         self.placement = placement = Placement(names)
-        # The parts, each for one thing that clients or operators do.
+        # One part for each kind of client or operator call.
         self.sends = Sends(catalog, commits, placement, handles, quotas)
         self.quotas = self.sends.quotas
         self.recalls = Recalls(catalog, commits, reader, handles, delay_max_ms=delay_max_ms)
@@ -130,7 +133,7 @@ class EmbeddedBroker:
         store.attach(loop, self._on_appended)
 
     def _add_classic(self, levels_ms: Sequence[int]) -> None:
-        """Add what clients need that divide queues among themselves (``dmq.broker.in_process_client``)."""
+        """Add support for clients that divide queues among themselves (``dmq.broker.in_process_client``)."""
         divided = Divided(
             self.catalog,
             self.commits,
@@ -146,7 +149,7 @@ class EmbeddedBroker:
         self.clients, self.sent_back = divided.clients, divided.sent_back
 
     def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
-        """Add the parts that change names, move groups, and remove messages."""
+        """Add the parts that change names, reset groups and remove messages."""
         names, commits, reader, subscriptions = self.names, self.commits, self.reader, self.subscriptions
         self.procedures = procedures = Procedures(
             names, commits, reader, subscriptions=subscriptions, tails=self.pulls.tails, receipts=self.receipts
@@ -179,7 +182,7 @@ class EmbeddedBroker:
         self.on_appended(appended)
 
     async def close(self) -> None:
-        """Stop expiring leases and reading. The store stays open."""
+        """Stop lease expiry, all background tasks and reads. The store stays open."""
         await asyncio.get_running_loop().run_in_executor(None, self.lags.close)
         await self.schedules.close()
         await self.retention.close()
@@ -192,7 +195,7 @@ class EmbeddedBroker:
 
     @property
     def lease_count(self) -> int:
-        """How many messages are handed out and not finished."""
+        """Number of messages that are leased and not finished, of all groups."""
         return sum(len(queue.leases) for each in self.subscriptions.all() for queue in each.all_queues)
 
     # -- topics and groups --------------------------------------------------------------------------------------------
@@ -227,9 +230,10 @@ class EmbeddedBroker:
         is_paused: bool | None = None,
         deliver_rate: int | None = None,
     ) -> None:
-        """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told.
+        """Change settings of a group, durable on return, and notify connected clients. ``None`` leaves a setting
+        unchanged.
 
-        A group that does not exist is made, unless it is to be paused, resumed or given a rate.
+        An unknown group is created, unless the call pauses it, resumes it or sets its delivery rate.
         """
         check_not_forwarder(name)
         group = self.names.groups.get(name)
@@ -292,7 +296,9 @@ class EmbeddedBroker:
         await self.deliveries.dead_letter(group, topic, receipt_handle, attempts=attempts)
 
     async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
-        """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+        """Return a delivery as failed. Delay level -1 ends its attempts, 0 applies the retry policy, 1 and up select a
+        level.
+        """
         await self.deliveries.send_back(group, topic, receipt_handle, delay_level)
 
     # -- clients ------------------------------------------------------------------------------------------------------

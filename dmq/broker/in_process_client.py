@@ -1,8 +1,9 @@
-"""The embedded broker for clients that divide its queues among themselves: fits ``ClassicBroker``, without a network.
+"""Client of the embedded broker in the same process: implements ``ClassicBroker`` without a network.
 
-Any number of clients on one broker object, each with an id of its own, see each other. What they send, pull and commit
-is what other clients of the broker send, pull and commit. What a group is told to consume again comes from
-``dmq.broker.classic.send_back``; who is there is in ``dmq.broker.classic.clients``.
+Such clients divide the queues of a topic among themselves. One broker object serves any number of them, each with its
+own client id. They share messages, leases and committed offsets with all other clients of the broker.
+``dmq.broker.classic.send_back`` implements redelivery after a send-back; ``dmq.broker.classic.clients`` tracks group
+members.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ _Result = TypeVar("_Result")
 
 
 class EmbeddedClassic:
-    """One client of a broker in this process. Belongs to the broker's event loop."""
+    """One client of a broker in this process. It belongs to the broker's event loop."""
 
     def __init__(
         self, broker: EmbeddedBroker, client_id: str, *, on_close: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """``on_close`` is awaited once the client is closed: what else ends with it."""
+        """Create a client; ``on_close`` is awaited after the client is closed, to release its other resources."""
         self._broker = broker
         self._client_id = client_id
         self._on_close = on_close
         self._clients = broker.clients
         self._pulls = broker.pulls
         self._clock = broker.store.clock
-        self._groups: set[str] = set()  # of its consumers
+        self._groups: set[str] = set()  # groups of its consumers
         self._under_way: set[asyncio.Future[object]] = set()
         self._is_closed = False
 
@@ -64,7 +65,7 @@ class EmbeddedClassic:
         self._clients.attach(self._client_id, listener)
 
     async def close(self) -> None:
-        """As ``ClassicBroker.close``: it leaves its groups, and gives back its queues."""
+        """As ``ClassicBroker.close``: leave all groups and unlock all queues of the client."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -79,7 +80,7 @@ class EmbeddedClassic:
     # -- who and where ------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
-        """As ``ClassicBroker.route``; a topic is made by asking, if the broker makes topics by their use."""
+        """As ``ClassicBroker.route``. The call creates an unknown topic if the broker auto-creates topics."""
         group = topic.removeprefix(RETRY_PREFIX)
         if group != topic:
             if group not in self._broker.names.groups:
@@ -91,7 +92,7 @@ class EmbeddedClassic:
         return Route(topic, queues, queues)
 
     async def heartbeat(self, producers: Sequence[str], consumers: Sequence[Presence]) -> None:
-        """As ``ClassicBroker.heartbeat``. Groups, and their retry topics, are made by it."""
+        """As ``ClassicBroker.heartbeat``. It creates unknown groups and their retry topics."""
         self._check_open()
         for each in consumers:
             if each.is_broadcast:
@@ -132,7 +133,7 @@ class EmbeddedClassic:
     async def send(
         self, group: str, queue: MessageQueue, messages: Sequence[Outgoing], *, timeout_ms: int, one_way: bool = False
     ) -> QueueReceipt:
-        """As ``ClassicBroker.send``. A message id that is known in its topic is not stored again, as in all sends."""
+        """As ``ClassicBroker.send``. As in all sends, a message id already known in its topic is not stored again."""
         self._check_open()
         self._topic_of(queue)
         if not messages or (len(messages) > 1 and any(each.is_half or self._is_delayed(each) for each in messages)):
@@ -152,7 +153,7 @@ class EmbeddedClassic:
     async def _send(self, queue: MessageQueue, messages: Sequence[Outgoing]) -> QueueReceipt:
         ids = ",".join(each.message.message_id for each in messages)
         envelopes = [self._envelope(queue, each) for each in messages]
-        if queue.topic.startswith(RETRY_PREFIX):  # one message may come here many times
+        if queue.topic.startswith(RETRY_PREFIX):  # the same message may be sent here many times
             group = queue.topic.removeprefix(RETRY_PREFIX)
             for each, envelope in zip(messages, envelopes, strict=True):
                 await self._broker.sent_back.put(group, each, envelope)
@@ -186,13 +187,16 @@ class EmbeddedClassic:
 
     async def end_transaction(
         self,
-        group: str,  # noqa: ARG002 - half messages know theirs
+        group: str,  # noqa: ARG002 - a half message stores its group
         receipt: QueueReceipt,
         decision: Decision,
         *,
         check: TransactionCheck | None = None,
     ) -> None:
-        """As ``ClassicBroker.end_transaction``; durable on return. ``Refused(TRANSACTION_ID)``: it ended otherwise."""
+        """As ``ClassicBroker.end_transaction``; durable on return.
+
+        ``Refused(TRANSACTION_ID)``: the transaction already ended with another outcome.
+        """
         queue = check.message.queue if check is not None else receipt.queue
         transaction_id = check.transaction_id if check is not None else receipt.transaction_id
         transactions = self._broker.transactions
@@ -202,7 +206,7 @@ class EmbeddedClassic:
             await transactions.roll_back(queue.topic, transaction_id)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """As ``ClassicBroker.recall``; ``Refused(REQUEST)`` for what is no handle of this broker."""
+        """As ``ClassicBroker.recall``; ``Refused(REQUEST)`` for a handle that this broker did not issue."""
         return (await self._broker.recall(topic, recall_handle)).message_id
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -229,7 +233,7 @@ class EmbeddedClassic:
         return await self._pulls.queue_range(queue.topic, queue.queue_id)
 
     async def offset_at(self, queue: MessageQueue, stored_at_ms: int) -> int:
-        """As ``ClassicBroker.offset_at``; of a clock that was stepped back as ``PullBroker.offset_at``."""
+        """As ``ClassicBroker.offset_at``; after a step back of the clock, as ``PullBroker.offset_at``."""
         return await self._pulls.offset_at(queue.topic, queue.queue_id, stored_at_ms)
 
     async def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
@@ -237,11 +241,13 @@ class EmbeddedClassic:
         return await self._pulls.committed_offset(group, queue.topic, queue.queue_id)
 
     async def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """As ``ClassicBroker.commit_offset``; durable on return. ``Refused(OFFSET)`` behind the end of the queue."""
+        """As ``ClassicBroker.commit_offset``; durable on return. ``Refused(OFFSET)`` for an offset after the end of the
+        queue.
+        """
         await self._pulls.commit_offset(group, queue.topic, queue.queue_id, queue_offset)
 
     async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
-        """As ``ClassicBroker.send_back``; durable on return, and repeated without harm."""
+        """As ``ClassicBroker.send_back``; durable on return and idempotent."""
         self._check_open()
         await self._broker.sent_back.send_back(group, received, delay_level=delay_level, attempts_max=attempts_max)
 
@@ -260,12 +266,12 @@ class EmbeddedClassic:
 
     def _begin(self, call: Awaitable[_Result]) -> asyncio.Future[_Result]:
         begun = asyncio.ensure_future(call)
-        self._under_way.add(begun)  # type: ignore[arg-type]  # what they give is not looked at there
+        self._under_way.add(begun)  # type: ignore[arg-type]  # results are not read through this set
         begun.add_done_callback(self._under_way.discard)
         return begun
 
     async def _run(self, call: Awaitable[_Result]) -> _Result:
-        """Return what a call gives; it fails when the client is closed, and ends with whoever waits for it."""
+        """Return the result of a call. The call is cancelled with its caller, or fails if the client is closed."""
         begun = self._begin(call)
         try:
             return await begun

@@ -1,4 +1,4 @@
-"""Deliveries to consumers: receive, acknowledge, extend, give back, lease expiry.
+"""Deliveries to consumers: receive, acknowledge, extend, return, lease expiry.
 
 Imports: failures, filters, groups, limits and below. Interface: deliveries, dispatch, lease expiry.
 """

@@ -1,4 +1,4 @@
-"""What consumers do: receive, acknowledge, change an invisible duration, give up. Each answer comes after the sync."""
+"""Consumer calls: receive, acknowledge, change an invisible duration, give up. Each is answered after the sync."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from retry.flow import Failure, Nacked, SentBack, Unwanted
 from retry.flow import Forwarded as GivenUp
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
-_PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
+_PASS_OVER_S_MAX = 0.5  # time beyond its deadline that a receive continues to skip messages its filter rejects
 _NO_LEASE = Lease(0, 0, 0)
 _U64 = 2**64 - 1
-_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
+_new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its argument list
 _Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
 
 
 class Forwarded(NamedTuple):
-    """A delivery that a cluster has: how often it was sent, and its offset there, -1 if the cluster did not say."""
+    """Delivery that a cluster has accepted: the number of sends, and its offset there, -1 if unknown."""
 
     receipt_handle: str
     times: int
@@ -50,7 +50,7 @@ class Forwarded(NamedTuple):
 
 
 class Deliveries:
-    """Hands messages out to groups and takes back what became of them. Belongs to the event loop."""
+    """Delivery of messages to groups, and settlement of those deliveries. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class Deliveries:
                     self.handed_out_total += len(deliveries)
                     return deliveries
                 if passed_over is not None and found.has_available(queue_id):
-                    await self._commits.committed(passed_over)  # a scan goes no faster than it becomes durable
+                    await self._commits.committed(passed_over)  # limits a scan to the rate at which it becomes durable
                 else:
-                    await asyncio.sleep(0)  # what was in memory took no turn of the loop
+                    await asyncio.sleep(0)  # yield: a read from memory does not suspend
                 is_available = found.has_available(queue_id)
             left_s = until_s - self._clock.monotonic_s()
             if is_available:
@@ -128,10 +128,12 @@ class Deliveries:
             else:
                 await found.wait(queue_id, left_s)
                 if not found.has_available(queue_id):
-                    found.wake_next()  # what it was woken for is gone, and it may have been woken for others too
+                    found.wake_next()  # its message is gone, and the wake-up may have stood for more than one receive
 
     async def _take(self, found: Subscription, group: str, terms: Terms, look: int, until_s: float) -> Looked | None:
-        """Take what is available, as far as its flow lets the group have it, or wait for that; ``None``: time is up."""
+        """Receive available messages as far as the group's rate limit allows, or wait for it; return None after the
+        deadline.
+        """
         if self._ends.is_full():
             terms, look = self._within_share(found, terms, look)
         allowed = self.flows.take(group, terms.batch_max)
@@ -150,7 +152,10 @@ class Deliveries:
         return looked
 
     def _within_share(self, found: Subscription, terms: Terms, look: int) -> tuple[Terms, int]:
-        """Return what a group may still have where all together have in hand what they may; ``Overloaded``: none."""
+        """Reduce a receive to the group's share while the total of leases is at its limit.
+
+        Raise ``Overloaded`` if the share is used up.
+        """
         left = IN_HAND_SHARE - found.in_hand
         if left <= 0:
             what = "all consumers together have as many messages in hand as they may: finish some"
@@ -158,7 +163,7 @@ class Deliveries:
         return terms._replace(batch_max=min(terms.batch_max, left)), min(look, left)
 
     async def _wait_for_flow(self, found: Subscription, group: str, left_s: float) -> bool:
-        """Wait until a group may be given what is available; say whether there is time left to look again."""
+        """Wait until the rate limit allows a delivery to the group; return True if time is left to check again."""
         is_left = left_s > 0
         try:
             if is_left:
@@ -168,7 +173,7 @@ class Deliveries:
             raise
         finally:
             if not is_left:
-                found.wake_next()  # the wake-up that it had is for somebody who waits longer
+                found.wake_next()  # pass its wake-up on to a receive that still waits
         return is_left
 
     # -- finishing ----------------------------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class Deliveries:
         return await self._finish(group, topic, receipt_handles)
 
     async def forwarded(self, group: str, topic: str, sent: Sequence[Forwarded]) -> Sequence[Exception | None]:
-        """As ``ack``, of what a cluster has."""
+        """As ``ack``, for deliveries that a cluster has accepted."""
         return await self._finish(group, topic, [each.receipt_handle for each in sent], sent)
 
     async def _finish(
@@ -195,7 +200,7 @@ class Deliveries:
         results: list[Exception | None] = []
         ops: list[Op] = []
         finished: dict[SubscribedQueue, dict[int, None]] = {}
-        # Nothing is awaited here: who asks for the same comes before all of it or behind it.
+        # There is no await in this loop, so a concurrent call for the same handles runs entirely before or after it.
         for number, each in enumerate(asked):
             if isinstance(each, Refused):
                 results.append(each)
@@ -219,7 +224,7 @@ class Deliveries:
                     event = found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id)
                 ops.append(_new_tuple(Emit, (event, offset)))
         if finished:
-            # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
+            # Also without ops: an offset found finished may come from an ack that is not durable yet.
             for queue, places in finished.items():
                 ops += queue.finish(places)
             done = self._commits.submit(ops)
@@ -229,18 +234,18 @@ class Deliveries:
         return results
 
     async def refused(self, group: str, topic: str, receipt_handle: str, code: int, why: str) -> None:
-        """Give up a delivery that a cluster refuses for good, durable on return: it is a dead letter of the group."""
+        """Turn a delivery that a cluster permanently refuses into a dead letter of the group, durable on return."""
         found = await self._subscriptions.subscribe_known(group, topic)
         _, _, lease, _ = await self._lease_of(found, receipt_handle)
         await self._fail(found, receipt_handle, lease, Unwanted(code, why))
 
     @staticmethod
     def is_held(found: Subscription, receipt_handle: str) -> bool:
-        """Say whether a delivery of this run is handed out and not finished."""
+        """Return True if a delivery of this run is leased and not finished."""
         return isinstance(_at_hand(found, receipt_handle), tuple)
 
     def in_doubt(self, found: Subscription, receipt_handle: str, times: int) -> Emit | None:
-        """Return what tells that a cluster may have a delivery that it gets again; ``None`` if it is not leased."""
+        """Return the event for a delivery that a cluster may have and receives again; None if it is not leased."""
         known = _at_hand(found, receipt_handle)
         if known is None or isinstance(known, Refused):
             return None
@@ -280,10 +285,10 @@ class Deliveries:
         return receipt_handle
 
     async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
-        """End the leases of deliveries, told by topics and receipt handles, that did not reach their client.
+        """End the leases of deliveries, given as (topic, receipt handle) pairs, that did not reach their client.
 
-        What ended or was finished meanwhile stays. So does what it hid: that one had reached it, and is not to be seen
-        before its time.
+        Ended and finished deliveries stay as they are. So does a delivery with a changed invisible duration: it reached
+        its client, and must not become visible early.
         """
         for topic, receipt_handle in leased:
             with suppress(BrokerError, StoreError):
@@ -298,16 +303,18 @@ class Deliveries:
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         found = await self._subscriptions.subscribe_known(group, topic)
         _, receipt, lease, _ = await self._lease_of(found, receipt_handle)
-        if not receipt.is_push or attempts > MAX_ATTEMPTS_LIMIT:  # more than any policy has: it means what it says
+        if not receipt.is_push or attempts > MAX_ATTEMPTS_LIMIT:  # more than any policy allows: an explicit request
             await self._fail(found, receipt_handle, lease, GivenUp())
             return
-        # By themselves push clients give up in FIFO mode only, and there at their first failure, because they are told
-        # to: see dmq.rocketmq_server.sessions.settings.
+        # Push clients give up on their own only in FIFO mode, there at the first failure, because their settings
+        # make them: see dmq.rocketmq_server.sessions.settings.
         is_last = attempts >= self._catalog.policy(found.group_id).max_attempts
         await self._fail(found, receipt_handle, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
 
     async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
-        """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+        """Return a delivery as failed. Delay level -1 ends its attempts, 0 applies the retry policy, 1 and up select a
+        level.
+        """
         found = await self._subscriptions.subscribe_known(group, topic)
         _, _, lease, _ = await self._lease_of(found, receipt_handle)
         await self._fail(found, receipt_handle, lease, SentBack(delay_level))
@@ -320,13 +327,13 @@ class Deliveries:
         failure: Failure,
         attempts_told: int = 0,
     ) -> None:
-        """Let a delivery fail whose ``lease`` was found, durable on return; one that failed a moment ago did so."""
+        """Fail the delivery with ``lease``, durable on return; return if its failure is already under commit."""
         queue, receipt = _resolve(self._receipts, found, handle)
         while lease.is_returning:
             await self._commits.flush()
             if not lease.is_coming_back:
                 return
-            _, _, lease, _ = await self._lease_of(found, handle)  # as long as nobody else has it by now
+            _, _, lease, _ = await self._lease_of(found, handle)  # raises if it is delivered again by now
         done = self._failures.fail(
             queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told, handle=handle
         )
@@ -334,7 +341,9 @@ class Deliveries:
         found.wake_next()
 
     async def _known(self, found: Subscription, handle: str) -> _Known:
-        """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
+        """Return the queue, receipt and lease of a handle; the lease of a valid handle has the message id for the
+        event.
+        """
         try:
             queue, receipt = _resolve(self._receipts, found, handle)
             lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
@@ -343,7 +352,7 @@ class Deliveries:
             elif queue.check(receipt):
                 try:
                     _, _, lease, _ = await self._lease_of(found, handle)
-                except Refused:  # finished, or handed out again, while it was read; or of another message
+                except Refused:  # finished or delivered again during the read, or of another message
                     if queue.check(receipt):
                         raise
         except Refused as refused:
@@ -351,13 +360,14 @@ class Deliveries:
         return queue, receipt, lease
 
     async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, Lease, str]:
-        """Return the queue, the lease and the message group of a good handle; refuse one of a finished message."""
+        """Return the queue, receipt, lease and message group of a valid handle; refuse it if its message is finished.
+        """
         queue, receipt = _resolve(self._receipts, found, handle)
         if not queue.check(receipt):
             raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
         lease = queue.leases.get(receipt.queue_offset)
         message_group = queue.order.group_of(receipt.queue_offset)
-        if lease is None or not lease.message_id:  # it ended, or it is from before a restart
+        if lease is None or not lease.message_id:  # expired, or from before a restart
             (record,) = await self._reader.messages([(queue, receipt.queue_offset)])
             if found.is_retired:
                 raise _retired(handle)
@@ -373,7 +383,7 @@ class Deliveries:
 
 
 def _at_hand(found: Subscription, handle: str) -> _Known | None:
-    """As ``_known`` for the very handle that a lease in memory was given out with; ``None`` for any other."""
+    """As ``_known``, only for the exact handle issued with a lease in memory; return None for any other."""
     try:
         receipt = read_handle(handle)
     except (ValueError, struct.error):
@@ -388,7 +398,7 @@ def _at_hand(found: Subscription, handle: str) -> _Known | None:
 
 
 def _check_name(receipt: Receipt, message_id: bytes) -> None:
-    """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
+    """Refuse a handle of a different message: the store's files were replaced by older ones."""
     if receipt.message != name_of(message_id):
         raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
 

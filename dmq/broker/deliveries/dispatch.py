@@ -1,9 +1,9 @@
-"""Taking messages for a receive: chosen and leased first, then read, then those that may go out are handed out.
+"""Dispatch of messages to a receive: select and lease, then read, then deliver those that may be delivered.
 
-A receive with a filter may have to look at many messages for each that it hands out. It does so in *looks*: one read,
-one unit that finishes what was passed over, and then the loop is free for everybody else. As long as looks find
-nothing they grow, up to a bound of messages and of bytes; what they pass over is durable before the next one, so a
-backlog is gone through once, whatever happens.
+A receive with a filter may read many messages for each one that it delivers. It reads them in *scans* (``look``). A
+scan is one read, and one unit that finishes the filtered messages; then other tasks of the loop run. Scans grow while
+they find nothing, up to a limit of messages and bytes. The skipped messages of one scan are durable before the next
+scan, so a backlog is scanned only once, even after a crash.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from retry.policy import Reason
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024
 LOOK_MAX = 256  # messages: a few milliseconds of the loop
 LOOK_BYTES_MAX = 8 * 1024 * 1024
-_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
+_new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its argument list
 
 
 class Terms(NamedTuple):
-    """What a receive asks for."""
+    """Parameters of a receive."""
 
     wanted: Wanted
     batch_max: int
@@ -47,16 +47,16 @@ class Terms(NamedTuple):
 
     @property
     def run_max(self) -> int:
-        """How many messages of one message group it may carry."""
+        """Maximum number of messages of one message group in one receive."""
         return 1 if self.renew_for else self.batch_max
 
 
 class Looked(NamedTuple):
-    """What came of one look."""
+    """Result of one scan."""
 
     deliveries: list[Delivery]
-    passed_over: asyncio.Future[list[Stored]] | None  # done when it is durable what was passed over
-    look_next: int  # how many messages to look at next, if nothing was found
+    passed_over: asyncio.Future[list[Stored]] | None  # done when the skipped messages are durably finished
+    look_next: int  # number of messages of the next scan, if this one found nothing
 
 
 class _Taken(NamedTuple):
@@ -66,7 +66,7 @@ class _Taken(NamedTuple):
 
 
 class HandOut:
-    """Hands out messages to receives. Belongs to the event loop."""
+    """Delivery of messages to receives. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -89,14 +89,16 @@ class HandOut:
         self._clock = commits.store.clock
 
     async def take(self, found: Subscription, terms: Terms, look: int) -> Looked:
-        """Look at ``look`` messages that are available and hand out those that pass, up to the batch; perhaps none."""
+        """Scan up to ``look`` available messages and deliver those that pass the filter, up to the batch size; perhaps
+        none.
+        """
         available = found.available(terms.wanted.queue_id)
         if heads := found.without_head(available, look):
             await self._read_heads(found, terms, heads)
             available = found.available(terms.wanted.queue_id)
         first_epoch = self._receipts.epoch + 1
         taken = self._lease(found, terms, available, look)
-        found.wake_next()  # there may be more than this receive takes
+        found.wake_next()  # there may be more messages than this receive reads
         verdicts: Sequence[bool] | None = None
         try:
             records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
@@ -111,7 +113,7 @@ class HandOut:
         if found.is_retired:
             return Looked([], None, look)
         _note_read(found, taken, records)
-        if len(records) < len(taken):  # the rest is too large, or takes too long, to be looked at as well
+        if len(records) < len(taken):  # the rest exceeds the size or time limit of a scan
             for each in reversed(taken[len(records) :]):
                 each.queue.give_back(each.offset)
             found.wake_next()
@@ -119,7 +121,7 @@ class HandOut:
         return self._deliver(found, terms, taken, records, verdicts, first_epoch)
 
     async def _read_heads(self, found: Subscription, terms: Terms, heads: Sequence[SubscribedQueue]) -> None:
-        """Read the next message of queues; other receives wait for it meanwhile."""
+        """Read the next message of each queue; other receives cannot lease it meanwhile."""
         taken = self._lease_of(terms, [(queue, 1) for queue in heads])
         try:
             records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
@@ -133,7 +135,7 @@ class HandOut:
     def _lease(
         self, found: Subscription, terms: Terms, available: Sequence[SubscribedQueue], look: int
     ) -> list[_Taken]:
-        """Take as many messages as are to be looked at, or all there are."""
+        """Lease ``look`` messages, or all available ones if there are fewer."""
         taken = self._lease_of(terms, found.choose(available, look))
         while len(taken) < look and len(available) > 1:
             available = [each for each in available if each.has_available()]
@@ -141,7 +143,7 @@ class HandOut:
         return taken
 
     def _lease_of(self, terms: Terms, chosen: Sequence[tuple[SubscribedQueue, int]]) -> list[_Taken]:
-        """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
+        """Select and lease offsets before they are read, so that no other receive selects them meanwhile."""
         ends_ms = self._clock.boot_ms() + terms.invisible_ms
         renew_for, is_push = terms.renew_for, bool(terms.renew_for)
         next_epoch = self._receipts.next_epoch
@@ -191,15 +193,15 @@ class HandOut:
                     queue.give_back(offset)
                     found.wake(queue.queue_id)
                     continue
-                # Nothing goes out together with one of its message group that is about to die.
+                # No message is delivered together with one of its message group that becomes a dead letter.
                 together_max = 1 if record.message_group in condemned else run_max
                 if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=together_max):
                     continue
                 attempts = lease.attempts
                 is_late = lease.not_after_ms and self._is_too_late(lease)
-                if attempts > max_attempts or is_late:  # the policy may have changed meanwhile
+                if attempts > max_attempts or is_late:  # the policy may have changed since
                     condemned.add(record.message_group)
-                    lease.attempt -= 1  # the one that is not made
+                    lease.attempt -= 1  # this attempt is not made
                     lease.ends_ms, lease.renew_for = 0, ""
                     self._ends.watch(queue, offset, lease)
                     continue
@@ -210,18 +212,18 @@ class HandOut:
                     continue
                 leased.append(each)
                 deliveries.append(self._delivery(found, each, record, attempts, terms.invisible_ms))
-        finally:  # whatever becomes of this receive: what is leased ends in its time
+        finally:  # leases expire even if this receive fails
             self._ends.watch_together(leased)
         if not passed_over:
             return Looked(deliveries, None, terms.batch_max)
-        # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure
-        # reaches everybody else.
+        # A receive with deliveries does not wait for this unit. After a crash the messages are skipped again, and a
+        # failure of the store reaches all other callers.
         done = self._commits.submit(passed_over)
         found.release_after(done, [(each.queue, each.offset) for each in passed])
         return Looked(deliveries, done, _next_look(records))
 
     def _is_too_late(self, lease: Lease) -> bool:
-        """Say whether the sender does not want it delivered any more, by a clock that can be believed."""
+        """Return True if the message is past its sender's expiry, by a steady wall clock."""
         return 0 < lease.not_after_ms < self._clock.now_ms() and self._clock.is_steady()
 
     def _delivery(
@@ -243,7 +245,7 @@ class HandOut:
 
 
 def facts_of(names: Names, record: QueuedMessage) -> DeadLetterFacts | None:
-    """Return what a dead letter tells of its end, ``None`` for any other message."""
+    """Return the failure facts of a dead letter, or None for any other message."""
     history = record.history
     if history is None or not record.is_dead:
         return None
@@ -267,7 +269,7 @@ def _note_read(found: Subscription, taken: Sequence[_Taken], records: Sequence[Q
 
 
 def _next_look(records: Sequence[QueuedMessage]) -> int:
-    """Return twice as many as were looked at, within the bounds, taking the next ones to be as large."""
+    """Return twice the number scanned, within the limits, assuming that the next messages have the same size."""
     size = sum(len(record.payload) for record in records)
     return max(1, min(2 * len(records), LOOK_MAX, LOOK_BYTES_MAX * len(records) // max(1, size)))
 

@@ -1,6 +1,4 @@
-"""What happens when a lease ends: its message comes back, or what follows on a failure
-(``dmq.broker.failures.failures``).
-"""
+"""Lease expiry: returns the message for redelivery, or applies the failure rules (``dmq.broker.failures.failures``)."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _FAULT_PAUSE_S = 1.0
 
 
 class Leases:
-    """Ends every lease of the broker in its time; belongs to the event loop."""
+    """Expiry of all leases of the broker, in a task of its own. It belongs to the event loop."""
 
     def __init__(self, store: Store, ends: LeaseEnds, failures: Failures) -> None:
         self._store = store
@@ -40,20 +38,20 @@ class Leases:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-leases")
 
     async def close(self) -> None:
-        """Stop watching; leases are in memory and end with it, renewed ones are rows."""
+        """Stop the task. Leases in memory end with it; renewed leases are rows."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def give_back(self, queue: SubscribedQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
-        """End a lease now, whose message was read; the future is done when what follows is durable."""
+        """End a lease now, whose message was read; the future is done when the outcome is durable."""
         if isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
             return self._return([Ended(queue, offset, lease)], EventKind.GIVEN_BACK)
         return self._failures.fail(queue, offset, lease, LeaseExpired())
 
     async def expire(self) -> int:
-        """End what expired by now, durable on return; say how many leases that were.
+        """End up to ``_EXPIRED_PER_COMMIT_MAX`` expired leases, durable on return; return their number.
 
-        A message that cannot be read is tried again later; the error is raised if the store has failed for good.
+        A message that cannot be read is retried later. The error is raised if the store has failed permanently.
         """
         expired = self._ends.pop(_EXPIRED_PER_COMMIT_MAX)
         if not expired:
@@ -61,7 +59,7 @@ class Leases:
         back: list[Ended] = []
         others: list[Ended] = []
         for each in expired:
-            # Of a lease from before a restart nothing is known until its message was read.
+            # For a lease from before a restart, the outcome is unknown until its message is read.
             comes_back = bool(each.lease.message_id) and self._comes_back(each)
             (back if comes_back else others).append(each)
         failed = [self._failures.fail(*each, LeaseExpired()) for each in others]
@@ -78,7 +76,7 @@ class Leases:
     def _comes_back(self, ended: Ended) -> bool:
         try:
             return isinstance(self._failures.outcome(ended.queue, ended.lease, LeaseExpired()), ComeBack)
-        except Exception:  # noqa: BLE001 - it is met again, and told, where its failure is decided by itself
+        except Exception:  # noqa: BLE001 - the separate failure call meets and reports the error again
             return False
 
     def _postpone(self, queue: SubscribedQueue, offset: int, lease: Lease, error: Exception) -> None:
@@ -93,8 +91,8 @@ class Leases:
                 if not await self.expire():
                     await self._ends.wait()
             except (BrokerError, StoreError):
-                return  # the store has failed for good; the daemon is ending
-            except Exception:  # if this ended, no lease would
+                return  # the store has failed permanently; the daemon stops
+            except Exception:  # without this task, no lease would expire
                 log.exception("leases_not_ended")
                 await asyncio.sleep(_FAULT_PAUSE_S)
 

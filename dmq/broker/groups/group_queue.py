@@ -1,18 +1,19 @@
-"""One group's progress on one queue: a pure state machine, told the time, returning ops.
+"""Progress of one group on one queue: a pure state machine that gets the time as an argument and returns ops.
 
-Offsets below ``floor`` are finished. Above it a bitmap per chunk of 1024 offsets says which are; ``cursor`` is the next
-offset never handed out in this run; ``ready`` holds offsets that came back. What is leased and not finished sits in
-``leases``. Its rows, floor, chunks and exceptions, are drawn in ``dmq.store.schema.group``; all are absolute values.
+Offsets below ``floor`` are finished. Above it, one bitmap per chunk of 1024 offsets marks finished offsets. ``cursor``
+is the next offset not yet handed out in this run. ``_ready`` holds returned offsets, ready for redelivery. ``leases``
+holds leased messages that are not finished. ``dmq.store.schema.group`` defines the rows: floor, chunks and exceptions.
+All rows hold absolute values.
 
-An exception is a lease that is a row, or, with visible_at_ms 0, a message that came back: the attempt is then the one
-that comes next. The epoch is that of the last hand-out. A lease ends by the boot clock, which nobody sets. A run that
-loads its row gives it what is left of it by the wall clock, and never more than it had from the beginning.
+An exception row is a durable lease or, with visible_at_ms 0, a returned message. For a returned message, the attempt is
+the next one. The epoch is that of the last delivery. A lease expires by the boot clock, which no one can set. When a
+run loads a lease row, the lease gets its remaining time by the wall clock, at most its original duration.
 
-Messages of a message group go out in their order (``dmq.broker.groups.message_groups``); which group a message
-belongs to is only known once it was read, so an offset that was taken is *unread* until it is admitted.
+Messages of a message group are delivered in order (``dmq.broker.groups.message_groups``). The message group of an
+offset is unknown until the message is read, so a selected offset is *unread* until it is admitted.
 
-A plain lease is in memory only: after a restart its message is handed out again, and the old handle stays good until
-then. Renewals and everything that counts an attempt are rows.
+A plain lease is in memory only. After a restart its message is delivered again, and the old handle stays valid until
+then. Renewals, and all changes that count an attempt, are rows.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Delete, Op, Put, Tally
 
 LEASES_MAX = 10_000
-ATTEMPT_MAX = 0xFFFF  # what its field holds
-PARKED_MAX = 100_000  # beyond it, nothing new of the queue is looked at until some of them were handed out
-REMEMBERED_MAX = 4_000_000  # messages of all queues that are parked or came back; each is some 150 to 250 bytes
-REMEMBERED_SHARE = 32  # what a queue may have beyond that before it looks at new ones
+ATTEMPT_MAX = 0xFFFF  # maximum of the 16-bit field in the row
+PARKED_MAX = 100_000  # at this bound, no new messages of the queue are read until some parked ones are handed out
+REMEMBERED_MAX = 4_000_000  # parked and returned messages of all queues, some 150 to 250 bytes each
+REMEMBERED_SHARE = 32  # at that bound, a queue reads new messages only below this count of its own
 _MOVED_KEPT = 4096
 
 _NO_TIME = Moment(0, 0)
-# Plain numbers: comparing with enum members costs more for each row.
+# Plain integers: comparison with enum members costs more for each row.
 _FLOOR, _CHUNK, _EXCEPTION = int(GroupKind.FLOOR), int(GroupKind.CHUNK), int(GroupKind.EXCEPTION)
 _FULL = b"\xff" * CHUNK_BYTES
 
 
 class Returned(NamedTuple):
-    """What is known of a message that came back."""
+    """Delivery state of a returned message."""
 
     attempt: int = 1  # the next one
     epoch: int = 0  # of the last hand-out
@@ -68,34 +69,34 @@ _FIRST = Returned()
 
 @dataclass(slots=True)
 class Lease:
-    """One hand-out that is not finished. ``message_id`` is empty until the message was read."""
+    """One delivery that is not finished. ``message_id`` is empty until the message is read."""
 
     epoch: int
     attempt: int  # in this queue
     ends_ms: int  # by the boot clock
-    handle: str = ""  # as it was given out in this run
+    handle: str = ""  # as issued in this run
     message_id: bytes = b""
-    attempts_before: int = 0  # made before the message came to this queue
-    since_ms: int = 0  # when the message became visible to its group first
-    not_after_ms: int = 0  # when its sender does not want it delivered any more; 0: there is no such time
+    attempts_before: int = 0  # made before the message reached this queue
+    since_ms: int = 0  # when the message first became visible to its group
+    not_after_ms: int = 0  # expiry of the message, set by its sender; 0: it does not expire
     first_failed_at_ms: int = 0
     is_push: bool = False
     renew_for: str = ""
     renew_until_ms: int = 0  # by the boot clock
     is_suspended: bool = False  # its next hand-out does not count as an attempt
-    is_returning: bool = False  # its end was decided and is being written
-    is_coming_back: bool = False  # and that is that its message comes again at once
-    is_changed: bool = False  # its consumer had it, and said when it ends, or failed
-    has_reason: bool = False  # its row has the reason of the failure that it follows on
+    is_returning: bool = False  # its end is decided and under commit
+    is_coming_back: bool = False  # that end makes its message available again at once
+    is_changed: bool = False  # its consumer received it and changed its end, or failed
+    has_reason: bool = False  # its row has the reason of the preceding failure
 
     @property
     def attempts(self) -> int:
-        """How often the message was handed out to its group, this time included."""
+        """Number of deliveries of the message to its group, including this one; at most ``ATTEMPT_MAX``."""
         attempts = self.attempts_before + self.attempt
         return attempts if attempts < ATTEMPT_MAX else ATTEMPT_MAX  # noqa: FURB136 - of every message
 
     def know(self, message: QueuedMessage) -> None:
-        """Keep what decides what becomes of the message, once it was read."""
+        """Copy the fields of the read message that later decide its outcome."""
         self.message_id = message.message_id
         self.attempts_before = message.attempts_so_far
         self.since_ms = message.since_ms
@@ -109,26 +110,26 @@ class GroupQueue:
         self.group_id = group_id
         self.topic_id = topic_id
         self.queue_id = queue_id
-        self.end = 0  # offset after the last durable message, as far as the broker was told
+        self.end = 0  # offset after the last durable message known to the broker
         self.floor = 0
         self.cursor = 0
         self.leases: dict[int, Lease] = {}
         self._ready: list[int] = []
         self._returned: dict[int, Returned] = {}
-        self._unread: set[int] = set()  # taken, perhaps given back, and not admitted yet
+        self._unread: set[int] = set()  # selected, perhaps put back, and not admitted yet
         self._moved: dict[int, None] = {}  # offsets that left as copies in this run, oldest first
         self.order = MessageOrder()
         self.beside: Sequence[
             GroupQueue
-        ] = ()  # where the same message groups may lie: the lane, or of a lane the queues
+        ] = ()  # queues that may hold the same message groups: the lane, or for a lane the topic's queues
         self._rows: set[int] = set()  # offsets that have an exception row
-        self._owed: list[Op] = []  # to ride with the next rows
+        self._owed: list[Op] = []  # committed with the next rows
         self._chunks: dict[int, bytearray] = {}
 
     def load(self, rows: Sequence[tuple[bytes, bytes]], now: Moment = _NO_TIME) -> None:
-        """Continue from the group's rows at ``now``; leases that were renewed come back as leases.
+        """Restore the state from the group's rows at ``now``; durable leases become leases again.
 
-        Who only asks what is finished need not say what time it is.
+        A caller that only reads finished offsets may omit ``now``.
         """
         for key, value in rows:
             kind, number = unpack_group_row(key)
@@ -159,11 +160,11 @@ class GroupQueue:
                 self._remember(offset, Returned(row.attempt, row.epoch, row.first_failed_at_ms))
 
     def start_at(self, offset: int) -> list[Op]:
-        """Begin a new group at ``offset``."""
+        """Start a new group at ``offset``."""
         return [*self._floor_at(offset), self._tally(Term.QUEUES, 1), self._tally(Term.BEFORE, offset)]
 
     def go_on_at(self, offset: int, end: int) -> list[Op]:
-        """Let a group that has finished all below ``end``, and nothing above, go on from elsewhere."""
+        """Move a group to ``offset``. Precondition: all offsets below ``end`` are finished and none above it."""
         owed, self._owed = self._owed, []
         return [*owed, *self._floor_at(offset), self._tally(Term.BEFORE, offset - end)]
 
@@ -175,9 +176,9 @@ class GroupQueue:
         return Tally(self.topic_id, self.group_id, term, by)
 
     def skip_to(self, begin: int) -> list[Op]:
-        """Finish all below ``begin``, which was removed; return the ops that say so, none if nothing changes.
+        """Finish all offsets below ``begin``, whose messages are removed; return the ops, or none if nothing changes.
 
-        ``release`` what of it belongs to message groups once they are durable.
+        Call ``release`` for offsets of message groups once the ops are durable.
         """
         if begin <= self.floor:
             return []
@@ -204,11 +205,11 @@ class GroupQueue:
         ]
 
     def skip_later(self, begin: int) -> None:
-        """As ``skip_to``, for who may only look: what says so rides with the next rows that are written, if any are."""
+        """As ``skip_to``, for callers that do not write: its ops are committed with the next rows, if there are any."""
         self._owed += self.skip_to(begin)
 
     def is_finished(self, offset: int) -> bool:
-        """Say whether the group is done with an offset."""
+        """Return True if the group is done with an offset."""
         if offset < self.floor:
             return True
         chunk = self._chunks.get(offset // CHUNK_OFFSETS)
@@ -216,22 +217,22 @@ class GroupQueue:
 
     @property
     def finished_count(self) -> int:
-        """How many offsets are finished."""
+        """Number of finished offsets."""
         above = ((number * CHUNK_OFFSETS, chunk) for number, chunk in self._chunks.items())
-        # The floor's own chunk has bits of what lies below it, of all of that or of some.
+        # The chunk that contains the floor may have bits for all or some offsets below it, which count already.
         return self.floor + sum(
             (int.from_bytes(chunk, "little") >> max(0, self.floor - first)).bit_count() for first, chunk in above
         )
 
     @property
     def available_max(self) -> int:
-        """An upper bound of the messages that ``take`` would return."""
+        """Upper bound of the number of messages that ``take`` can return."""
         return self.end - self.cursor + len(self._ready)
 
     def has_available(self) -> bool:
-        """Say whether ``take`` would return something."""
+        """Return True if ``take`` would return an offset."""
         leases, ready = self.leases, self._ready
-        # A receive asks all queues of its topic, more than once, and most of them have nothing.
+        # Fast path: a receive checks all queues of its topic, more than once, and most of them are empty.
         if (self.cursor >= self.end and not ready) or len(leases) >= LEASES_MAX:
             return False
         while ready and (ready[0] in leases or self.is_finished(ready[0])):
@@ -239,7 +240,7 @@ class GroupQueue:
         if ready:
             return True
         parked = self.order.parked_count
-        # While nothing is in hand nothing comes by itself: what came back before a restart lies behind the cursor.
+        # With no lease, no event makes progress later: messages returned before a restart are at or after the cursor.
         is_full = self.order.everywhere.total >= REMEMBERED_MAX and bool(leases)
         if parked >= PARKED_MAX or (is_full and parked + len(self._returned) >= REMEMBERED_SHARE):
             return False
@@ -250,7 +251,9 @@ class GroupQueue:
         return cursor < end
 
     def take(self, limit: int) -> list[tuple[int, Returned]]:
-        """Return up to ``limit`` offsets to read, those that came back first; ``lease`` each, and then ``admit`` it."""
+        """Return up to ``limit`` offsets to read, returned ones first. The caller calls ``lease`` and then ``admit``
+        for each.
+        """
         if not self.has_available():
             return []
         limit = min(limit, LEASES_MAX - len(self.leases))
@@ -267,7 +270,7 @@ class GroupQueue:
         return [(offset, returned.get(offset, _FIRST)) for offset in chosen]
 
     def _until(self, first: int, stop: int) -> int:
-        """Return up to where all from ``first`` on, which is available and new, is so; at most ``stop``."""
+        """Return the end of the run of new, available offsets that starts at ``first``; at most ``stop``."""
         stop = min(stop, self.end)
         until = first + 1
         while until < stop and until not in self.leases and not self.is_finished(until):
@@ -275,14 +278,15 @@ class GroupQueue:
         return until
 
     def admit(self, offset: int, message_group: str, *, first_epoch: int, run_max: int) -> bool:
-        """Say whether an offset that was read goes out now; if not, it is no longer leased, and comes in its time.
+        """Return True if a read offset may be handed out now. Otherwise its lease is removed, and it becomes ready
+        later.
 
-        To be called in ascending order, with the first epoch of the receive.
+        Call it in ascending order of offsets, with the first epoch of the receive.
         """
         self._unread.discard(offset)
         if not message_group:
             return True
-        if any(other < offset for other in self._unread):  # taken by another receive that was cancelled
+        if any(other < offset for other in self._unread):  # selected by another receive that was cancelled
             self._unread.add(offset)
             self.give_back(offset)
             return False
@@ -295,9 +299,10 @@ class GroupQueue:
         return False
 
     def give_back(self, offset: int) -> None:
-        """Undo ``take`` or ``lease``: the offset was not handed out after all.
+        """Undo ``take`` or ``lease`` for an offset that is not handed out.
 
-        It stays unread, unless its message group is known from an earlier look: then the order knows whose turn it is.
+        The offset stays unread unless an earlier scan found its message group. In that case the message order decides
+        when it is ready.
         """
         if self.order.is_grouped(offset):
             self._unread.discard(offset)
@@ -309,18 +314,21 @@ class GroupQueue:
 
     def _ready_are(self, offsets: Iterable[int]) -> None:
         for offset in offsets:
-            if offset < self.cursor:  # else it comes in its turn, behind what was not looked at yet
+            if offset < self.cursor:  # otherwise the cursor reaches it in order
                 heappush(self._ready, offset)
 
     def lease(self, offset: int, lease: Lease) -> None:
-        """Remember a hand-out."""
+        """Store the lease of an offset."""
         self.leases[offset] = lease
 
     def check(self, receipt: Receipt) -> bool:
-        """Return False if the message is finished already, True if the handle is good; refuse a stale one."""
+        """Return True if the handle is valid, False if the message is already finished.
+
+        Raise ``Refused(RECEIPT_HANDLE)`` if the handle is stale.
+        """
         offset = receipt.queue_offset
         lease = self.leases.get(offset)
-        if lease is not None:  # then it is not finished
+        if lease is not None:  # a leased message is not finished
             is_good = lease.epoch == receipt.epoch
         elif self.is_finished(offset):
             if offset in self._moved:
@@ -328,14 +336,14 @@ class GroupQueue:
                     Rule.RECEIPT_HANDLE, "the message was given back and will be delivered again", value=offset
                 )
             return False
-        else:  # expired, or from before a restart: good until the message is handed out again
+        else:  # expired, or from before a restart: valid until the next delivery of the message
             is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST).epoch
         if not is_good:
             raise Refused(Rule.RECEIPT_HANDLE, "the message was delivered again since", value=offset)
         return True
 
     def finish(self, offsets: Iterable[int]) -> list[Op]:
-        """Mark offsets finished and return the rows that say so; ``release`` each once they are durable."""
+        """Mark offsets finished and return the ops; call ``release`` for each offset once they are durable."""
         ops, self._owed = self._owed, []
         changed: dict[int, bytearray] = {}
         for offset in offsets:
@@ -361,13 +369,14 @@ class GroupQueue:
         return ops
 
     def next_attempt(self, offset: int) -> int:
-        """Return which attempt in this queue the next hand-out of an offset is."""
+        """Return the attempt number of the next delivery of an offset in this queue."""
         return self._returned.get(offset, _FIRST).attempt
 
     def release(self, offset: int) -> None:
-        """Let what waits behind a finished offset go.
+        """Make messages ready that were parked behind a finished offset.
 
-        Not before that is durable: after a crash the message would come again, behind those that were let go.
+        Call it only once the finish is durable. Otherwise a crash would deliver the message again, after its
+        successors.
         """
         message_group = self.order.group_of(offset)
         if not message_group:
@@ -378,14 +387,14 @@ class GroupQueue:
                 other._ready_are(other.order.ready(message_group))
 
     def leave(self, offset: int) -> list[Op]:
-        """Finish an offset whose message goes on as a copy: its handle is refused from here on."""
+        """Finish an offset whose message continues as a copy; its handle is refused from now on."""
         self._moved[offset] = None
         if len(self._moved) > _MOVED_KEPT:
             del self._moved[next(iter(self._moved))]
         return self.finish((offset,))
 
     def leased(self, receipt: Receipt, message_group: str) -> Lease:
-        """Return the lease of a good handle, made anew if it ended or if it is from before a restart."""
+        """Return the lease of a valid handle; recreate it if it ended or dates from before a restart."""
         offset = receipt.queue_offset
         lease = self.leases.get(offset)
         if lease is None:
@@ -412,12 +421,12 @@ class GroupQueue:
         message_group: str = "",
         failure: bytes = b"",
     ) -> list[Op]:
-        """Let a leased message become visible again ``for_ms`` after ``now``; the lease is a row from here on.
+        """Make a leased message visible again ``for_ms`` milliseconds after ``now``; the lease is durable from now on.
 
-        ``failure`` is the encoded reason of the failure that it follows on, if it is known.
+        ``failure`` is the encoded reason of the preceding failure, if known.
         """
         lease.ends_ms = now.boot_ms + for_ms
-        lease.renew_for = ""  # whoever sets the time sets it
+        lease.renew_for = ""  # an explicit duration ends automatic renewal
         lease.is_suspended = is_suspended
         lease.is_returning = lease.is_coming_back = False
         lease.is_changed = True
@@ -429,7 +438,10 @@ class GroupQueue:
         return [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
     def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
-        """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
+        """Return the next attempt number of a returned message, and the ops.
+
+        Call ``come_back`` once the ops are durable.
+        """
         attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, ATTEMPT_MAX)
         if not lease.is_suspended and not lease.first_failed_at_ms:
             lease.first_failed_at_ms = now_ms
@@ -439,7 +451,7 @@ class GroupQueue:
         return attempt, [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
     def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:
-        """Make a message available again, unless it was finished or hidden anew meanwhile."""
+        """Make a message available again; return False if it was finished or hidden again in the meantime."""
         if self.leases.get(offset) is not lease or not lease.is_returning:
             return False
         del self.leases[offset]
@@ -456,12 +468,12 @@ class GroupQueue:
             self.order.everywhere.total -= 1
 
     def count_apart(self) -> None:
-        """Count no more among the others: the queue is not used any more."""
+        """Remove this unused queue from the shared count of remembered messages."""
         self.order.everywhere.total -= self.order.parked_count + len(self._returned)
         self.order.everywhere = Remembered()
 
     def _raise_floor(self) -> list[int]:
-        """Move the floor over finished offsets; return the chunks that are complete and no longer needed."""
+        """Move the floor over finished offsets; return the numbers of chunks that are no longer needed."""
         dropped: list[int] = []
         while True:
             number = self.floor // CHUNK_OFFSETS
@@ -479,7 +491,7 @@ class GroupQueue:
             dropped.append(number)
 
     def exception_key(self, offset: int) -> bytes:
-        """Return the key of the row of a lease that is one."""
+        """Return the key of the exception row of an offset."""
         return self._key(_EXCEPTION, offset)
 
     def _key(self, kind: int, number: int) -> bytes:

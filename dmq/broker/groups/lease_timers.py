@@ -1,6 +1,6 @@
-"""When leases end: what was handed out, in the order of its end, and which clients still live to have theirs renewed.
+"""Lease timers: all leases in the order of expiry, and the live clients whose leases are renewed.
 
-All of it goes by the boot clock: a step of the wall clock makes no lease longer or shorter.
+All times are on the boot clock, so a step of the wall clock does not change the duration of a lease.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.subscription import SubscribedQueue
 
 CLIENT_GONE_INVISIBLE_MS = 1_000
-IN_HAND_MAX = 1_000_000  # leases of all groups; each is some 600 bytes
-IN_HAND_SHARE = 32  # what a group still gets of a topic beyond that: as many as clients ask for at a time
-TIDY_AGAIN_S = 30.0  # at that bound, where it takes a fifth of a second
+IN_HAND_MAX = 1_000_000  # leases of all groups, some 600 bytes each
+IN_HAND_SHARE = 32  # leases allowed per group and topic at that bound: the usual batch of one receive
+TIDY_AGAIN_S = 30.0  # interval at that bound, where one clean-up takes 0.2 s
 _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
-_TOGETHER_MAX = 1024  # places that are watched as one
+_TOGETHER_MAX = 1024  # leases under one timer
 
 _Place = tuple[SubscribedQueue, int, int]  # queue, offset, epoch
-_Watched = tuple[int, int, list[_Place], str]  # ends_ms, turn, what ends then, and for whom it may be renewed
+_Watched = tuple[int, int, list[_Place], str]  # ends_ms, turn, the leases, and the client they may be renewed for
 
 
 class Ended(NamedTuple):
-    """A lease whose time is up."""
+    """Lease that has expired."""
 
     queue: SubscribedQueue
     offset: int
@@ -37,13 +37,13 @@ class Ended(NamedTuple):
 
 
 class LeaseEnds:
-    """Every lease of the broker, by its end; belongs to the event loop. Leases are in memory, renewed ones are rows."""
+    """All leases of the broker in the order of expiry. It belongs to the event loop. Only renewed leases are rows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heap: list[_Watched] = []
-        self._places = 0  # in it
-        self._renewed: dict[str, dict[int, list[_Place]]] = {}  # places that are renewed, by client and turn
+        self._places = 0  # leases in the heap
+        self._renewed: dict[str, dict[int, list[_Place]]] = {}  # renewed leases, by client and turn
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
         self._tidied_s = -TIDY_AGAIN_S
@@ -51,11 +51,11 @@ class LeaseEnds:
         self.clients = LiveClients(clock)
 
     def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
-        """Have ``lease`` end in its time."""
+        """Start the timer of one lease."""
         self.watch_together(((queue, offset, lease),))
 
     def watch_together(self, leases: Sequence[tuple[SubscribedQueue, int, Lease]]) -> None:
-        """Have leases end in their time, which is one and the same: those of one receive."""
+        """Start one timer for the leases of one receive, which share one end."""
         if not leases:
             return
         lease = leases[0][2]
@@ -80,13 +80,18 @@ class LeaseEnds:
         heappush(self._heap, (ends_ms, self._turn, places, renew_for))
 
     def is_full(self) -> bool:
-        """Say whether there are as many leases as may be; of what was finished, some may count for half a minute."""
+        """Return True if the number of leases is at its limit.
+
+        Finished leases may still count for up to ``TIDY_AGAIN_S`` seconds.
+        """
         if self._places >= IN_HAND_MAX and self._clock.monotonic_s() >= self._tidied_s + TIDY_AGAIN_S:
             self._tidy()
         return self._places >= IN_HAND_MAX
 
     def _tidy(self) -> None:
-        """Drop what was finished long before its time; each time at least half is dropped or as much may come."""
+        """Drop timers of leases finished before their expiry. Each run drops at least half, or doubles the next
+        threshold.
+        """
         heap: list[_Watched] = []
         self._places = 0
         self._tidied_s = self._clock.monotonic_s()
@@ -102,11 +107,11 @@ class LeaseEnds:
         self._tidy_at = max(_TIDY_AT_MIN, 2 * self._places)
 
     def client_seen(self, client_id: str) -> None:
-        """Note a sign of life."""
+        """Record a sign of life of a client."""
         self.clients.seen(client_id)
 
     def client_gone(self, client_id: str) -> None:
-        """Let the client's renewed leases end soon."""
+        """Expire the client's renewed leases within ``CLIENT_GONE_INVISIBLE_MS``."""
         if not self.clients.gone(client_id):
             return
         soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
@@ -123,7 +128,7 @@ class LeaseEnds:
             self._put(soon_ms, sooner[first : first + _TOGETHER_MAX], "")
 
     async def wait(self) -> None:
-        """Return when a lease may have ended; at the latest after a nap."""
+        """Return when a lease may have expired, at the latest after ``_NAP_S_MAX`` if any lease is watched."""
         self._sooner.clear()
         nap_s = None
         if self._heap:
@@ -135,7 +140,7 @@ class LeaseEnds:
             return
 
     def pop(self, count_max: int) -> list[Ended]:
-        """Take leases whose time is up; those whose client lives are renewed instead."""
+        """Remove and return up to ``count_max`` expired leases; renew those whose client is alive."""
         self.clients.look()
         now_ms = self._clock.boot_ms()
         ended: list[Ended] = []
@@ -151,20 +156,20 @@ class LeaseEnds:
             for queue, offset, epoch in places:
                 lease = queue.leases.get(offset)
                 if lease is None or lease.epoch != epoch or lease.is_returning:
-                    continue  # finished, handed out again, or on its way back
+                    continue  # finished, delivered again, or already returning
                 if lease.ends_ms > now_ms:
-                    continue  # hidden anew, and watched anew
+                    continue  # extended, with a newer timer
                 if self._is_renewed(lease, now_ms):
                     lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
                     self.watch(queue, offset, lease)
                 else:
-                    lease.is_returning = True  # it may be in the heap more than once
+                    lease.is_returning = True  # the heap may hold the lease more than once
                     ended.append(Ended(queue, offset, lease))
         return ended
 
     def _watch_no_more(self, renew_for: str, turn: int) -> None:
         own = self._renewed.get(renew_for)
-        if own is not None:  # else it said goodbye
+        if own is not None:  # otherwise the client has unregistered
             own.pop(turn, None)
             if not own:
                 del self._renewed[renew_for]

@@ -1,7 +1,7 @@
-"""The order of message groups within one queue: what may be handed out while earlier ones are under way. Pure.
+"""Message order: decides which messages of a message group in one queue may be delivered while others are leased. Pure.
 
-A message may go out when every earlier unfinished message of its group goes out with it, or is finished. All others
-are *parked*: they were looked at, and wait for those before them.
+A message may be delivered if every earlier unfinished message of its group is delivered in the same receive. All other
+messages are *parked*: they are read, and wait for the earlier ones.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-RUN_MAX = 32  # messages of one group that are offered at a time when those before them are finished
+RUN_MAX = 32  # messages of one group that become ready together when the earlier ones are finished
 
 
 class Remembered:
-    """How many messages all queues that share this remember: those that are parked, and those that came back."""
+    """Count of parked and returned messages in all queues that share this object."""
 
     __slots__ = ("total",)
 
@@ -23,14 +23,14 @@ class Remembered:
 
 @dataclass(slots=True)
 class _Line:
-    """One message group: offsets that were looked at and are not finished."""
+    """One message group: its offsets that are read and not finished."""
 
     parked: list[int] = field(default_factory=list)  # sorted
-    out: dict[int, int] = field(default_factory=dict)  # handed out: offset to epoch
-    run_max: int = RUN_MAX  # of the last receive: to offer more than one to a push consumer would be read in vain
+    out: dict[int, int] = field(default_factory=dict)  # delivered: offset to epoch
+    run_max: int = RUN_MAX  # of the last receive: a push consumer uses only one, so that reads of more are wasted
 
     def ready(self) -> list[int]:
-        """Return the parked offsets in front of everything that is out."""
+        """Return the parked offsets before all delivered ones, up to the run limit."""
         until = bisect_left(self.parked, min(self.out)) if self.out else len(self.parked)
         return self.parked[: min(until, self.run_max, RUN_MAX)]
 
@@ -41,10 +41,10 @@ class _Line:
 
 
 class MessageOrder:
-    """All message groups of one queue. Methods that change something return the offsets that may be offered now."""
+    """All message groups of one queue. Methods that change the state return the offsets that are ready now."""
 
     def __init__(self, everywhere: Remembered | None = None) -> None:
-        """``everywhere`` counts what is parked here, beside others."""
+        """Create an empty order; ``everywhere`` counts its parked offsets together with those of other queues."""
         self._lines: dict[str, _Line] = {}
         self._group_of: dict[int, str] = {}
         self.parked_count = 0
@@ -55,9 +55,11 @@ class MessageOrder:
         self.everywhere.total += parked
 
     def admit(self, offset: int, message_group: str, epoch: int, *, first_epoch: int, run_max: int) -> bool:
-        """Say whether ``offset`` may go out with a receive whose epochs begin at ``first_epoch``; else it is parked.
+        """Return True if ``offset`` may be delivered by the receive whose epochs start at ``first_epoch``; else park
+        it.
 
-        To be called in ascending order of offsets and epochs, so what the receive has of the group already is between.
+        Call it in ascending order of offsets and epochs. Messages of the group already in the receive then have epochs
+        from ``first_epoch`` up to ``epoch``.
         """
         line = self._lines.setdefault(message_group, _Line())
         line.run_max = run_max
@@ -74,7 +76,7 @@ class MessageOrder:
         return False
 
     def park(self, offset: int, message_group: str) -> None:
-        """Note that an offset was looked at and waits for what of its message group is out elsewhere."""
+        """Park an offset behind messages of its group that are delivered from another queue."""
         line = self._lines.setdefault(message_group, _Line())
         self._forget(line, offset)
         self._group_of[offset] = message_group
@@ -82,32 +84,32 @@ class MessageOrder:
         self._count(1)
 
     def is_out(self, message_group: str) -> bool:
-        """Say whether something of a message group is handed out."""
+        """Return True if a message of the group is delivered and not finished."""
         line = self._lines.get(message_group)
         return line is not None and bool(line.out)
 
     def ready(self, message_group: str) -> list[int]:
-        """Return what of a message group may be offered now."""
+        """Return the offsets of a message group that are ready now."""
         line = self._lines.get(message_group)
         return line.ready() if line is not None else []
 
     def is_grouped(self, offset: int) -> bool:
-        """Say whether an offset is known to belong to a message group."""
+        """Return True if an offset is known to belong to a message group."""
         return offset in self._group_of
 
     def group_of(self, offset: int) -> str:
-        """Return the message group of an offset that was looked at; empty if it has none."""
+        """Return the message group of a read offset, or an empty string if it has none."""
         return self._group_of.get(offset, "")
 
     def hold(self, offset: int, message_group: str, epoch: int) -> None:
-        """Note that ``offset`` is handed out, whatever is before it: a lease from before a restart."""
+        """Mark ``offset`` as delivered without an order check: its lease dates from before a restart."""
         line = self._lines.setdefault(message_group, _Line())
         self._forget(line, offset)
         self._group_of[offset] = message_group
         line.out[offset] = epoch
 
     def came_back(self, offset: int) -> list[int]:
-        """Note that a hand-out ended without being finished."""
+        """Park an offset again whose delivery ended unfinished."""
         line = self._lines[self._group_of[offset]]
         self._forget(line, offset)
         insort(line.parked, offset)
@@ -115,7 +117,7 @@ class MessageOrder:
         return line.ready()
 
     def finished(self, offset: int) -> list[int]:
-        """Note that an offset is finished; of one that is not grouped, nothing follows."""
+        """Remove a finished offset; return an empty list if it has no message group."""
         message_group = self._group_of.pop(offset, None)
         if message_group is None:
             return []

@@ -1,6 +1,6 @@
-"""Where groups that pull continue: one durable row for each (group, topic, queue), whatever pop knows of the group.
+"""Committed offsets of pull consumers: one durable row for each (group, topic, queue), independent of pop progress.
 
-A group that pulls is no subscriber, gets no retries, and does not begin anywhere by pulling.
+A group that only pulls has no subscription, gets no retries, and has no start position.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.writer.operations import Emit, Put
 from dmq.trail.events import offset_set_event
 
-NOBODY = 2**64  # further than anybody reads
+NOBODY = 2**64  # above all valid offsets
 
 
 class Offsets:
-    """Keeps committed offsets. Of them only those set beside a look of retention are in memory."""
+    """Store of committed offsets. Memory holds only the lowest offset set while retention examines a queue."""
 
     def __init__(self, catalog: Catalog, commits: Commits, reader: Reader) -> None:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
-        self._lowest: dict[Place, int] = {}  # of the queues that are looked at: lowest offset set meanwhile
+        self._lowest: dict[Place, int] = {}  # lowest offset set on each queue since ``look``
 
     async def get(self, group_name: str, place: Place) -> int | None:
-        """Return where a group continues, ``None`` if it never said."""
+        """Return the committed offset of a group, or None if it has committed none."""
         group = self._catalog.names.groups.get(group_name)
         if group is None:
             return None
@@ -38,7 +38,7 @@ class Offsets:
         return unpack_u64(value) if value is not None else None
 
     async def set(self, group_name: str, place: Place, offset: int, end: int) -> None:
-        """Keep where a group continues, durable on return. ``end`` is that of the queue."""
+        """Commit an offset of a group, durable on return. ``end`` is the end of the queue."""
         if not 0 <= offset <= end:
             raise Refused(Rule.OFFSET, "the offset is outside of the queue", value=offset, limit=f"0..{end}")
         check_not_forwarder(group_name)
@@ -50,9 +50,9 @@ class Offsets:
         await self._commits.commit([row, Emit(event, offset)])
 
     def look(self, place: Place) -> None:
-        """Note from here on the lowest offset that any group sets on a queue."""
+        """Start recording the lowest offset that any group sets on a queue."""
         self._lowest[place] = NOBODY
 
     def looked(self, place: Place) -> int:
-        """Return the lowest offset that was set since ``look``; ``NOBODY`` if none was."""
+        """Stop recording and return the lowest offset set since ``look``, or ``NOBODY`` if none was set."""
         return self._lowest.pop(place)

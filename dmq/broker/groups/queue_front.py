@@ -1,6 +1,6 @@
-"""What may go from the front of a queue: a few rows, who has read how far, how large it is. For the reading thread.
+"""Front of a queue: its first rows, the progress of its readers, and its size. All functions run on the read thread.
 
-Nothing here grows with what lies in the queue.
+The cost of each function is bounded and does not grow with the backlog.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BYTES_PER_STEP_MAX = 4 * 1024 * 1024
 _SAMPLES_MAX = 256
 _SAMPLED_BYTES_MAX = 8 * 1024 * 1024
 _GROUP_ROWS_MAX = 1_000_000
-_GOLDEN = 0.6180339887498949  # its multiples, without what is before the point, are spread evenly, however many
+_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly for any count (golden ratio)
 
 
 class Edges(NamedTuple):
-    """Where a queue begins and ends, and when its first message was stored; 0 if it is empty."""
+    """Begin and end offsets of a queue, and the store time of its first message, 0 if it is empty."""
 
     begin: int
     end: int
@@ -35,39 +35,41 @@ class Edges(NamedTuple):
 
 
 class Front(NamedTuple):
-    """The first messages of a queue, and who has read how far as far as that is only in the store."""
+    """First messages of a queue, and the stored progress of groups that are not loaded."""
 
     begin: int
     rows: list[tuple[int, QueuedMessage]]
     asleep: list[GroupQueue]
-    pulled: int  # the lowest offset that a group which pulls committed; ``NOBODY`` if there is no such group
+    pulled: int  # lowest committed offset of the pull groups; ``NOBODY`` if there are none
 
 
 def edges(store: Store, topic_id: int, queues: int) -> list[Edges]:
-    """Look at both ends of every queue of a topic."""
+    """Return both ends of every queue of a topic."""
     found = []
     for queue_id in range(queues):
         place = Place(topic_id, queue_id)
         end = store.queue_end(*place)
-        begin = begin_of(store, place, 0, end) if end else 0  # of many queues nobody has used yet
+        begin = begin_of(store, place, 0, end) if end else 0  # many queues are still empty
         (value,) = store.get_many(Family.QUEUE, [pack_queue_key(*place, begin)]) if begin < end else (None,)
         found.append(Edges(begin, end, decode_queued(value).stored_at_ms if value is not None else 0))
     return found
 
 
 def front(store: Store, place: Place, groups: Iterable[int]) -> Front:
-    """Look at the front of a queue, and at how far ``groups`` are that are not loaded; who has no place is left out."""
+    """Return the front of a queue and the stored progress of ``groups``, which are not loaded; omit groups without
+    progress.
+    """
     begin = store.queue_begin(*place)
     rows = messages_from(store, place, begin, NOBODY - 1, limit=ROWS_PER_STEP_MAX, bytes_max=BYTES_PER_STEP_MAX)
     asleep = [queue for group_id in groups if (queue := progress(store, group_id, place)) is not None]
     committed = store.scan(Family.GROUP, *committed_range(*place), limit=GROUPS_MAX)
-    if not committed.is_complete:  # each row is of a group that is known
+    if not committed.is_complete:  # one row per known group, so the limit holds
         raise StoreCorrupt(f"over {GROUPS_MAX} groups have an offset in topic {place.topic_id} queue {place.queue_id}")
     return Front(begin, rows, asleep, min((unpack_u64(value) for _, value in committed.rows), default=NOBODY))
 
 
 def progress(store: Store, group_id: int, place: Place) -> GroupQueue | None:
-    """Return how far a group is with a queue by what is stored; ``None`` if it has no place there."""
+    """Return the stored progress of a group on a queue, or None if it has none."""
     found = store.scan(Family.GROUP, *group_queue_range(group_id, *place), limit=_GROUP_ROWS_MAX)
     if not found.is_complete:
         raise StoreCorrupt(f"group {group_id} has over {_GROUP_ROWS_MAX} rows for topic {place.topic_id}")
@@ -77,14 +79,14 @@ def progress(store: Store, group_id: int, place: Place) -> GroupQueue | None:
 
 
 class FinishedByAll(NamedTuple):
-    """What some groups have all finished of a queue: everything below ``floor``, and some of what is above."""
+    """Offsets of a queue finished by all of several groups: all below ``floor``, and those in ``above``."""
 
     floor: int
     above: list[int]
 
 
 def finished_by_all(store: Store, place: Place, groups: Iterable[int], end: int) -> FinishedByAll | None:
-    """Return what those of ``groups`` that read a queue have all finished below ``end``; ``None`` if none reads it."""
+    """Return the offsets below ``end`` that all readers among ``groups`` have finished, or None without a reader."""
     readers = [queue for group_id in groups if (queue := progress(store, group_id, place)) is not None]
     if not readers:
         return None
@@ -94,9 +96,10 @@ def finished_by_all(store: Store, place: Place, groups: Iterable[int], end: int)
 
 
 def readers_from(store: Store, start: bytes, limit: int) -> tuple[set[tuple[int, int]], bytes]:
-    """Return (group, topic) of whoever has progress, from ``start`` on, and where to go on; empty at the end.
+    """Return up to ``limit`` (group, topic) pairs with progress from ``start`` on, and the next start key, empty at the
+    end.
 
-    Begins with group 1: 0 is who keeps account of dead letters and of committed offsets. One seek for each.
+    Groups start at 1: group 0 records the outcomes of dead letters, and committed offsets. Costs one seek per pair.
     """
     found: set[tuple[int, int]] = set()
     start = start or group_queue_range(1, 0, 0)[0]
@@ -111,7 +114,7 @@ def readers_from(store: Store, start: bytes, limit: int) -> tuple[set[tuple[int,
 
 
 class Finished(NamedTuple):
-    """The part of a lane that its group has finished, and about how large it is."""
+    """Part of a lane that its group has finished, and the approximate size of that part."""
 
     begin: int
     end: int
@@ -119,7 +122,7 @@ class Finished(NamedTuple):
 
 
 def finished(store: Store, place: Place, group_id: int, floor: int) -> Finished:
-    """Look at what the group of a lane has finished: all below ``floor``, or what is stored of it if that is more."""
+    """Return the finished part of a lane: all below ``floor``, or below the stored floor if ``floor`` is 0."""
     begin = store.queue_begin(*place)
     stored = progress(store, group_id, place) if not floor else None
     end = max(begin, floor, stored.floor if stored is not None else 0)
@@ -127,9 +130,10 @@ def finished(store: Store, place: Place, group_id: int, floor: int) -> Finished:
 
 
 def sizes(store: Store, topic_id: int, ends: Sequence[Edges]) -> list[int]:
-    """Return about how many bytes lie in each queue of a topic: exact for a few messages, else from evenly spread ones.
+    """Return the approximate size in bytes of each queue of a topic.
 
-    Of many messages whose sizes differ by as much as they are large, right to some 6 %.
+    The size is exact up to 256 messages, otherwise estimated from evenly spread samples. The error is some 6 % if the
+    standard deviation of message sizes equals their mean.
     """
     return [_size(store, Place(topic_id, queue_id), each) for queue_id, each in enumerate(ends)]
 

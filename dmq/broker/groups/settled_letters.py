@@ -1,4 +1,4 @@
-"""Which dead letters have an outcome: of each dead-letter queue, the progress of group 0 on it."""
+"""Settled dead letters: letters with an outcome, stored as the progress of group 0 on each dead-letter queue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dmq.broker.io.reader import Reader
 
 
 class Settled:
-    """Which letters are settled, of dead-letter queues that were looked at in this run. Belongs to the event loop."""
+    """Settled letters of the dead-letter queues read in this run. It belongs to the event loop."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._loaded: dict[int, GroupQueue] = {}
 
     async def load(self, topic_id: int) -> GroupQueue:
-        """Return which letters of a dead-letter topic have an outcome."""
+        """Return the progress that marks the settled letters of a dead-letter topic."""
         known = self._loaded.get(topic_id)
         if known is not None:
             return known
@@ -25,9 +25,9 @@ class Settled:
         return self._loaded.setdefault(topic_id, settled)
 
     def get(self, topic_id: int) -> GroupQueue | None:
-        """As ``load``, if it is loaded already, as it is while the topic has a subscription."""
+        """As ``load``, or None if it is not loaded. It is loaded while the topic has a subscription."""
         return self._loaded.get(topic_id)
 
     def forget(self, topic_id: int) -> None:
-        """Drop what is known of a topic that is gone."""
+        """Drop the cached progress of a removed topic."""
         self._loaded.pop(topic_id, None)

@@ -1,4 +1,4 @@
-"""One group's view of one topic: its queues, its retries, who waits for a message."""
+"""Subscription: the state of one group on one topic, with its queues, its retry lane and its waiting receives."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from dmq.trail.events import LANE, EventKind, encode_event
 
 
 class QueueEnd:
-    """The end of one queue, which all groups that read the queue share."""
+    """End of one queue, shared by all groups that read it."""
 
     __slots__ = ("__weakref__", "is_recent_read", "offset", "recheck_at")
 
     def __init__(self) -> None:
-        self.offset = 0  # after the last message that is durable
-        self.is_recent_read = False  # a group is near the end
-        self.recheck_at = 0  # from this offset on it is to be found out again
+        self.offset = 0  # after the last durable message
+        self.is_recent_read = False  # a group reads near the end
+        self.recheck_at = 0  # offset at which ``is_recent_read`` is determined again
 
 
 class Readers:
-    """State that subscriptions share, so that a new message costs the same whatever the number of groups."""
+    """State shared by all subscriptions, so that the cost of a new message does not depend on the number of groups."""
 
     def __init__(self) -> None:
         self._ends: WeakValueDictionary[tuple[int, int], QueueEnd] = WeakValueDictionary()
-        self._waiting: dict[int, dict[Subscription, None]] = {}  # with a receive that waits, by topic
+        self._waiting: dict[int, dict[Subscription, None]] = {}  # subscriptions with waiting receives, by topic
 
     def end_of(self, topic_id: int, queue_id: int) -> QueueEnd:
-        """Return the end of a queue for one more reader."""
+        """Return the shared end of a queue for one more reader."""
         end = self._ends.get((topic_id, queue_id))
         if end is None:
             end = self._ends[topic_id, queue_id] = QueueEnd()
         return end
 
     def known_end(self, place: tuple[int, int]) -> QueueEnd | None:
-        """Return the end of a queue that has readers."""
+        """Return the shared end of a queue, or None if it has no readers."""
         return self._ends.get(place)
 
     def waiting(self, topic_id: int) -> list[Subscription]:
-        """Return the subscriptions to a topic that have a receive that waits."""
+        """Return the subscriptions to a topic that have waiting receives."""
         return list(self._waiting.get(topic_id, ()))
 
     def waits(self, found: Subscription) -> None:
-        """Note that a subscription has a receive that waits."""
+        """Record that a subscription has a waiting receive."""
         self._waiting.setdefault(found.topic.topic_id, {})[found] = None
 
     def waits_no_more(self, found: Subscription) -> None:
-        """Note that a subscription has none."""
+        """Record that a subscription has no waiting receive."""
         waiting = self._waiting.get(found.topic.topic_id, {})
         waiting.pop(found, None)
         if not waiting:
@@ -61,25 +61,25 @@ class Readers:
 
 
 class SubscribedQueue(GroupQueue):
-    """A group's progress on a queue of its subscription."""
+    """Progress of a group on one queue of its subscription."""
 
     def __init__(self, subscription: Subscription, topic_id: int, queue_id: int) -> None:
         self._shared_end = subscription.readers.end_of(topic_id, queue_id)
         super().__init__(subscription.group_id, topic_id, queue_id)
         self.subscription = subscription
         self.order = MessageOrder(subscription.remembered)
-        # Due times of the messages that this run read: where the last two looks began, and the latest.
+        # Due times of messages read in this run: the starts of the last two scans, and the latest.
         self.looks_from_ms = (0, 0)
         self.due_ms = 0
-        self.is_head_read = False  # whether ``due_ms`` is next to the due time of the message that comes next
+        self.is_head_read = False  # whether ``due_ms`` approximates the due time of the next message
 
     def look_at_again(self) -> None:
-        """Have it found out with the next message whether a group is near the end: this one may be."""
+        """Make the next message determine again whether a group reads near the end: this one may."""
         self._shared_end.recheck_at = 0
 
     @property
     def end(self) -> int:
-        """The offset after the last message: as it was read when the group began here, or as appended since."""
+        """Offset after the last message: the end read when the group was loaded, or after later appends if higher."""
         own, shared = self._own_end, self._shared_end.offset
         return shared if shared > own else own  # noqa: FURB136 - of every receive
 
@@ -89,11 +89,11 @@ class SubscribedQueue(GroupQueue):
 
 
 class Subscription:
-    """State of (group, topic); belongs to the event loop.
+    """State of (group, topic). It belongs to the event loop.
 
-    ``lane`` is where what the group failed of this topic becomes visible again, once there is such a thing. Receives of
-    queue 0 look there too: clients of a FIFO group ask for one queue each. Of a topic whose queues are not the group's
-    to read (``Names.reads``) it has the lane alone.
+    ``lane`` is the retry lane, where failed messages of this topic become visible to the group again; None until the
+    first retry. Receives of queue 0 also read the lane, because clients of a FIFO group request one queue each. If the
+    group may not read the topic's queues (``Names.reads``), the subscription has only the lane.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Subscription:
         remembered: Remembered | None = None,
         readers: Readers | None = None,
     ) -> None:
-        """``remembered`` counts what all subscriptions remember; ``readers`` is shared by all of them."""
+        """Create an unloaded subscription; all subscriptions share ``remembered`` and ``readers``."""
         self.remembered = remembered or Remembered()
         self.readers = readers or Readers()
         self.group_id = group_id
@@ -116,13 +116,13 @@ class Subscription:
         self.lane: SubscribedQueue | None = None
         self.is_loaded = asyncio.Event()
         self.is_retired = (
-            False  # its topic or group was removed, or its progress set anew: see ``Subscriptions.successor``
+            False  # its topic or group was removed, or its progress reset: see ``Subscriptions.successor``
         )
-        self.reset_epoch = 0  # of the last hand-out before it was set back or forth
+        self.reset_epoch = 0  # epoch of the last delivery before the group was reset
         self._turn = 0
-        self._stalled: set[SubscribedQueue] = set()  # whose last look had nothing but messages that came back
-        self._waits = 0  # so far
-        # By the queue that they wait for (-1: any), in their order: when each came, and what wakes it.
+        self._stalled: set[SubscribedQueue] = set()  # queues whose last scan had no newer messages, only returned ones
+        self._waits = 0  # number of the last wait
+        # By requested queue (-1: any), in order of arrival: wait number to the future that wakes the receive.
         self._waiters: dict[int, dict[int, asyncio.Future[bool]]] = {}
 
     @property
@@ -132,11 +132,14 @@ class Subscription:
 
     @property
     def in_hand(self) -> int:
-        """How many messages are handed out and not finished."""
+        """Number of messages that are leased and not finished."""
         return sum(len(queue.leases) for queue in self.all_queues)
 
     def attach(self, lane_id: int) -> SubscribedQueue:
-        """Take in the lane. Of a message group that lies there and in a queue, one message goes out at a time."""
+        """Attach the retry lane.
+
+        Of a message group with messages in the lane and in a queue, only one of the two delivers at a time.
+        """
         self.lane = lane = SubscribedQueue(self, lane_id, 0)
         self._keep_apart(lane)
         return lane
@@ -147,45 +150,48 @@ class Subscription:
             queue.beside = (lane,)
 
     def queue_at(self, topic_id: int, queue_id: int) -> SubscribedQueue | None:
-        """Return the queue of a handle or of a message that arrived."""
+        """Return the queue of a receipt handle or an append, or None if the subscription does not have it."""
         if self.lane is not None and topic_id == self.lane.topic_id:
             return self.lane
         return self.queues[queue_id] if topic_id == self.topic.topic_id and queue_id < len(self.queues) else None
 
     def number_of(self, queue: GroupQueue) -> int:
-        """Return the queue's number as audit events name it."""
+        """Return the queue number used in audit events."""
         return LANE if queue is self.lane else queue.queue_id
 
     def event(self, kind: EventKind, queue: GroupQueue, attempt: int, time_ms: int, message_id: bytes) -> bytes:
-        """Encode what the group did with a message of one of its queues."""
+        """Encode an audit event of the group for a message of one of its queues."""
         number = self.number_of(queue)
         return encode_event(kind, self.topic.topic_id, self.group_id, number, attempt, time_ms, message_id)
 
     def passed_over(self, queue: GroupQueue, offsets: Sequence[int], records: Sequence[QueuedMessage]) -> list[Op]:
-        """Return the ops that finish messages that the group is not to get."""
+        """Return the ops that finish messages without a delivery to the group."""
         ops: list[Op] = []
         for offset, record in zip(offsets, records, strict=True):
             ops.append(Emit(self.event(EventKind.FILTERED, queue, 0, offset, record.message_id), offset))
         return [*ops, *queue.finish(offsets)]
 
     def release_after(self, done: asyncio.Future[Any], places: Iterable[tuple[SubscribedQueue, int]]) -> None:
-        """Let go of finished offsets once that is durable, and wake who can use what that sets free; never, if not."""
+        """Release finished offsets once ``done`` is durable, and wake a receive that can use released messages.
+
+        If ``done`` fails, nothing is released.
+        """
 
         def settle(written: asyncio.Future[Any]) -> None:
             if written.cancelled() or written.exception() is not None:
                 return
             for queue, offset in places:
                 queue.release(offset)
-            self.wake_next()  # the bound of leases, or a message group, may have kept messages back
+            self.wake_next()  # the lease limit, or a message group, may have blocked messages
 
         done.add_done_callback(settle)
 
     def choose(self, available: Sequence[SubscribedQueue], limit: int) -> Sequence[tuple[SubscribedQueue, int]]:
-        """Return from which of the available queues a receive takes how many messages.
+        """Return the number of messages that a receive reads from each available queue.
 
-        The queue that is furthest behind, by the due times of the messages that were read, comes first, and the others
-        have equal shares. A queue whose last two looks began later than that has none. So at most two batches of
-        younger messages of each other queue come before a message.
+        The queue furthest behind, by the due times of the messages read, comes first; the others get equal shares. A
+        queue gets no share if its last two scans began later than that due time. So at most two batches of younger
+        messages from each other queue precede a message.
         """
         if len(available) < 2:
             return [(each, limit) for each in available]
@@ -203,7 +209,7 @@ class Subscription:
 
     @staticmethod
     def without_head(available: Sequence[SubscribedQueue], limit: int) -> Sequence[SubscribedQueue]:
-        """Return the queues whose next message has to be read before a receive can choose between the queues."""
+        """Return the queues whose next message must be read before a receive can choose between queues."""
         if len(available) < 2 or all(each.is_head_read for each in available):
             return ()
         if sum(each.available_max for each in available) <= limit:
@@ -211,23 +217,26 @@ class Subscription:
         return [each for each in available if not each.is_head_read]
 
     def was_read(self, queue: SubscribedQueue, first: QueuedMessage, last: QueuedMessage) -> None:
-        """Note the first and the last message that a look read in a queue."""
+        """Record the first and the last message that a scan read from a queue."""
         first_ms, last_ms = due_of(first), due_of(last)
         queue.is_head_read = queue.cursor < queue.end
         if last_ms > queue.due_ms:
             queue.looks_from_ms = queue.looks_from_ms[1], max(first_ms, queue.due_ms)
             queue.due_ms = last_ms
             self._stalled.clear()
-        else:  # what comes back at once, again and again, must not keep a receive from the other queues
+        else:  # repeated immediate redeliveries must not keep a receive from the other queues
             self._stalled.add(queue)
 
     def available(self, queue_id: int = -1) -> Sequence[SubscribedQueue]:
-        """Return the queues that have a message for a receive; the lane comes first where both lie in one."""
+        """Return the queues with a message for a receive of ``queue_id`` (-1: any queue).
+
+        If ``queue_id`` is 0, the lane comes before the queue.
+        """
         queues = self.all_queues if queue_id < 0 else self._wanted(queue_id)
         return [queue for queue in queues if queue.has_available()]
 
     def has_available(self, queue_id: int = -1) -> bool:
-        """Say whether a receive would find something."""
+        """Return True if a receive of ``queue_id`` would find a message."""
         queues = self.all_queues if queue_id < 0 else self._wanted(queue_id)
         return any(queue.has_available() for queue in queues)
 
@@ -237,11 +246,11 @@ class Subscription:
         return [self.queues[queue_id]]
 
     async def wait(self, queue_id: int, timeout_s: float) -> None:
-        """Return when something may have become available in ``queue_id`` (-1: any queue), or time is up."""
+        """Return when a message may be available in ``queue_id`` (-1: any queue), or after ``timeout_s`` seconds."""
         if self.is_retired:
             return
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[bool] = loop.create_future()  # whether by an arrival
+        woken: asyncio.Future[bool] = loop.create_future()  # True: by an arrival
         self._waits += 1
         number = self._waits
         self._waiters.setdefault(queue_id, {})[number] = woken
@@ -253,7 +262,7 @@ class Subscription:
         except asyncio.CancelledError:
             is_taken = not woken.cancelled() and woken.result()
             if is_taken:
-                self.wake_next()  # this wake-up was meant for somebody who can use it
+                self.wake_next()  # pass the wake-up on to a receive that can use it
             raise
         finally:
             up.cancel()
@@ -261,10 +270,10 @@ class Subscription:
                 self._forget(queue_id, number)
 
     def wake(self, queue_id: int) -> bool:
-        """Wake the receive that has waited longest for ``queue_id`` or for any queue; say whether there was one.
+        """Wake the receive that has waited longest for ``queue_id`` or for any queue; return False if there is none.
 
-        The lane's number is 0, as that of the queue whose receives look there. One is enough: whoever takes something
-        and leaves something wakes the next (``wake_next``).
+        The lane has number 0, the number of the queue whose receives read it. One wake-up is enough: a receive that
+        leaves messages wakes the next one (``wake_next``).
         """
         first = min(filter(None, (self._first(-1), self._first(queue_id))), default=None)
         if first is None:
@@ -276,12 +285,14 @@ class Subscription:
         return True
 
     def _first(self, wanted: int) -> tuple[int, int] | None:
-        """Return who waits longest for ``wanted``: when it came, and ``wanted``."""
+        """Return the number of the longest-waiting receive for ``wanted``, with ``wanted`` itself; None if there is
+        none.
+        """
         while waiting := self._waiters.get(wanted):
             number = next(iter(waiting))
             if not waiting[number].done():
                 return number, wanted
-            self._forget(wanted, number)  # its time is up, or it was called off
+            self._forget(wanted, number)  # timed out or cancelled
         return None
 
     def _forget(self, wanted: int, number: int) -> None:
@@ -293,7 +304,7 @@ class Subscription:
                 self.readers.waits_no_more(self)
 
     def grow(self, topic: Topic) -> None:
-        """Take in the queues that were added to the topic, and whatever else of it was changed."""
+        """Apply a changed topic: new settings and added queues."""
         self.topic = topic
         self._take_in(topic.queues)
         if self.lane is not None:
@@ -304,7 +315,7 @@ class Subscription:
             self.queues += [SubscribedQueue(self, self.topic.topic_id, n) for n in range(len(self.queues), queues)]
 
     def retire(self) -> None:
-        """Stop handing out and void all leases; receives that wait are woken, and end."""
+        """Stop deliveries and void all leases; waiting receives wake up and end."""
         self.is_retired = True
         for queue in self.all_queues:
             queue.leases.clear()
@@ -313,13 +324,13 @@ class Subscription:
                 _time_is_up(woken)
 
     def wake_next(self) -> None:
-        """Wake one receive that can use what is available, if there is one."""
+        """Wake one waiting receive that can use an available message, if there is one."""
         if self._waiters:
             any(queue.has_available() and self.wake(queue.queue_id) for queue in self.all_queues)
 
     @property
     def waiting(self) -> int:
-        """How many receives wait."""
+        """Number of waiting receives."""
         return sum(map(len, self._waiters.values()))
 
 
@@ -333,5 +344,5 @@ def _due_ms(queue: SubscribedQueue) -> int:
 
 
 def due_of(record: QueuedMessage) -> int:
-    """Return when a message was due: its delivery time, or when it reached its queue."""
+    """Return the due time of a message: its delivery time, or its store time if it has none."""
     return record.deliver_at_ms or record.stored_at_ms

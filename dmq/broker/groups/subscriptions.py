@@ -1,4 +1,4 @@
-"""The subscriptions of this run: loaded when they are first used, told of new messages, retired by operators."""
+"""Subscriptions of this run: loaded at first use, notified of appended messages, retired by operators."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from dmq.store.writer.operations import Appended, Emit, Op
 from dmq.trail.events import subscribed_event
 
 GroupStart = Literal["earliest", "latest"]
-# So many messages of a queue are appended before its readers are looked at again: most are where they were.
+# Number of appended messages after which a queue's readers are checked again: most have moved little by then.
 _RECHECK_MESSAGES: Final = 256
 
 
 class Subscriptions:
-    """Finds and loads what groups have of topics. Belongs to the event loop."""
+    """Registry and loader of subscriptions. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -53,26 +53,26 @@ class Subscriptions:
         self._ends = ends
         self._group_start = group_start
         self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic
-        self._readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
+        self._readers: dict[int, set[int]] = {}  # groups by topic, of all subscriptions since the start of this run
         self._by_topic: dict[int, list[Subscription]] = {}
         self._lanes: dict[int, Subscription] = {}  # by lane
         self._retired: list[Subscription] = []
         self._remembered = Remembered()
         self._shared = Readers()
-        self._begins: dict[Place, int] = {}  # of queues that lost their front in this run, from the order on
+        self._begins: dict[Place, int] = {}  # new begins of queues trimmed in this run, from the start of the removal
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
     def all(self) -> list[Subscription]:
-        """Return the subscriptions of this run, loaded or about to be, also those that only hold a place."""
+        """Return all subscriptions of this run, including those under load and the placeholders of held ones."""
         return list(self._by_key.values())
 
     def get(self, group_id: int, topic_id: int) -> Subscription | None:
-        """Return a subscription if it is there, loaded or not."""
+        """Return a subscription, loaded or not, or None if it does not exist."""
         return self._by_key.get((group_id, topic_id))
 
     def to(self, topic_id: int) -> list[Subscription]:
-        """Return the subscriptions to a topic that are loaded, or about to be."""
+        """Return the subscriptions to a topic that are loaded or under load."""
         return [found for found in self._by_topic.get(topic_id, ()) if not found.is_retired]
 
     def readers_of(self, topic_id: int) -> set[int]:
@@ -80,12 +80,14 @@ class Subscriptions:
         return self._readers.get(topic_id, set())
 
     def has(self, group_name: str, topic_name: str) -> bool:
-        """Say whether a subscription is there, loaded or about to be."""
+        """Return True if a subscription exists, loaded or under load."""
         group, topic = self._names.groups.get(group_name), self._names.topics.get(topic_name)
         return group is not None and topic is not None and (group.group_id, topic.topic_id) in self._by_key
 
     async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
-        """As ``subscribe``, for a receipt handle: creates nothing, since it was given out for what exists."""
+        """As ``subscribe``, for a receipt handle: creates nothing, because a valid handle names an existing
+        subscription.
+        """
         if group_name not in self._names.groups or topic_name not in self._names.topics:
             raise _no_such_delivery(group_name, topic_name)
         return await self.subscribe(group_name, topic_name, is_known=True)
@@ -93,20 +95,21 @@ class Subscriptions:
     async def subscribe(
         self, group_name: str, topic_name: str, *, is_known: bool = False, group_start: GroupStart | None = None
     ) -> Subscription:
-        """Return the state of (group, topic), loaded; creates what is missing, unless it has to be known.
+        """Return the loaded state of (group, topic); create it if it is missing, unless ``is_known``.
 
-        A group begins as configured, or by ``group_start``. ``Overloaded`` if there are too many subscriptions.
+        A new subscription starts at ``group_start``, or as configured. Raise ``Overloaded`` if there are too many
+        subscriptions.
         """
         await self._catalog.group(group_name)
         await self._catalog.topic(topic_name)
-        while True:  # either may have been removed while something was awaited
+        while True:  # either may have been removed during an await
             group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
             known = self._by_key.get((group.group_id, topic.topic_id))
             if known is None:
                 break
             if known.is_loaded.is_set():
                 return known
-            await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+            await known.is_loaded.wait()  # then check again: the loading call may fail or be cancelled
         if len(self._by_key) >= SUBSCRIPTIONS_MAX and group.group_id != self._names.forwarder_id:
             raise Overloaded("too many groups receive from too many topics", limit=f"{SUBSCRIPTIONS_MAX} pairs")
         has_queues = self._names.reads(group.group_id, topic.name)
@@ -115,7 +118,7 @@ class Subscriptions:
         )
         self._by_key[group.group_id, topic.topic_id] = found
         self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
-        self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
+        self._by_topic.setdefault(topic.topic_id, []).append(found)  # from now on it is notified of new messages
         lane = self._names.lanes.get((group.group_id, topic.topic_id))
         if lane is not None:
             self._attach(found, lane)
@@ -125,7 +128,7 @@ class Subscriptions:
             self._detach(found)
             found.is_loaded.set()
             raise
-        # It is written, whether this caller waits for that or not: another one that began anew would count it twice.
+        # The unit is written even if this caller is cancelled: a second start by another caller would count it twice.
         begun.add_done_callback(partial(self._loaded, found))
         await self._commits.wait(begun)
         return found
@@ -144,7 +147,7 @@ class Subscriptions:
         for queue in found.all_queues:
             queue.count_apart()
         key = found.group_id, found.topic.topic_id
-        if self._by_key.get(key) is found:  # and not what holds its place
+        if self._by_key.get(key) is found:  # and not its placeholder
             del self._by_key[key]
         if found in self._by_topic.get(found.topic.topic_id, ()):
             self._by_topic[found.topic.topic_id].remove(found)
@@ -154,24 +157,24 @@ class Subscriptions:
     # -- retiring subscriptions: of a topic (no group id), of a group (no topic id), or one ---------------------------
 
     def retire(self, topic_id: int, group_id: int, *, is_held: bool) -> None:
-        """Stop serving subscriptions. With ``is_held`` who subscribes waits until they are let go."""
+        """Stop serving subscriptions. With ``is_held``, new subscribers wait until ``let_go``."""
         for key, found in self._by_key.items():
             if group_id in {0, key[0]} and topic_id in {0, key[1]} and not found.is_retired:
                 found.retire()
                 self._retired.append(found)
         if is_held:
             held = self._by_key[group_id, topic_id] = Subscription(group_id, self._names.topics_by_id[topic_id])
-            held.retire()  # nobody gets it: it only holds the place
+            held.retire()  # a placeholder that is never returned to a caller
 
     async def retired(self, topic_id: int, group_id: int) -> None:
-        """Return when nothing that was under way on retired subscriptions writes any more, and all of it is written."""
+        """Return when retired subscriptions write nothing more, and all of their writes are durable."""
         for found in self._retired_of(topic_id, group_id):
             await found.is_loaded.wait()
-            found.retire()  # with the leases it was loaded with
+            found.retire()  # again, to void the leases it was loaded with
         await self._commits.flush()
 
     def let_go(self, topic_id: int, group_id: int) -> None:
-        """Forget retired subscriptions: who subscribes now begins with what is stored."""
+        """Forget retired subscriptions, so that new subscribers load the stored state."""
         for found in self._retired_of(topic_id, group_id):
             self._retired.remove(found)
             self._detach(found)
@@ -193,7 +196,7 @@ class Subscriptions:
         ]
 
     async def successor(self, found: Subscription) -> Subscription:
-        """Return what took the place of a retired subscription; ``Refused`` if its topic or its group was removed."""
+        """Return the replacement of a retired subscription; raise ``Refused`` if its topic or its group was removed."""
         group_name, topic_name = self._names.groups_by_id[found.group_id].name, found.topic.name
         group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
         if group.group_id != found.group_id:
@@ -205,7 +208,7 @@ class Subscriptions:
     async def _load(
         self, found: Subscription, group_start: GroupStart, *, is_known: bool
     ) -> asyncio.Future[list[Receipt]]:
-        """Read what is stored of it, and return the unit that it begins with, which was submitted."""
+        """Read the stored state of a subscription; return the future of its first unit, which is submitted."""
         ops: list[Op] = []
         (reset,) = await self._reader.values(Family.META, [reset_key(found.group_id, found.topic.topic_id)])
         found.reset_epoch = unpack_u64(reset) if reset is not None else 0
@@ -223,15 +226,16 @@ class Subscriptions:
                 ops += queue.skip_to(begin)
             else:
                 ops += await self._begin(found, queue, begin, group_start)
-        # Also without ops: behind this unit, what lies below the ends that were read is durable.
+        # Also without ops: once this unit is durable, so are all messages below the ends read.
         return self._commits.submit(ops)
 
     async def _begin(
         self, found: Subscription, queue: SubscribedQueue, begin: int, group_start: GroupStart
     ) -> list[Op]:
-        """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event.
+        """Start a group on a queue. A retry lane belongs to its group from the start and therefore makes no event.
 
-        What went to a cluster is not for groups here, and what all groups here have finished is not for the cluster.
+        Local groups skip messages that went to a cluster. The forwarder skips messages that all local groups have
+        finished.
         """
         if queue is found.lane:
             return queue.start_at(begin)
@@ -254,7 +258,7 @@ class Subscriptions:
         return ops
 
     def lane(self, found: Subscription) -> tuple[SubscribedQueue, list[Op]]:
-        """Return where retries of a loaded subscription go, and the ops that must ride with its first use."""
+        """Return the retry lane of a loaded subscription, and the ops to commit with its first use."""
         if found.lane is not None:
             return found.lane, []
         group = self._names.groups_by_id[found.group_id]
@@ -263,7 +267,7 @@ class Subscriptions:
         return queue, [*ops, *queue.start_at(0)]
 
     def lane_id(self, group: Group, topic: Topic) -> tuple[int, list[Op]]:
-        """As ``lane``, whether the group is there or has ever read the topic or not: the id of where retries go."""
+        """As ``lane``, but return the topic id of the lane; the group need not be subscribed to the topic."""
         found = self._by_key.get((group.group_id, topic.topic_id))
         if found is not None and not found.is_retired:
             queue, ops = self.lane(found)
@@ -277,11 +281,11 @@ class Subscriptions:
         return found.attach(lane.topic_id)
 
     def shortened(self, place: Place, begin: int) -> None:
-        """Note where a queue begins now, for subscriptions that are being loaded."""
+        """Record the new begin of a queue for subscriptions under load."""
         self._begins[place] = begin
 
     def on_appended(self, appended: Appended) -> None:
-        """Tell who waits that queues have grown."""
+        """Update the ends of queues after an append and wake waiting receives."""
         shared = self._shared
         waiting: dict[Subscription, None] = {}
         for place, growth in appended.items():
@@ -299,15 +303,15 @@ class Subscriptions:
                 self._reader.recent.forget(place)
             waiting.update(dict.fromkeys(self._waiting(place[0])))
         for found in waiting:
-            found.wake_next()  # one: who takes something and leaves something wakes the next
+            found.wake_next()  # one is enough: a receive that leaves messages wakes the next
 
     def _waiting(self, topic_id: int) -> list[Subscription]:
-        """Return the subscriptions with receives that wait for a topic, or for the retries that are in a lane."""
+        """Return the subscriptions with waiting receives that a topic or a lane wakes."""
         lane = self._lanes.get(topic_id)
         return [lane] if lane is not None else self._shared.waiting(topic_id)
 
     def _is_near_read(self, place: tuple[int, int], offset: int) -> bool:
-        """Return True if a group is so near an offset of a queue that it will look for it in memory."""
+        """Return True if a group is near enough to an offset of a queue to read it from the tail cache."""
         lane = self._lanes.get(place[0])
         readers = [lane] if lane is not None else self._by_topic.get(place[0], ())
         queues = (found.queue_at(*place) for found in readers)
