@@ -1,4 +1,3 @@
-"""Embedded broker: a full message broker on the store, inside the daemon's process, with no other process and no JVM.
-"""
+"""Embedded broker: a full message broker on the store, inside the daemon's process and without a JVM."""
 
 from __future__ import annotations

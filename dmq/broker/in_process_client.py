@@ -77,7 +77,7 @@ class EmbeddedClassic:
         if self._on_close is not None:
             await self._on_close()
 
-    # -- who and where ------------------------------------------------------------------------------------------------
+    # -- routes and members -------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
         """As ``ClassicBroker.route``. The call creates an unknown topic if the broker auto-creates topics."""

@@ -360,8 +360,7 @@ class Deliveries:
         return queue, receipt, lease
 
     async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, Lease, str]:
-        """Return the queue, receipt, lease and message group of a valid handle; refuse it if its message is finished.
-        """
+        """Return the queue, receipt, lease and message group of a valid handle; refuse a finished message."""
         queue, receipt = _resolve(self._receipts, found, handle)
         if not queue.check(receipt):
             raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)

@@ -1,7 +1,7 @@
-"""Log lines about messages that are retried or dead: at most one for each kind of failure in ``INTERVAL_S``.
+"""Log lines about retried and dead-lettered messages: at most one for each kind of failure in ``INTERVAL_S``.
 
-A kind is the event, the group, the topic and the error. A handler that fails every message writes six lines a minute,
-and the number of those left out is in them.
+A kind is the event, the group, the topic and the error. A handler that fails every message causes six lines a minute.
+Each line includes the number of suppressed lines.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from broker_adapter.runtime.clock import Clock
 log = structlog.get_logger("dmq.broker")
 
 INTERVAL_S: Final = 10.0
-KINDS_MAX: Final = 1_000  # remembered; an error with a number in its text is a kind each time
+KINDS_MAX: Final = 1_000  # an error text that contains a number is a new kind each time
 LINES_MAX: Final = 20  # of all kinds in ``INTERVAL_S``
 
 Event = Literal["message_retried", "message_dead_lettered"]
 
 
 class FailureLog:
-    """Belongs to the event loop."""
+    """Rate-limited failure log. It belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._kinds: OrderedDict[tuple[str, ...], float] = OrderedDict()  # by when each was logged, the oldest first
+        self._kinds: OrderedDict[tuple[str, ...], float] = OrderedDict()  # time of the last line, oldest first
         self._left_out = 0
         self._since_s, self._lines = 0.0, 0
 
     def failed(self, event: Event, *, group: str, topic: str, error: str, **facts: str | int) -> None:
-        """Log one failure, unless one of its kind was logged before, or too many lines were."""
+        """Log one failure, unless its kind was logged within ``INTERVAL_S`` or ``LINES_MAX`` is reached."""
         now_s, kind = self._clock.monotonic_s(), (event, group, topic, error)
         if now_s - self._since_s >= INTERVAL_S:
             self._since_s, self._lines = now_s, 0

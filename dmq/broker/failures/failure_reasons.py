@@ -1,8 +1,8 @@
-"""Reasons of failures that clients reported ahead of the failure itself, until it comes.
+"""Failure reasons that clients report before the failure itself, held until the failure arrives.
 
-A report and the failure are two calls of one client, in this order on one connection. A report whose failure does not
-come is dropped after ``KEPT_S``. What does not fit into the bounds is dropped too: a reason is a help, and no message
-depends on it. An acknowledgement never looks here.
+The report and the failure are two calls of one client, in this order on one connection. A report without a failure is
+dropped after ``KEPT_S``. Reasons above the size limits are also dropped: no message depends on a reason. An
+acknowledgement never accesses this module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from retry.failure_reason import FailureReason, bounded
 
 KEPT_S: Final = 30.0
 BYTES_MAX: Final = 8 * 1024 * 1024  # of all groups
-GROUP_BYTES_MAX: Final = 1024 * 1024  # so that no group takes the room of the others
-_REASON_BYTES: Final = 1024  # an entry with its handle, in addition to its texts
+GROUP_BYTES_MAX: Final = 1024 * 1024  # so that one group cannot use up the total
+_REASON_BYTES: Final = 1024  # overhead of an entry with its handle, in addition to its texts
 
 
 class _Reported(NamedTuple):
@@ -30,22 +30,22 @@ class _Reported(NamedTuple):
 
 
 class FailureReasons:
-    """Reasons by receipt handle. Belongs to the event loop."""
+    """Reported reasons by receipt handle. It belongs to the event loop."""
 
     def __init__(self, names: Names, receipts: ReceiptHandles, clock: Clock, *, is_on: bool) -> None:
         self.is_on = is_on
-        self.dropped_total = 0  # for want of room
+        self.dropped_total = 0  # because of the size limits
         self._names = names
         self._receipts = receipts
         self._clock = clock
-        self._reported: OrderedDict[str, _Reported] = OrderedDict()  # the oldest first
+        self._reported: OrderedDict[str, _Reported] = OrderedDict()  # oldest first
         self._bytes: Counter[str] = Counter()  # by group
         self._bytes_in_all = 0
 
     def note(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
-        """Keep the reason of a failure that is about to come; False if no reasons are kept.
+        """Store the reason of an expected failure; return False if reasons are disabled.
 
-        A handle of another group, and one that this store has not issued, is ignored.
+        A handle of another group, or one that this store has not issued, is ignored.
         """
         if not self.is_on:
             return False
@@ -59,7 +59,7 @@ class FailureReasons:
         return True
 
     def keep(self, group: str, receipt_handle: str, reason: FailureReason) -> None:
-        """Keep the reason of a delivery that is known to be the group's."""
+        """Store the reason of a delivery that is known to belong to the group."""
         if not self.is_on:
             return
         now_s = self._clock.monotonic_s()
@@ -77,7 +77,7 @@ class FailureReasons:
         self._bytes_in_all += size
 
     def take(self, receipt_handle: str) -> FailureReason | None:
-        """Return the reason of a delivery that has failed, and forget it; None if none was reported."""
+        """Remove and return the reason of a failed delivery, or None if none was reported."""
         return self._pop(receipt_handle) if self._reported else None
 
     def _pop(self, receipt_handle: str) -> FailureReason | None:

@@ -1,16 +1,16 @@
-"""What becomes of a delivery that failed: each outcome is one unit of ops, so that a crash leaves it before or after.
+"""Outcomes of failed deliveries. Each outcome is one unit of ops, so that a crash applies all of it or none.
 
-    come back       the message stays where it is; its next attempt is a row
-    retry later     the original is finished and a copy waits on the timeline for the group (its lane, when due)
-    dead letter     the original is finished and a copy lies in the group's dead-letter queue
+    come back       the message stays in its queue; its next attempt is a row
+    retry later     the original is finished; a copy is pending for the group (in its retry lane when due)
+    dead letter     the original is finished; a copy is stored in the group's dead-letter queue
 
-A copy is written whatever is known of its id: what its unit finishes goes on in it, and in nothing that was before.
+A copy is written even if its id is already known, because only this copy continues the message that its unit finishes.
 
-A message of a message group never leaves its queue to be retried: later ones of its group wait behind it, so it is
-hidden where it lies. The same is done with a dead letter that a consumer of its queue fails, whose facts a copy has no
-room for, and with any message while the disk is almost full: a hidden lease is a small row, a copy is not.
+A message of a message group never leaves its queue for a retry: later messages of its group wait for it, so it is
+hidden in place. The same applies to a dead letter that a consumer of its queue fails, because a copy has no room for
+its facts. It also applies to all messages while the disk is almost full: a hidden lease is a small row, a copy is not.
 
-Failures are gathered: those that come while others are being read share one read and one unit.
+Failures are batched: those that arrive during a read share the next read and unit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ BATCH_MAX = 256
 _WHY_CHARS_MAX = 300
 _NOT_OURS = -1
 _U64 = 2**64 - 1
-POSTPONED_MS = 60_000  # until a dead letter is tried again for which there was no room
+POSTPONED_MS = 60_000  # delay of a dead letter that does not fit on the disk
 DEAD_EVENTS = {
     Reason.EXHAUSTED: EventKind.DEAD_EXHAUSTED,
     Reason.TOO_OLD: EventKind.DEAD_TOO_OLD,
@@ -81,19 +81,19 @@ DEAD_EVENTS = {
 
 
 class Failed(NamedTuple):
-    """A delivery that failed, on its way to its outcome."""
+    """Failed delivery whose outcome is pending."""
 
     queue: SubscribedQueue
     offset: int
     lease: Lease
     failure: Failure
-    attempts_told: int  # by the consumer; 0: it did not say
-    handle: str  # by which its reason was reported
+    attempts_told: int  # attempts reported by the consumer; 0: not reported
+    handle: str  # the handle under which its reason was reported
     done: asyncio.Future[None]
 
 
 class Failures:
-    """Turns failed deliveries into what follows, durably. Belongs to the event loop."""
+    """Decides and commits the outcomes of failed deliveries. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Failures:
         self.dead_total = 0
 
     async def close(self) -> None:
-        """Stop; what was not submitted is as before, and its caller is told."""
+        """Stop the task; failures not yet submitted have no effect, and their futures are cancelled."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -139,7 +139,7 @@ class Failures:
         attempts_told: int = 0,
         now_ms: int | None = None,
     ) -> Outcome:
-        """Return what follows on the failure of a lease whose message was read."""
+        """Return the outcome of the failure of a lease whose message was read."""
         if lease.is_suspended and isinstance(failure, LeaseExpired):
             return ComeBack()
         return after_failure(
@@ -154,7 +154,7 @@ class Failures:
         )
 
     def _believed(self, not_after_ms: int) -> int:
-        """Return the time, or 0 while the clock cannot be believed, by which a message would die of a step."""
+        """Return the expiry, or 0 while the clock is not steady: a clock step must not expire a message."""
         return not_after_ms if not_after_ms and self._clock.is_steady() else 0
 
     def fail(
@@ -167,9 +167,9 @@ class Failures:
         attempts_told: int = 0,
         handle: str = "",
     ) -> asyncio.Future[None]:
-        """Let ``failure`` have its outcome; the future is done when that is durable.
+        """Apply the outcome of ``failure``; the future is done when it is durable.
 
-        ``handle`` is the one that its client gave; by default that of the lease.
+        ``handle`` is the handle that the client sent; by default that of the lease.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lease.is_returning = True
@@ -187,8 +187,8 @@ class Failures:
                 for each in batch + self._waiting:
                     each.done.cancel()
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told to who waits
-                if len(batch) > 1:  # one that cannot be read must not stand for the others
+            except Exception as error:  # noqa: BLE001 - any error is passed to the waiting caller
+                if len(batch) > 1:  # one unreadable message must not fail the others
                     for each in batch:
                         await self._handle_alone(each)
                 else:
@@ -209,7 +209,7 @@ class Failures:
         one.lease.is_returning = False
         if not one.done.done():
             one.done.set_exception(error)
-            one.done.exception()  # who does not wait for it is not to be warned of it
+            one.done.exception()  # marks it retrieved: no asyncio warning if no caller waits
 
     async def _handle(self, batch: list[Failed]) -> None:
         records = await self._reader.messages([(each.queue, each.offset) for each in batch])
@@ -223,7 +223,7 @@ class Failures:
             try:
                 each.lease.know(record)
                 more, attempt = self._plan(each, record, self._reason_of(each, stored))
-            except Exception as error:  # noqa: BLE001 - one that cannot be decided must not stand for the others
+            except Exception as error:  # noqa: BLE001 - one failure without an outcome must not fail the others
                 self._give_up(each, error)
                 continue
             ops += more
@@ -243,19 +243,21 @@ class Failures:
                 if not each.done.done():
                     each.done.set_result(None)
                 if attempt != _NOT_OURS:
-                    each.queue.subscription.wake_next()  # a message group, or a bound, may be free
+                    each.queue.subscription.wake_next()  # a message group, or the lease limit, may have room now
 
         done.add_done_callback(settle)
 
     async def _stored_reasons(self, batch: Sequence[Failed]) -> dict[bytes, bytes]:
-        """Return the reasons that are in the rows of leases, by the keys of these."""
+        """Return the reasons stored in lease rows, by row key."""
         keys = [each.queue.exception_key(each.offset) for each in batch if each.lease.has_reason]
         values = await self._reader.values(Family.GROUP, keys) if keys else []
         found = zip(keys, values, strict=True)
         return {key: decode_exception(value).failure for key, value in found if value is not None}
 
     def _reason_of(self, failed: Failed, stored: Mapping[bytes, bytes]) -> FailureReason | None:
-        """Return why a delivery failed: what was reported of it, or of the failure that its lease followed on."""
+        """Return the reason of a failure: the reported one, else the one stored with the preceding failure of the
+        lease.
+        """
         reason = self.reasons.take(failed.handle)
         if reason is None and failed.lease.has_reason:
             failure = stored.get(failed.queue.exception_key(failed.offset))
@@ -267,7 +269,9 @@ class Failures:
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def _plan(self, failed: Failed, record: QueuedMessage, reason: FailureReason | None) -> tuple[list[Op], int]:
-        """Return the ops of the outcome, and the next attempt of a message that comes back once they are durable."""
+        """Return the ops of the outcome, and the next attempt of a message that becomes available once they are
+        durable, else 0.
+        """
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         found = queue.subscription
         now = moment(self._clock)
@@ -296,7 +300,7 @@ class Failures:
     ) -> list[Op]:
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         lease.first_failed_at_ms = lease.first_failed_at_ms or now.wall_ms
-        lease.epoch = self._receipts.next_epoch()  # who gave it back cannot finish it any more
+        lease.epoch = self._receipts.next_epoch()  # the previous consumer can no longer finish it
         rows = queue.hide(offset, lease, now, for_ms, message_group=record.message_group, failure=_encoded(reason))
         self._ends.watch(queue, offset, lease)
         attempt = lease.attempts
@@ -367,9 +371,11 @@ class Failures:
         number: int = NO_QUEUE,
         code: int = 0,
     ) -> tuple[list[Op], Append]:
-        """Return the op that puts a copy into the group's dead-letter queue, and those that its first use needs.
+        """Return the ops that the first use of the group's dead-letter queue needs, and the append of a copy to that
+        queue.
 
-        ``number`` is that of the queue in which it failed, if it was handed out, ``code`` that of a cluster's refusal.
+        ``number`` is the queue in which the message failed, if it was delivered; ``code`` is that of a cluster's
+        refusal.
         """
         now_ms = self._clock.now_ms()
         names = self._catalog.names
@@ -397,12 +403,12 @@ class Failures:
         entry_id = failed_id(record.message_id, history, attempts)
         return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event, IfKnown.WRITE)
 
-    # -- of a cluster -------------------------------------------------------------------------------------------------
+    # -- deliveries from a cluster ------------------------------------------------------------------------------------
 
     async def take_over(
         self, group: Group, topic: Topic, delivery: Delivery, failure: Failure, *, attempts_told: int = 0
     ) -> None:
-        """Let a group's failure of what a cluster handed out have its outcome here, durable on return."""
+        """Apply the outcome of a failed delivery from a cluster on this broker, durable on return."""
         now_ms = self._clock.now_ms()
         attempt = min(max(delivery.delivery_attempt, attempts_told), ATTEMPT_MAX)
         since_ms = delivery.stored_at_ms
@@ -448,9 +454,10 @@ class Failures:
         await self._commits.commit(ops)
 
     async def is_known(self, group: Group, topic: Topic, message_id: bytes) -> bool:
-        """Say whether a copy of a message that a group failed waits for it, or lies in its dead-letter queue.
+        """Return True if a failed copy of a message is pending or visible for its group, or unsettled in its
+        dead-letter queue.
 
-        Of what is not on the timeline any more it is known as long as a message id is.
+        Once a copy is off the timeline, it is found only as long as a message id is remembered.
         """
         copies = await self._copies(group.group_id, topic, message_id)
         if any(each.state is EntryState.WAITING for each in copies):
@@ -488,9 +495,10 @@ class Failures:
 
 
 def _still_fails(failed: Failed) -> bool:
-    """Say whether the failure still counts: not if the delivery was finished since, or its subscription retired.
+    """Return True if the failure still applies.
 
-    Nor if its lease had expired and was extended since: its consumer was told that it has more time.
+    It does not if the delivery was finished since, or its subscription retired. A lease expiry also does not apply if
+    the lease was extended since, because its consumer was promised more time.
     """
     lease = failed.lease
     if failed.queue.leases.get(failed.offset) is not lease:
@@ -499,14 +507,14 @@ def _still_fails(failed: Failed) -> bool:
 
 
 def copy_of(record: QueuedMessage, history: History) -> bytes:
-    """Return what follows on the head of a copy: its history and the message as it came off the wire."""
+    """Return the body of a copy after its header: the history, and the message in its wire format."""
     return encode_history(history) + encode_body(
         record.message_id, record.tag.encode(), record.message_group.encode(), record.payload, record.not_after_ms
     )
 
 
 def _refused(payload: bytes, failure: Unwanted) -> bytes:
-    """Return a message that says by what code it was refused, for who looks at the letter."""
+    """Return the payload with the code and text of the refusal as a property, for readers of the dead letter."""
     message = wire.Message.FromString(payload)
     message.user_properties[REFUSED] = f"{failure.code}: {failure.why}"[:_WHY_CHARS_MAX]
     return message.SerializeToString()

@@ -1,4 +1,4 @@
-"""Retries that wait for their time, in an operator's hand: list them, run them now, or end them as dead letters."""
+"""Pending retries for operators: list them, run them now, or end them as dead letters."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ from retry.failure_reason import FailureReason
 from retry.policy import Reason
 
 _ROWS_PER_SCAN = 1_000
-ROWS_PER_CALL_MAX = 20_000  # looked at by one call that lists retries
+ROWS_PER_CALL_MAX = 20_000  # scanned by one list call
 BYTES_PER_CALL_MAX = 16 * 1024 * 1024
 ENTRIES_PER_UNIT_MAX = 32  # each may be 4 MiB in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRetry:
-    """A retry that waits. ``entry`` names it for ``run_now`` and ``end``."""
+    """Pending retry. ``entry`` identifies it for ``run_now`` and ``end``."""
 
     entry: str
     group: str
     topic: str
     message_id: str
-    attempt: int  # the one that comes next
+    attempt: int  # the next one
     due_at_ms: int
     first_failed_at_ms: int
     last_failed_at_ms: int
     payload: bytes
-    failure: FailureReason | None = None  # the last one; None: nothing is known of it
+    failure: FailureReason | None = None  # of the last attempt; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPage:
-    """Some retries in the order of their time; go on with ``next_token``, empty at the end.
+    """Page of retries in the order of their due times; ``next_token`` continues the list and is empty at the end.
 
-    A page may be short, or empty, before the end: one call looks at a bounded number of rows.
+    A page may be short or empty before the end, because one call scans a limited number of rows.
     """
 
     retries: Sequence[WaitingRetry]
@@ -67,29 +67,29 @@ class RetryPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryOutcomes:
-    """What a command did to the retries it named: each is counted once."""
+    """Result of a command on a list of retries; each retry is counted once."""
 
     moved: int = 0
-    gone: int = 0  # it had been delivered, moved or ended before
+    gone: int = 0  # delivered, moved or ended before
 
 
 class _Retry(NamedTuple):
-    """A waiting retry, as it stands on the timeline."""
+    """Pending retry as stored on the timeline."""
 
     key: bytes
     due_at_ms: int
     lane_id: int
-    message: QueuedMessage  # as it will lie in its lane
-    value: bytes  # of its lane
+    message: QueuedMessage  # as it will be stored in its lane
+    value: bytes  # encoded for its lane
 
 
 _Instead = Callable[[_Retry], tuple[list[Op], list[Append | Tally]]]
 
 
 class WaitingRetries:
-    """The retries of all groups. Belongs to the event loop; looks at a bounded number of rows in a call.
+    """Pending retries of all groups. It belongs to the event loop, and scans a limited number of rows in a call.
 
-    ``Refused`` for a group or a topic that does not exist, and for an entry that cannot be one.
+    Calls raise ``Refused`` for a group or a topic that does not exist, and for an invalid entry.
     """
 
     def __init__(self, catalog: Catalog, commits: Commits, failures: Failures) -> None:
@@ -100,7 +100,7 @@ class WaitingRetries:
         self._failures = failures
 
     async def page(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
-        """Return waiting retries of a group in the order of their time."""
+        """Return pending retries of a group in the order of their due times."""
         found = self._catalog.known_group(group)
         topic_id = 0
         if topic:
@@ -154,7 +154,7 @@ class WaitingRetries:
         )
 
     async def run_now(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
-        """Make waiting retries visible at once, durable on return."""
+        """Make pending retries visible at once, durable on return."""
         found = self._catalog.known_group(group)
 
         def moved(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
@@ -174,7 +174,7 @@ class WaitingRetries:
         return await self._withdraw(found, entries, moved)
 
     async def end(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
-        """Send waiting retries to the group's dead-letter queue, durable on return."""
+        """Move pending retries to the group's dead-letter queue, durable on return."""
         found = self._catalog.known_group(group)
 
         def ended(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
@@ -191,7 +191,7 @@ class WaitingRetries:
         return outcomes
 
     async def _withdraw(self, group: Group, entries: Sequence[str], instead: _Instead) -> RetryOutcomes:
-        """Take retries off the timeline, a few at a time, each with what is done instead in one unit."""
+        """Withdraw retries from the timeline in small units, each together with its replacement ops."""
         keys = list(dict.fromkeys(_key_of(entry) for entry in entries))
         moved = 0
         for start in range(0, len(keys), ENTRIES_PER_UNIT_MAX):
@@ -211,20 +211,23 @@ class WaitingRetries:
             ops += before
             retry_id = _index_id(retry)
             ops.append(
-                # What is beside it makes a dead-letter queue, which may stay empty.
+                # ``before`` creates a dead-letter queue, which stays empty if the retry is gone.
                 Withdraw(
                     *(key, group.group_id, retry_id, entry.deliver_at_ms, len(value)),
                     instead=tuple(then),
                     if_gone=IfKnown.ANSWER,
                 )
             )
-        # Also with nothing to write: what is gone may be so by a unit that is not durable yet.
+        # Also without ops: a unit that is not durable yet may have removed the retries.
         receipts = await self._commits.commit(ops)
         return sum(receipt.state is EntryState.WITHDRAWN for receipt in receipts)
 
 
 def next_of(store: Store, scope: int, at: bytes) -> bytes:
-    """Return where the next entry of a scope can be: what is due later lies under its own time, and is counted."""
+    """Return the first key at or after ``at`` where a scope can have an entry.
+
+    The due counts of the scope allow the scan to skip empty time buckets.
+    """
     at_ms = unpack_timeline_key(at)[0]
     if at_ms <= store.clock.now_ms() + BUCKET_MS:
         return at

@@ -198,7 +198,7 @@ def _property(term: Term, what: str) -> str:
     return str(term.of)
 
 
-# -- logic of three values --------------------------------------------------------------------------------------------
+# -- three-valued logic -----------------------------------------------------------------------------------------------
 
 
 def _negated(condition: Condition) -> Condition:

@@ -55,11 +55,10 @@ class MessageOrder:
         self.everywhere.total += parked
 
     def admit(self, offset: int, message_group: str, epoch: int, *, first_epoch: int, run_max: int) -> bool:
-        """Return True if ``offset`` may be delivered by the receive whose epochs start at ``first_epoch``; else park
-        it.
+        """Return True if ``offset`` may be delivered by the receive whose epochs start at ``first_epoch``.
 
-        Call it in ascending order of offsets and epochs. Messages of the group already in the receive then have epochs
-        from ``first_epoch`` up to ``epoch``.
+        Otherwise park it. Call it in ascending order of offsets and epochs. Messages of the group already in the
+        receive then have epochs from ``first_epoch`` up to ``epoch``.
         """
         line = self._lines.setdefault(message_group, _Line())
         line.run_max = run_max

@@ -61,7 +61,7 @@ class Subscriptions:
         self._shared = Readers()
         self._begins: dict[Place, int] = {}  # new begins of queues trimmed in this run, from the start of the removal
 
-    # -- finding ------------------------------------------------------------------------------------------------------
+    # -- lookup -------------------------------------------------------------------------------------------------------
 
     def all(self) -> list[Subscription]:
         """Return all subscriptions of this run, including those under load and the placeholders of held ones."""

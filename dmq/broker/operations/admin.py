@@ -1,4 +1,4 @@
-"""What operators do to topics and groups as objects: make, change, remove, set back or forth. Durable on return."""
+"""Administration of topics and groups: create, change, remove, reset. All calls are durable on return."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from dmq.store.store import Store
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import subscribed_event
 
-BEGIN, END = -1, -2  # where to reset a group to, beside a time
+BEGIN, END = -1, -2  # reset targets other than a time
 
 
 class Reading(NamedTuple):
-    """How much of a topic a group has not finished."""
+    """Number of messages of a topic that one of its groups has not finished."""
 
     group: str
     unread: int
 
 
 class Unfinished(NamedTuple):
-    """How much of a topic a group has not finished."""
+    """Number of messages of one topic that a group has not finished."""
 
     topic: str
     unread: int
 
 
 class Operator:
-    """Topics and groups in an operator's hand. Belongs to the event loop."""
+    """Operator calls on topics and groups. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Operator:
     async def create_topic(
         self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange = KEEP_STAYS
     ) -> None:
-        """Make a topic; with ``queues`` 0 it has as many as the configuration says."""
+        """Create a topic; ``queues`` 0 applies the configured number."""
         if name in self._names.topics:
             raise Refused(Rule.REQUEST, "the topic exists already", value=name)
         if name.startswith(DEAD_LETTER_PREFIX):
@@ -99,9 +99,11 @@ class Operator:
         flow: FlowChange = FLOW_STAYS,
         quotas: QuotaChange = QUOTAS_STAY,
     ) -> None:
-        """Change a topic; with ``queues`` 0, and without ``settings`` (whose type alone counts), what it has stays.
+        """Change a topic. ``queues`` 0 and ``settings`` None leave these unchanged; of ``settings``, only the type is
+        used.
 
-        Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
+        Queues can only be added. All readers of the topic start at the beginning of a new queue, regardless of
+        configuration.
         """
         topic = self._catalog.known_topic(name)
         if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
@@ -118,7 +120,7 @@ class Operator:
         groups = await self._progress.readers_of(topic) if queues > topic.queues else []
         while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
             await loading[0].is_loaded.wait()
-        topic = self._catalog.known_topic(name)  # nothing is awaited from here on
+        topic = self._catalog.known_topic(name)  # no await from here on
         _check_queues(queues, topic.queues)
         if queues > topic.queues and topic.holds & GROUPED:
             why = "it holds messages of message groups, which would go on in other queues and lose their order"
@@ -147,7 +149,7 @@ class Operator:
             self._commits.store.marks.wake()
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
-        """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
+        """Remove a topic with its stored and pending messages; unless forced, refuse if any message would be lost."""
         topic = self._catalog.known_topic(name)
         if self._names.is_derived(name) and not self._names.is_left(topic):
             raise Refused(
@@ -163,7 +165,7 @@ class Operator:
             await self._check_empty(topic)
             topic = self._catalog.known_topic(name)
             self.schedules.check_none(topic)
-            self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
+            self._names.forget(topic)  # the second check finds messages sent since the first; no more can follow
             try:
                 await self._commits.flush()
                 await self._check_empty(topic)
@@ -177,7 +179,7 @@ class Operator:
         await self._procedures.remove(topic)
 
     async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
-        """Remove the dead-letter queue of a group that is gone, with the outcomes of its letters."""
+        """Remove the dead-letter queue of a removed group, with the outcomes of its letters."""
         left = 0 if is_forced else await self._letters_left(topic)
         if left:
             why = f"{left} dead letters have no outcome; 'dmq dead purge' gives each one, --force loses them"
@@ -206,12 +208,12 @@ class Operator:
             raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; --force loses them")
 
     async def waiting(self, topic: Topic) -> int:
-        """Return how many messages and half messages of a topic wait on the timeline."""
+        """Return the number of pending messages and half messages of a topic."""
         pending = await self._reader.figures()
         return pending.get(topic.topic_id, 0) + pending.get(half_scope(topic.topic_id), 0)
 
     async def readings(self, topic: Topic) -> list[Reading]:
-        """Return the groups that read a topic, by name."""
+        """Return the groups that read a topic, with their unread counts, sorted by name."""
         groups = sorted(await self._progress.readers_of(topic), key=lambda group: group.name)
         return [
             Reading(group.name, await self._progress.unread(group, topic))
@@ -220,29 +222,29 @@ class Operator:
         ]
 
     async def stored(self, topic: Topic) -> int:
-        """Return how many messages lie in the queues of a topic."""
+        """Return the number of messages stored in the queues of a topic."""
         return await self._reader.count(topic.topic_id, topic.queues)
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
     async def create_group(self, name: str) -> None:
-        """Make a group with the default policy."""
+        """Create a group with the default retry policy."""
         if name in self._names.groups:
             raise Refused(Rule.REQUEST, "the consumer group exists already", value=name)
         await self._catalog.make_group(name)
 
     async def unread(self, group: Group) -> list[Unfinished]:
-        """Return what a group has not finished, by topic; what comes back to it is included."""
+        """Return a group's unfinished messages by topic, including its visible retries."""
         found = {*await self._progress.topics_of(group), *self._progress.failed_of(group)}
         topics = sorted(found, key=lambda topic: topic.name)
         unread = [Unfinished(topic.name, await self._progress.unread(group, topic)) for topic in topics]
         return [each for each in unread if each.unread]
 
     async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool = False) -> None:
-        """Remove a group, its settings, its progress and its retries; unless forced, not if something is unread.
+        """Remove a group with its settings, progress and retries; unless forced, refuse if it has unread messages.
 
-        Its dead letters stay where they are, under its name, unless they are to go too: all of them, whoever of that
-        name left them.
+        Its dead-letter queue stays under its name, unless ``with_dead_letters``. In that case all letters are removed,
+        including those of earlier groups of the same name.
         """
         group = self._catalog.known_group(name)
         check_not_forwarder(name)
@@ -266,10 +268,10 @@ class Operator:
         await self._procedures.remove(group, *(topic for topic in (letters, retries) if topic is not None))
 
     async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
-        """Let a group go on from the beginning, the end, or the first message stored at or after a time.
+        """Reset a group to the beginning, the end, or the first message stored at or after a time.
 
-        Returns the offset in each queue. ``to`` is ``BEGIN``, ``END`` or epoch ms. What the group failed and waits, or
-        is visible again, comes all the same.
+        ``to`` is ``BEGIN``, ``END`` or epoch ms. Return the new offset of each queue. The reset does not affect the
+        group's retries, pending or visible.
         """
         check_not_forwarder(group_name)
         group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
@@ -289,7 +291,7 @@ class Operator:
         return tuple(first)
 
     async def _offset_at(self, topic: Topic, queue_id: int, end: int, at_ms: int) -> int:
-        """Return the first offset there is, or that was stored at or after a time."""
+        """Return the first stored offset, or the first one stored at or after a time."""
         place = Place(topic.topic_id, queue_id)
 
         def find(store: Store) -> int:

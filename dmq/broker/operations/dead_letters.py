@@ -1,14 +1,14 @@
-"""Dead-letter queues as a place to work: looked through, sent again, thrown away, each with one outcome.
+"""Dead-letter queues: list, redrive and purge letters, each with exactly one outcome.
 
-``%DLQ%<group>`` is a topic with one queue. Which of its messages are *settled*, since they have an outcome, is the
-progress (the floor and bitmaps of ``dmq.broker.groups.group_queue``) of group 0, and what the outcome was is a row of
-its own. Redrives and purges are *jobs*: a job looks at each message once, in order, and writes what it did and where
-it stands in one unit. A crash leaves a message before or after its outcome, and the job goes on from there.
+``%DLQ%<group>`` is a topic with one queue. A letter is *settled* once it has an outcome. Settled letters are recorded
+as the progress of group 0 (the floor and bitmaps of ``dmq.broker.groups.group_queue``). Each outcome is a row of its
+own. Redrives and purges are *jobs*. A job processes each message once, in order, and commits outcomes and its position
+in one unit. After a crash a message has either no outcome or its complete outcome, and the job continues from there.
 
-A letter is sent again to the group that failed it: into the group's lane of the topic, where it begins at attempt 1 and
-nobody else sees it. A job may say otherwise (``all_groups``, ``to_topic``), and a half message that nobody decided was
-failed by no group: these are new messages of a topic, for everybody.
-A letter that cannot be read is listed without its facts, and stays.
+A redriven letter goes to the group that failed it: into the group's retry lane of the topic. There it starts at attempt
+1 and is invisible to other groups. A job can choose another target (``all_groups``, ``to_topic``). No group failed an
+undecided half message. In these cases the letter becomes a new message of a topic, for all groups.
+An unreadable letter is listed without its facts and stays in the queue.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from retry.policy import Reason
 
 log = structlog.get_logger("dmq.broker")
 
-ROWS_PER_CALL_MAX = 2_000  # looked at by one call that lists
+ROWS_PER_CALL_MAX = 2_000  # scanned by one list call
 BYTES_PER_CALL_MAX = 16 * 1024 * 1024
-_ROWS_PER_LOOK = 64  # they are taken apart on the event loop, where others have their turn between two looks
+_ROWS_PER_LOOK = 64  # rows are decoded on the event loop, which serves other tasks between two scans
 ROWS_PER_UNIT_MAX = 128
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
-UNITS_PER_S = 10  # of a job with a rate: what it may do in a second is spread over so many units
-JOBS_KEPT = 1_000  # beside those that run
+UNITS_PER_S = 10  # units per second of a rate-limited job
+JOBS_KEPT = 1_000  # ended jobs make room beyond this; running ones stay
 _JOB_ROWS_MAX = 1_000_000
 _PAUSE_S_MAX = 0.5
-_FAILED_PAUSE_S = 10.0  # what could not be read now will hardly be read in a moment
+_FAILED_PAUSE_S = 10.0  # a read error rarely clears within moments
 
 
 class Letter(NamedTuple):
-    """A dead letter as it is looked at."""
+    """Dead letter as it is listed."""
 
     dead: Dead
     payload: bytes
@@ -77,14 +77,14 @@ class Letter(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some letters, and the offset to go on from; -1 at the end."""
+    """Page of letters, and the offset of the next page; -1 at the end."""
 
     letters: list[Letter]
     next_offset: int
 
 
 class _Row(NamedTuple):
-    """A message of a dead-letter queue, taken apart as far as it can be read."""
+    """Message of a dead-letter queue, decoded as far as it is readable."""
 
     offset: int
     dead: Dead
@@ -96,7 +96,7 @@ _UNREADABLE = QueuedMessage(0, 0, 0, b"", "", "", b"", None)
 
 
 class DeadLetters:
-    """Lists, redrives and purges. Belongs to the event loop; jobs that were running go on when it is made."""
+    """List calls and jobs on dead letters. It belongs to the event loop, and resumes stored jobs when created."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class DeadLetters:
         self._placement = placement
         self._store = commits.store
         self._clock = self._store.clock
-        self._jobs: dict[int, Job] = {}  # in the order of their ids
+        self._jobs: dict[int, Job] = {}  # by id, in ascending order
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.redriven_total = 0
         self.purged_total = 0
@@ -133,21 +133,21 @@ class DeadLetters:
                 self._begin(job.job_id)
 
     async def close(self) -> None:
-        """Stop the jobs where they are; they go on in the next run."""
+        """Stop the job tasks; running jobs resume in the next run."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- listing ------------------------------------------------------------------------------------------------------
 
     async def count(self, topic: Topic) -> int:
-        """Return how many dead letters have no outcome."""
+        """Return the number of dead letters without an outcome."""
         settled = await self._settled.load(topic.topic_id)
         end = await self._reader.end(topic.topic_id, 0)
         return end - settled.finished_count
 
     async def page(self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool) -> Page:
-        """Return up to ``limit`` letters from ``offset`` on, looking at ``ROWS_PER_CALL_MAX`` messages at most."""
+        """Return up to ``limit`` matching letters from ``offset`` on; scan at most ``ROWS_PER_CALL_MAX`` messages."""
         topic = self._names.topics.get(dead_letter_topic(group))
         if topic is None:
             return Page([], -1)
@@ -168,7 +168,7 @@ class DeadLetters:
     async def _find(
         self, topic: Topic, first: int, is_wanted: Callable[[_Row], bool], limit: int
     ) -> tuple[list[_Row], int]:
-        """Return the first rows that are wanted, and the offset to go on from; -1 at the end."""
+        """Return the first matching rows, and the offset of the next page; -1 at the end."""
         found: list[_Row] = []
         looked = size = 0
         while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
@@ -210,7 +210,7 @@ class DeadLetters:
 
     def _dead(self, offset: int, record: QueuedMessage) -> Dead:
         message_id, history = unpack_id(record.message_id), record.history
-        if history is None or not record.is_dead:  # somebody sent it here
+        if history is None or not record.is_dead:  # sent to this topic by a producer
             return Dead(offset=offset, message_id=message_id, tag=record.tag, last_failed_at_ms=record.stored_at_ms)
         return Dead(
             offset=offset,
@@ -231,13 +231,13 @@ class DeadLetters:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def jobs(self, group: str = "") -> list[Job]:
-        """Return the jobs of a group, or all, newest first."""
+        """Return the jobs of a group, or of all groups, newest first."""
         return [job for job in reversed(self._jobs.values()) if not group or job.group == group]
 
     async def start(self, job: Job, *, is_dry_run: bool) -> Job:
-        """Start ``job``, durable on return, or, for a dry run, count what it would do.
+        """Start ``job``, durable on return; for a dry run, only count its effects.
 
-        It looks at what is in the queue now, without the letters in front that all have an outcome already.
+        The job covers the letters now in the queue, except for the leading ones that are all settled.
         """
         self._check_target(job)
         if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
@@ -254,7 +254,7 @@ class DeadLetters:
         if is_dry_run:
             return await self._counted(topic, job)
         self._check_alone(job)
-        if job.to_topic and self._names.leaves(job.to_topic):  # whether it exists is the cluster's to say
+        if job.to_topic and self._names.leaves(job.to_topic):  # only the cluster can confirm that it exists
             await self._catalog.topic(job.to_topic)
             self._check_alone(job)
         if topic is not None and self._names.topics.get(topic.name) is not topic:
@@ -263,13 +263,13 @@ class DeadLetters:
         ops = [_job_row(job), *self._forget()]
         self._jobs[job.job_id] = job
         done = self._commits.submit(ops)
-        if job.state is JobState.RUNNING:  # what it writes is behind this unit; and the caller may go away now
+        if job.state is JobState.RUNNING:  # its units follow this one, and the caller may be cancelled from now on
             self._begin(job.job_id)
         await self._commits.committed(done)
         return job
 
     async def stop(self, job_id: int) -> Job:
-        """End a job where it is, durable on return."""
+        """Stop a job at its current position, durable on return."""
         job = self._jobs.get(job_id)
         if job is None:
             raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
@@ -277,15 +277,17 @@ class DeadLetters:
         if job.state is JobState.RUNNING:
             job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)
             ops.append(_job_row(job))
-        await self._commits.commit(ops)  # also without: its end may not be durable yet
+        await self._commits.commit(ops)  # also without ops: its end may not be durable yet
         return job
 
     def is_at_work(self, group: str) -> bool:
-        """Say whether a job is running on the dead letters of a group."""
+        """Return True if a job is running on the dead letters of a group."""
         return any(job.group == group and job.state is JobState.RUNNING for job in self._jobs.values())
 
     def _check_target(self, job: Job) -> None:
-        """Refuse a topic that takes no dead letters, and one that is not there: a misspelt name would get them all."""
+        """Refuse a topic that cannot receive dead letters, and an unknown topic: a misspelt name would receive all of
+        them.
+        """
         if not job.to_topic:
             return
         if check_topic(job.to_topic).startswith(RETRY_PREFIX) or job.to_topic == dead_letter_topic(job.group):
@@ -306,7 +308,7 @@ class DeadLetters:
         return job
 
     def _forget(self) -> list[Op]:
-        """Make room for one more by forgetting the oldest jobs that have ended, and return the ops for that."""
+        """Forget the oldest ended jobs to make room for a new one; return the ops."""
         ended = [job_id for job_id, job in self._jobs.items() if job.state is not JobState.RUNNING]
         ops: list[Op] = []
         for job_id in ended[: max(0, len(self._jobs) + 1 - JOBS_KEPT)]:
@@ -325,33 +327,33 @@ class DeadLetters:
         free_at_s = 0.0
         while (job := self._jobs[job_id]).state is JobState.RUNNING:
             now_s = self._clock.monotonic_s()
-            # A redrive sends, and a full disk refuses sends; a purge deletes, and deletes go on.
+            # A redrive sends, and a full disk refuses sends. A purge deletes, which is always allowed.
             is_held = job.kind is JobKind.REDRIVE and self._store.is_disk_low()
             if now_s < free_at_s or is_held:
                 await asyncio.sleep(_PAUSE_S_MAX if is_held else min(free_at_s - now_s, _PAUSE_S_MAX))
                 continue
             try:
                 done = await self._advance(job)
-            except Exception as error:  # whatever it is: to end without a word would look like running
+            except Exception as error:  # any error: a task that ended silently would look like a running job
                 is_bug = not isinstance(error, BrokerError | StoreError)
                 log.error("job_failed", job=job_id, error=str(error), exc_info=is_bug)  # noqa: TRY400
                 if self._store.failure is not None:
                     return
                 await asyncio.sleep(_FAILED_PAUSE_S)
                 continue
-            if job.rate_per_s:  # from this unit on: a pause is not made up for by hurrying later
+            if job.rate_per_s:  # measured from this unit: no catching up after a pause
                 free_at_s = now_s + done / job.rate_per_s
         log.info("job_ended", job=job_id, state=job.state, done=job.done, passed=job.passed, failed=job.failed)
 
     async def _advance(self, job: Job) -> int:
-        """Do one unit of a job, durable on return; say how many messages got their outcome."""
+        """Execute one unit of a job, durable on return; return the number of letters settled."""
         done_max = ROWS_PER_UNIT_MAX
         if job.rate_per_s:
             done_max = max(1, min(done_max, int(job.rate_per_s / UNITS_PER_S)))
         topic = self._names.topics[dead_letter_topic(job.group)]
         settled = await self._settled.load(topic.topic_id)
         rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
-        if self._jobs[job.job_id] is not job:  # stopped meanwhile
+        if self._jobs[job.job_id] is not job:  # stopped during the read
             return 0
         meant, after = _look(job, settled, partial(self._is_possible, job), rows, done_max)
         self._make_lanes(job, meant)
@@ -371,17 +373,19 @@ class DeadLetters:
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def _make_lanes(self, job: Job, rows: Sequence[_Row]) -> None:
-        """Have lanes made that letters go to, in front of the unit that needs them: whatever fails there, they are."""
+        """Create missing retry lanes in a unit before the one that uses them, so that they exist even if that one
+        fails.
+        """
         meant = (row for row in rows if self._is_for_group(job, row) and self._retry_topic(job, row) is None)
         names = {row.dead.origin_topic: None for row in meant}
         ops: list[Op] = []
         for name in names:
             ops += self._subscriptions.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
         if ops:
-            self._commits.submit(ops).add_done_callback(look_at)  # a failure of the store reaches the unit too
+            self._commits.submit(ops).add_done_callback(look_at)  # a store failure also fails the next unit
 
     def _is_possible(self, job: Job, row: _Row, *, is_dry_run: bool = False) -> bool:
-        """Say whether a letter can get the job's outcome; a dry run counts on a cluster's topic not known yet."""
+        """Return True if a letter can get the job's outcome. A dry run accepts an unknown cluster topic."""
         if job.kind is JobKind.PURGE:
             return row.record is not _UNREADABLE
         if row.message is None:
@@ -395,14 +399,14 @@ class DeadLetters:
         return target.message_type is None or (target.message_type is MessageType.FIFO) == is_grouped
 
     def _is_for_group(self, job: Job, row: _Row) -> bool:
-        """As the function; what the cluster refused of a topic that is this broker's now is for everybody here."""
+        """As the module function, but False for a refused forward whose topic is local now: it goes to all groups."""
         has_moved = job.group == FORWARDER_GROUP and not self._names.leaves(row.dead.origin_topic)
         return _is_for_group(job, row) and not has_moved
 
     def _retry_topic(self, job: Job, row: _Row) -> Topic | None:
-        """Return where a letter goes whose group pulls: to the topic from which its consumers take what they failed.
+        """Return the retry topic of a group whose consumers pull and sent the letter back, else None.
 
-        They sent it back, and so it says which delivery it was; of what was received by pop the group's progress does.
+        A letter that was sent back carries its delivery attempt. For a pop delivery, the group's progress has it.
         """
         is_sent_back = row.message is not None and row.message.system_properties.delivery_attempt > 0
         return self._names.topics.get(retry_topic(job.group)) if is_sent_back else None
@@ -417,15 +421,15 @@ class DeadLetters:
             message.topic.CopyFrom(resource_of(target.name))
         message.system_properties.message_id = message_id
         message.system_properties.ClearField("delivery_timestamp")
-        if row.record.history is None:  # what the daemon wrote on it goes no further
+        if row.record.history is None:  # remove properties that the daemon added
             message.user_properties.pop(UNREADABLE, None)
         elif row.dead.reason is Reason.REFUSED:
             message.user_properties.pop(REFUSED, None)
-        message.user_properties.pop(NOT_AFTER_MS, None)  # whoever sends it again wants it delivered
+        message.user_properties.pop(NOT_AFTER_MS, None)  # a redriven message does not expire
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         retries = self._retry_topic(job, row)
         message.system_properties.ClearField("delivery_attempt")
-        envelope = to_envelope(message)._replace(own_key="", keeps_first=False)  # what waits there was said later
+        envelope = to_envelope(message)._replace(own_key="", keeps_first=False)  # a pending message there is newer
         note = f"{target.name} {message_id}"
         if self._is_for_group(job, row):
             if retries is None:
@@ -435,12 +439,12 @@ class DeadLetters:
             note += f" for group {job.group}"
         else:
             changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
-            self._names.change_topics(changed)  # a unit of a job is urgent, and never refused
+            self._names.change_topics(changed)  # a unit of a job is urgent and never refused
             ops.append(self._placement.accept(target, envelope, now_ms)._replace(if_known=IfKnown.WRITE))
         return [*ops, *self._outcome_ops(topic, job, row, Outcome("redriven", now_ms, note))]
 
     def _to_group(self, group: Group, topic: Topic, envelope: Envelope, row: _Row, now_ms: int) -> list[Op]:
-        """Put a message into the group's lane of a topic, as one that the group failed and never tried."""
+        """Append a message to the group's retry lane of a topic, as a failed message with no attempts."""
         lane_id, ops = self._subscriptions.lane_id(group, topic)
         assert not ops, "the lane was made in front of the unit"
         message_id = pack_id(envelope.message_id)
@@ -454,7 +458,10 @@ class DeadLetters:
         return [Append(group.group_id, entry_id, lane_id, 0, record, event, IfKnown.WRITE)]
 
     def _purged(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
-        """What the letter was and how it died stays; what it said does not."""
+        """Return the ops that delete a letter's body and user properties.
+
+        The id, tag, keys and failure history stay.
+        """
         record, message, history = row.record, row.message, row.record.history
         payload = b""
         if message is not None:
@@ -483,7 +490,7 @@ class DeadLetters:
 def _look(
     job: Job, settled: GroupQueue, is_possible: Callable[[_Row], bool], rows: Sequence[_Row], done_max: int
 ) -> tuple[list[_Row], Job]:
-    """Return which of ``rows`` get their outcome now, at most ``done_max``, and the job after that."""
+    """Return the ``rows`` that get their outcome now, at most ``done_max``, and the job after them."""
     meant: list[_Row] = []
     passed = failed = 0
     following = rows[-1].offset + 1 if rows else job.end_offset
@@ -501,7 +508,7 @@ def _look(
 
 
 def _is_for_group(job: Job, row: _Row | None = None) -> bool:
-    """Say whether a job sends a letter to its group alone; no group failed a half message that nobody decided."""
+    """Return True if a job sends a letter only to its own group; an undecided half message has no such group."""
     if job.kind is JobKind.PURGE or job.to_topic or job.all_groups:
         return False
     history = row.record.history if row is not None else None

@@ -1,8 +1,8 @@
-"""How far groups are behind: what the ledger says of each topic and group, and since when the oldest unread waits.
+"""Lag of groups: the ledger counts of each topic and group, and the age of the oldest unread message.
 
-The counts are the ledger's, which are kept anyway. Since when a message waits is read where the group stands, a row for
-each queue, and only once the group has moved: its row of the ledger tells that. From then on the age is told by the
-boot clock, so that a step of the wall clock changes none that is known. Reads block: not for the event loop.
+The counts come from the ledger. The age needs a read at the group's position, one row for each queue. It is read only
+after the group has moved, which its ledger row shows. From then on the age advances by the boot clock, so a step of
+the wall clock does not change a known age. Reads block: do not call this module on the event loop.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store
 from dmq.trail.ledger import GroupBook, Ledger, read_books
 
-LEDGER_ROWS_MAX = 50_000  # of a ledger that is looked through for metrics
-READS_MAX = 10_000  # in one look
-READ_BYTES_MAX = 16 * 1024 * 1024  # a row comes with its message
-_REST_PART = 19  # so many times as long as a look took nobody looks for metrics again
-_REST_S_MAX = 60.0  # a look seems to have taken longer where the process was stopped in the middle of it
+LEDGER_ROWS_MAX = 50_000  # of a ledger that is scanned for metrics
+READS_MAX = 10_000  # in one scan
+READ_BYTES_MAX = 16 * 1024 * 1024  # a row includes its message
+_REST_PART = 19  # pause of metrics between two scans, as a multiple of the scan's duration
+_REST_S_MAX = 60.0  # limit of the pause: a process suspended during a scan measures a long duration
 
 
 class Lag(NamedTuple):
-    """How far a group is behind in a topic. ``None`` is what is not known here: the cluster has those messages."""
+    """Lag of a group in a topic. ``None``: unknown here, because the cluster has the messages."""
 
     topic: str
     group: str
     unread: int | None
-    oldest_unread_age_ms: int | None  # 0: nothing is unread; also not known while too much is to be read
+    oldest_unread_age_ms: int | None  # 0: nothing unread; None also while the scan limits delay the read
     in_flight: int
     in_retry: int
     dead: int
 
 
 class _Head(NamedTuple):
-    """Since when the oldest unread message waits, as of a look."""
+    """Age of the oldest unread message as of one scan."""
 
     mark: bytes
     since_boot_ms: int | None
@@ -54,7 +54,7 @@ class _Head(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """A pair whose head is to be read; ``last_look`` 0: it never was."""
+    """Pair of topic and group whose oldest unread message is to be read; ``last_look`` 0: never read before."""
 
     last_look: int
     topic_id: int
@@ -63,25 +63,25 @@ class _Wanted(NamedTuple):
 
 
 class Lags:
-    """Tells how far groups are behind, from any thread but the event loop's."""
+    """Lag of all groups. Its methods run on any thread except the event loop's, unless noted."""
 
     def __init__(self, store: Store, names: Names, subscriptions: Subscriptions) -> None:
         self._store = store
         self._names = names
         self._subscriptions = subscriptions
         self._lock = threading.RLock()
-        self._heads: dict[tuple[int, int], _Head] = {}  # by topic and group, of those that have something unread
+        self._heads: dict[tuple[int, int], _Head] = {}  # by topic and group, only with unread messages
         self._looks = 0
         self._recent: Sequence[Lag] = ()
         self._recent_until_s = 0.0
 
     def close(self) -> None:
-        """Let metrics tell nothing from here on; a look for them that is under way is waited for."""
+        """Return no lag to metrics from now on; wait for a scan in progress."""
         with self._lock:
             self._recent, self._recent_until_s = (), math.inf
 
     def leased(self) -> Counter[tuple[int, int]]:
-        """Return how many messages are in the hands of consumers, by topic and group; also for the event loop."""
+        """Return the number of leased messages by topic and group; may be called on the event loop."""
         return Counter(
             {
                 (found.topic.topic_id, found.group_id): sum(len(queue.leases) for queue in found.all_queues)
@@ -90,10 +90,10 @@ class Lags:
         )
 
     def recent(self) -> Sequence[Lag]:
-        """Return what ``look`` did, now or a moment ago: looking takes at most a twentieth of the time, or is
-        a minute old.
+        """Return the result of ``look``, cached for 19 times the duration of the scan and at most 60 s.
 
-        What cannot be read, or is too much to be read, is not told.
+        So scans use at most a twentieth of the time, until the limit of 60 s applies. Return an empty result if the
+        ledger cannot be read or has too many rows.
         """
         clock = self._store.clock
         with self._lock:
@@ -108,19 +108,19 @@ class Lags:
             return self._recent
 
     def look(self, *, topic_id: int = 0, group_id: int = 0, rows_max: int = 2**31) -> list[Lag]:
-        """Return what there is of each topic and group, or of one topic or group, by topic; nothing without a ledger.
+        """Return the lag of each topic and group, or only of one topic or group, by topic; empty without a ledger.
 
-        ``Overloaded`` for a ledger of more than ``rows_max`` rows.
+        Raise ``Overloaded`` if the ledger has more than ``rows_max`` rows.
         """
         if self._store.ledger_head is None:
             return []
         with self._lock:
-            leased = self.leased()  # known a moment before the rest
+            leased = self.leased()  # read slightly before the ledger
             ledger = read_books(self._store, rows_max)
             pairs = list(ledger.pairs(only_topic=topic_id, only_group=group_id))
             now = moment(self._store.clock)
             self._read_heads(ledger, pairs, now)
-            if not (topic_id or group_id):  # what is gone, or has nothing unread, is forgotten
+            if not (topic_id or group_id):  # forget removed pairs and those without unread messages
                 there = {(found_id, book.group_id) for found_id, book in pairs if book.unread > 0}
                 self._heads = {pair: head for pair, head in self._heads.items() if pair in there}
             return [self._lag(ledger, *pair, leased=leased, now=now) for pair in pairs]
@@ -148,10 +148,10 @@ class Lags:
             return None
         return max(0, now.boot_ms - head.since_boot_ms)
 
-    # -- where groups stand -------------------------------------------------------------------------------------------
+    # -- oldest unread messages ---------------------------------------------------------------------------------------
 
     def _read_heads(self, ledger: Ledger, pairs: Sequence[tuple[int, GroupBook]], now: Moment) -> None:
-        """Read where those groups stand that have moved; of too many, those first that were not read for longest."""
+        """Read the oldest unread message of groups that have moved; the least recently read groups come first."""
         wanted = []
         for topic_id, book in pairs:
             if book.unread <= 0 or not self._names.reads(book.group_id, ledger.name(topic_id)):
@@ -170,7 +170,7 @@ class Lags:
             self._heads[each.topic_id, each.group_id] = _Head(each.mark, since_ms, self._looks)
 
     def _stored_at(self, reads: _Reads, pair: _Wanted) -> Iterator[int | None]:
-        """Find when the first unread message of each queue of a pair came into it, of its retries as well."""
+        """Yield the store time of the first unread message in each queue of a pair, including its retry lane."""
         found = self._subscriptions.get(pair.group_id, pair.topic_id)
         if found is not None and found.is_loaded.is_set() and not found.is_retired:
             for queue in found.all_queues:
@@ -186,15 +186,15 @@ class Lags:
 
 
 class _Reads:
-    """Reads of one look, counted."""
+    """Counted and cached reads of one scan."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[tuple[int, int, int], int | None] = {}  # many groups may stand at one message
+        self._known: dict[tuple[int, int, int], int | None] = {}  # many groups may have the same position
         self.count = self.size_bytes = 0
 
     def stored_at_ms(self, topic_id: int, queue_id: int, offset: int) -> int | None:
-        """Return when the first message from an offset on came into its queue; ``None`` if there is none."""
+        """Return the store time of the first message from an offset on, or None if there is none."""
         place = topic_id, queue_id, offset
         if place not in self._known:
             self._known[place] = self._read(*place)
@@ -202,13 +202,13 @@ class _Reads:
 
     def _read(self, topic_id: int, queue_id: int, offset: int) -> int | None:
         value = self._value(topic_id, queue_id, offset)
-        if value is None:  # removed for its age, or not there yet
+        if value is None:  # removed by retention, or not stored yet
             begin = self._store.queue_begin(topic_id, queue_id)
             self.count += 1
             value = self._value(topic_id, queue_id, begin) if begin > offset else None
         try:
             return decode_queued(value).stored_at_ms if value is not None else None
-        except StoreCorrupt:  # is told by who needs the message
+        except StoreCorrupt:  # reported by the read that needs the message
             return None
 
     def _value(self, topic_id: int, queue_id: int, offset: int) -> bytes | None:
@@ -218,11 +218,11 @@ class _Reads:
         return value
 
     def floor(self, group_id: int, topic_id: int, queue_id: int) -> int | None:
-        """Return below which offset a group has finished all by what is stored; ``None`` if it does not read there."""
+        """Return the stored floor of a group on a queue, or None if the group has no progress there."""
         start, stop = (
             pack_group_key(group_id, topic_id, queue_id, kind, 0) for kind in (GroupKind.FLOOR, GroupKind.EXCEPTION)
         )
-        rows = self._store.scan(Family.GROUP, start, stop, limit=2).rows  # the floor, and the bitmap behind it
+        rows = self._store.scan(Family.GROUP, start, stop, limit=2).rows  # the floor row and the first bitmap row
         self.count += 1
         queue = GroupQueue(group_id, topic_id, queue_id)
         queue.load(rows)
@@ -230,5 +230,5 @@ class _Reads:
 
 
 def in_flight(book: GroupBook, leased: int) -> int:
-    """Return how much of what is unread is in the hands of consumers, where ``leased`` was known a moment before."""
+    """Return the number of unread messages that are leased; ``leased`` may be slightly older than ``book``."""
     return max(0, min(leased, book.unread))

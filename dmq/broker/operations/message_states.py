@@ -1,15 +1,16 @@
-"""What each group did with one message that is or was in a queue, for operators who ask about it.
+"""State of one message for each group: for a message that is or was in a queue, on request of an operator.
 
     not finished    READY, or LEASED
-    finished        and a copy of it waits, RETRYING; is visible in the group's lane, as there; or is dead, DEAD
-                    and there is no copy: ACKNOWLEDGED, or passed over, which a bitmap does not tell apart
+    finished        with a copy: RETRYING if it is pending; as above if it is visible in the retry lane; DEAD if it is a
+                    dead letter
+                    without a copy: ACKNOWLEDGED or skipped, which a bitmap does not distinguish
 
-Nothing is guessed. That a message was acknowledged is said where the group passed over nothing of the topic, ever, by
-its ledger: by no filter, no reset, not by where it began, and nothing was removed before it had finished it. Elsewhere
-it is FINISHED; and UNKNOWN if the message is gone from its queue as well. The ids of copies are known as long as that
-of the message: they were written later.
+The result contains no guesses. ACKNOWLEDGED requires that the group never skipped a message of the topic, by its
+ledger. It must not have skipped any by a filter, a reset or its start position, or by removal before it finished.
+Otherwise the state is FINISHED, or UNKNOWN if the message is also gone from its queue. The ids of copies stay known at
+least as long as the id of the message, because they are written later.
 
-A group that pulls says how far it has read, and no more than that.
+For a group that pulls, only its committed offset is known.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from dmq.store.store import Store
 from dmq.trail.events import EventKind
 from retry.failure_reason import FailureReason
 
-_LOOKS_MAX = 8  # of which each but the first finds that it failed once more since the one before
+_LOOKS_MAX = 8  # each read after the first is due to another failure since the previous read
 _PASSED_OVER = frozenset((int(EventKind.FILTERED), int(Term.BEFORE), int(Term.SKIPPED)))
 
 
 class GroupState(NamedTuple):
-    """What a group did with a message. ``attempt``: of LEASED this one, of READY and RETRYING the next; 0: not known.
+    """State of a message for one group.
 
-    ``at_ms``: when it is due, its lease ends, or it died; else 0. ``is_paused``: READY, and the group is paused.
-    ``outcome``: of DEAD, what became of the dead letter, with its time and note; else empty. ``failed_at_ms`` is when
-    the group failed it last, 0 if that is not known, and ``failure`` why.
+    ``attempt``: the current one for LEASED, the next one for READY and RETRYING; 0: unknown. ``at_ms``: due time, end
+    of the lease, or time of death; else 0. ``is_paused``: READY, and the group is paused. ``outcome``: for DEAD, the
+    outcome of the dead letter, with its time and note; else empty. ``failed_at_ms``: time of the group's last failure,
+    0 if unknown. ``failure``: its reason.
     """
 
     group: str
@@ -64,18 +66,21 @@ class GroupState(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A message as it was accepted. ``is_redriven``: not into a queue of its topic, but to one group alone."""
+    """Location of a message as it was accepted.
+
+    ``is_redriven``: it was not sent to a queue of its topic, but redriven to one group.
+    """
 
     topic: Topic
     message_id: bytes
     queue_id: int
     queue_offset: int
-    is_there: bool = True  # it was not removed from its queue
+    is_there: bool = True  # still stored in its queue
     is_redriven: bool = False
 
 
 class _Copy(NamedTuple):
-    """A copy of a message that a group failed, or of one that was redriven to it."""
+    """Copy of a message that a group failed, or that was redriven to it."""
 
     place: CopyPlace
     receipt: Receipt
@@ -83,25 +88,25 @@ class _Copy(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether it is on the timeline."""
+        """Whether the copy is on the timeline."""
         return self.receipt.state is EntryState.WAITING
 
     @property
     def order(self) -> tuple[bool, int, int, bool]:
-        """What is greater of a later one, or of one to come; a retry that was ended has the id of its letter."""
+        """Sort key that increases with time; a retry ended by an operator has the same id as its dead letter."""
         return self.waits, self.place.epoch, self.place.attempt, self.is_dead
 
 
 class _Kept(NamedTuple):
-    """What is stored of a group and a message."""
+    """Stored facts of one group about one message."""
 
     copies: list[_Copy]
-    last: _Copy | None  # of them
-    is_acknowledged: bool  # if it is finished where it lies: by the group itself, for certain
+    last: _Copy | None  # the last of ``copies``
+    is_acknowledged: bool  # finished at its last place, by the group itself for certain
 
 
 class GroupStates:
-    """Looks at one message. Belongs to the event loop; reads a few rows for each group that is known."""
+    """Reader of message states. It belongs to the event loop, and reads a few rows for each known group."""
 
     def __init__(
         self, names: Names, commits: Commits, reader: Reader, subscriptions: Subscriptions, progress: Progress
@@ -114,7 +119,7 @@ class GroupStates:
         self._clock: Clock = commits.store.clock
 
     async def of(self, where: Where) -> list[GroupState]:
-        """Return what each group that reads the topic did with the message, by name."""
+        """Return the state of the message for each group that reads the topic, sorted by name."""
         committed = {} if where.is_redriven else await self._reader.run(lambda store: _committed(store, where))
         readers = await self._readers(where)
         pulling = [each for each in self._known(where) if each.group_id in committed and each not in readers]
@@ -152,7 +157,7 @@ class GroupStates:
             return await self._hidden(queue, where.queue_offset, held)
         seen: _Copy | None = None
         for _ in range(_LOOKS_MAX):
-            # What is finished in memory may have become a copy that is on its way to the disk.
+            # An offset finished in memory may have a copy that is not durable yet.
             await self._commits.flush()
             kept = await self._kept(group, where)
             last = kept.last
@@ -162,14 +167,14 @@ class GroupStates:
                 if kept.is_acknowledged:
                     return GroupState(group.name, MessageState.ACKNOWLEDGED)
                 return GroupState(group.name, MessageState.FINISHED if where.is_there else MessageState.UNKNOWN)
-            if last is None:  # it was forgotten between two looks
+            if last is None:  # its id expired between two reads
                 break
             if last.is_dead:
                 return await self._failed(group, last, await self._dead(group, last))
             if last.waits:
                 state = GroupState(group.name, MessageState.RETRYING, last.place.attempt + 1, last.receipt.at_ms)
                 return await self._failed(group, last, state)
-            if progress.lane is None:  # it was made since
+            if progress.lane is None:  # created since
                 break
             offset = last.receipt.queue_offset
             if not progress.lane.is_finished(offset):
@@ -179,7 +184,7 @@ class GroupStates:
         return GroupState(group.name, MessageState.UNKNOWN)
 
     def _held(self, group: Group, queue: GroupQueue, offset: int, attempts_before: int, *, is_live: bool) -> GroupState:
-        """Return the state of what is not finished."""
+        """Return the state of an unfinished message: READY or LEASED."""
         lease = queue.leases.get(offset)
         if lease is None:
             attempt = attempts_before + queue.next_attempt(offset)
@@ -200,7 +205,7 @@ class GroupStates:
         return found._replace(outcome=outcome.what, outcome_at_ms=outcome.at_ms, outcome_note=outcome.note)
 
     async def _failed(self, group: Group, copy: _Copy, state: GroupState, lane: GroupQueue | None = None) -> GroupState:
-        """Return a state with the failure that made a copy; as it is if the copy is not there any more."""
+        """Return ``state`` with the failure that made a copy, or unchanged if the copy is gone."""
         letters = self._names.topics.get(dead_letter_topic(group.name))
         topic_id = lane.topic_id if lane is not None else letters.topic_id if letters is not None else 0
 
@@ -217,7 +222,7 @@ class GroupStates:
         return state._replace(failed_at_ms=history.last_failed_at_ms, failure=decode_reason(history.failure))
 
     async def _hidden(self, queue: GroupQueue, offset: int, state: GroupState) -> GroupState:
-        """Return a state with the failure that a hidden lease follows on, if its row tells of one."""
+        """Return ``state`` with the failure before a hidden lease, if the lease row stores one."""
         lease = queue.leases.get(offset)
         if lease is None or not lease.has_reason:
             return state
@@ -246,11 +251,11 @@ class GroupStates:
             copies = _copies(store, group.group_id, where, is_dead=False)
             if letters is not None:
                 copies += _copies(store, letters.topic_id, where, is_dead=True)
-            # Who died before a reset may have been handed out since.
+            # A message dead before a reset may have been delivered since.
             copies = [each for each in copies if not (each.is_dead and each.place.epoch <= epoch)]
             last = max(copies, key=lambda each: each.order, default=None)
             is_sure = reset is None and not is_passed_over and not is_forwarder
-            # In memory, what was removed counts as finished, and is told of when the group writes something next.
+            # In memory, removed messages count as finished; their SKIPPED count is stored with the group's next rows.
             place, offset = Place(where.topic.topic_id, where.queue_id), where.queue_offset
             if last is not None and lane is not None:
                 place, offset = Place(lane.topic_id, 0), last.receipt.queue_offset
@@ -273,6 +278,6 @@ def _copies(store: Store, scope: int, where: Where, *, is_dead: bool) -> list[_C
 
 
 def _committed(store: Store, where: Where) -> dict[int, int]:
-    """Return where groups that pull continue on the queue of a message, by group."""
+    """Return the committed offsets on the queue of a message, by group."""
     rows = store.scan(Family.GROUP, *committed_range(where.topic.topic_id, where.queue_id), limit=GROUPS_MAX).rows
     return {unpack_group_key(key)[-1]: unpack_u64(value) for key, value in rows}

@@ -1,4 +1,4 @@
-"""Who reads what and how far, as it is stored: for operators, who may ask about groups and topics nobody uses now."""
+"""Stored progress of groups on topics, for operator calls on groups and topics that no client uses now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAIRS_PER_LOOK = 64
 
 
 class Progress:
-    """Looks at the progress of groups. Belongs to the event loop."""
+    """Reader of stored progress. It belongs to the event loop."""
 
     def __init__(self, names: Names, reader: Reader, subscriptions: Subscriptions) -> None:
         self._names = names
@@ -25,33 +25,33 @@ class Progress:
         self._subscriptions = subscriptions
 
     async def readers_of(self, topic: Topic, among: Sequence[Group] = ()) -> list[Group]:
-        """Return the groups that have progress on a topic: one seek per group that is known, or among those given."""
+        """Return the groups with progress on a topic, of ``among`` or of all groups; one seek per group."""
         groups = among or [*self._names.groups_by_id.values()]
         found = await self._have_rows([(group.group_id, topic.topic_id) for group in groups])
         return [group for group, is_there in zip(groups, found, strict=True) if is_there]
 
     async def topics_of(self, group: Group) -> list[Topic]:
-        """Return the topics that a group has progress on: one seek per topic that is known."""
+        """Return the topics on which a group has progress; one seek per known topic."""
         lanes = {lane.topic_id for lane in self._names.lanes.values()}
         topics = [each for each in self._names.topics_by_id.values() if each.topic_id not in lanes]
         found = await self._have_rows([(group.group_id, topic.topic_id) for topic in topics])
         return [topic for topic, is_there in zip(topics, found, strict=True) if is_there]
 
     def failed_of(self, group: Group) -> list[Topic]:
-        """Return the topics that a group failed messages of here."""
+        """Return the topics of which a group has failed messages on this broker."""
         topics = self._names.topics_by_id
         return [topics[topic_id] for group_id, topic_id in self._names.lanes if group_id == group.group_id]
 
     async def _have_rows(self, pairs: Sequence[tuple[int, int]]) -> list[bool]:
         found: list[bool] = []
-        while len(found) < len(pairs):  # a few at a time: consumers have their messages read by the same thread
+        while len(found) < len(pairs):  # in small batches: the same thread reads messages for consumers
             found += await self._reader.run(partial(_have_rows, pairs[len(found) : len(found) + _PAIRS_PER_LOOK]))
         return found
 
     async def unread(self, group: Group, topic: Topic) -> int:
-        """Return how many messages of a topic a group has not finished, those that come back to it included.
+        """Return the number of messages of a topic that a group has not finished, including its visible retries.
 
-        Of a topic whose queues it does not read these are all there are.
+        If the group does not read the topic's queues, only its retries count.
         """
         found = self._subscriptions.get(group.group_id, topic.topic_id)
         if found is None or not found.is_loaded.is_set():
@@ -61,7 +61,7 @@ class Progress:
         return sum(each.end - each.finished_count for each in [*queues, *([found.lane] if found.lane else [])])
 
     async def load(self, group_id: int, topic: Topic) -> Subscription:
-        """Return a group's progress on a topic as it is stored, as a copy for the caller."""
+        """Return a private copy of the stored progress of a group on a topic."""
         found = Subscription(group_id, topic)
         lane = self._names.lanes.get((group_id, topic.topic_id))
         if lane is not None:
@@ -75,7 +75,7 @@ class Progress:
 
 
 def _have_rows(pairs: Sequence[tuple[int, int]], store: Store) -> list[bool]:
-    """Say of groups and topics whether there is anything stored of the one's progress on the other."""
+    """Return for each (group, topic) pair whether progress of the group on the topic is stored."""
     return [
         bool(
             store.scan(Family.GROUP, group_queue_range(*pair, 0)[0], group_queue_range(*pair, 0xFFFF)[1], limit=1).rows

@@ -1,12 +1,12 @@
-"""What operators order and what takes many units: removing topics and groups, setting a group back or forth.
+"""Procedures of many units: remove topics and groups, reset groups.
 
-A *procedure* is a row, written in one unit with what makes its subject invisible: the name that is taken away, or the
-subscription that is retired. Then it works in small units, each of which is whole in itself and only goes forward, and
-its last unit takes the row away. After a kill it begins again and finds what is left. One procedure runs at a time.
+A *procedure* is a row. It is written in one unit with the removal of the name, or with the reset epoch of the group.
+Then the procedure works in small units. Each unit is atomic and only moves forward; the last one deletes the row. After
+a kill the procedure starts again and finds the remaining work. One procedure runs at a time.
 
-What is taken out of a queue, off the timeline or out of a group's reach leaves the event that ends it (docs/TRAIL.md):
-a waiting message is RECALLED, a half message ROLLED_BACK, one that some group has not finished EXPIRED; what a group is
-made to leave is FILTERED, its waiting retries after they were moved to their lane.
+Each message removed from a queue, from the timeline or from a group's progress leaves a final event (docs/TRAIL.md). A
+pending message is RECALLED, a half message ROLLED_BACK, a message that some group has not finished EXPIRED. A message
+skipped for a group is FILTERED, its pending retries after their move to the retry lane.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, reset_even
 
 log = structlog.get_logger("dmq.broker")
 
-NOWHERE = 2**63 - 1  # the offset a removed group goes on from
+NOWHERE = 2**63 - 1  # start offset of a removed group in its reset event
 ROWS_PER_UNIT_MAX = 512
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
-_FIRST_STEP = 16  # each may be 4 MiB in memory; how many come next is learnt from their size
+_FIRST_STEP = 16  # each row may be 4 MiB in memory; later steps adapt to the size of the rows
 _PROCEDURES_MAX = 1_000_000
 _FAILED_PAUSE_S = 10.0
 
 
 class Procedures:
-    """Orders and does them. Belongs to the event loop; what was ordered before goes on when it is made."""
+    """Starts and executes procedures. It belongs to the event loop, and resumes stored ones when created."""
 
     def __init__(
         self,
@@ -92,23 +92,23 @@ class Procedures:
             _ = self._begin(decode_procedure(key, value))
 
     async def close(self) -> None:
-        """Stop where it is; it goes on in the next run."""
+        """Stop the task; the procedures resume in the next run."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def is_at_work(self, topic: Topic) -> bool:
-        """Say whether something is ordered that concerns a topic."""
+        """Return True if a waiting or running procedure concerns a topic."""
         return any(procedure.topic_id in {0, topic.topic_id} for procedure, _ in self._waiting)
 
     async def ended(self) -> None:
-        """Return once everything that is ordered now is done."""
+        """Return once all procedures started so far are done."""
         await asyncio.gather(*(done for _, done in self._waiting), return_exceptions=True)
 
-    # -- ordering -----------------------------------------------------------------------------------------------------
+    # -- starting procedures ------------------------------------------------------------------------------------------
 
     async def remove(self, *subjects: Topic | Group) -> None:
-        """Remove topics and groups with all that is left of them. Nobody finds them from now on; done on return."""
+        """Remove topics and groups with all their data. Their names are unknown from now on; done on return."""
         procedures = [
             Procedure(found.topic_id, 0) if isinstance(found, Topic) else Procedure(0, found.group_id)
             for found in subjects
@@ -125,10 +125,10 @@ class Procedures:
             await self._commits.wait(done)
 
     async def reset(self, topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
-        """Let a group leave all below ``end`` of each queue and go on from ``first``; done on return.
+        """Skip all messages below ``end`` of each queue for a group and continue at ``first``; done on return.
 
-        Its consumers get nothing of the topic meanwhile, and handles of before are refused, in later runs too: the
-        epoch that is written with the order is behind all of them.
+        Meanwhile the group's consumers get no messages of the topic. Older handles are refused, also in later runs: the
+        epoch written with the procedure is higher than theirs.
         """
         procedure = Procedure(topic.topic_id, group.group_id, tuple(first), tuple(end))
         if any(procedure.key == other.key for other, _ in self._waiting):
@@ -142,7 +142,7 @@ class Procedures:
 
     def _begin(self, procedure: Procedure) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(look_at)  # nobody may be left to wait for it
+        done.add_done_callback(look_at)  # no caller may be left to retrieve the error
         self._waiting.append((procedure, done))
         if not procedure.first:
             names = self._names
@@ -160,7 +160,7 @@ class Procedures:
             procedure, done = self._waiting[0]
             try:
                 await (self._reset(procedure) if procedure.first else self._remove(procedure))
-            except Exception as error:  # whatever it is: to end without a word would look like working
+            except Exception as error:  # any error: a task that ended silently would look like a running procedure
                 is_bug = not isinstance(error, BrokerError | StoreError)
                 log.error("procedure_failed", procedure=procedure, error=str(error), exc_info=is_bug)  # noqa: TRY400
                 if self._store.failure is not None:
@@ -174,7 +174,7 @@ class Procedures:
             if not done.done():
                 done.set_result(None)
 
-    # -- removing -----------------------------------------------------------------------------------------------------
+    # -- removal ------------------------------------------------------------------------------------------------------
 
     async def _remove(self, procedure: Procedure) -> None:
         names = self._names
@@ -183,7 +183,7 @@ class Procedures:
             topic = names.topics_by_id[procedure.topic_id]
             await self._cancel(
                 keys.half_scope(topic.topic_id), topic
-            )  # first: a commit that is under way adds to the others
+            )  # half messages first: a transaction commit in progress adds pending messages
             await self._cancel(topic.topic_id, topic)
             groups = await self.progress.readers_of(topic)
             await self._leave_lanes(names.lanes_of(topic.topic_id))
@@ -222,9 +222,9 @@ class Procedures:
         ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue in [queue for found in left for queue in found.queues]:
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
-            if not procedure.topic_id:  # what came behind the end that was left was never the group's
+            if not procedure.topic_id:  # messages after this end never belonged to the group
                 ops.append(Emit(reset_event(queue.topic_id, queue.group_id, queue.queue_id, queue.end), NOWHERE))
-        if procedure.topic_id:  # of a dead-letter queue: which letters have an outcome, and which one
+        if procedure.topic_id:  # of a dead-letter queue: the settled letters and their outcomes
             first, last = (group_queue_range(NO_GROUP, procedure.topic_id, number) for number in (0, 0xFFFF))
             ops.append(Delete(Family.GROUP, first[0], last[1]))
         for key in names.lanes_of(procedure.topic_id or procedure.group_id):
@@ -240,7 +240,7 @@ class Procedures:
         names.free_name(subject)
 
     async def _cancel(self, scope: int, topic: Topic) -> None:
-        """Take all that waits of a scope off the timeline."""
+        """Withdraw all entries of a scope from the timeline."""
         async for entries in self._waiting_of(scope):
             ops: list[Op] = []
             for key, message_id, value in entries:
@@ -257,15 +257,16 @@ class Procedures:
             await self._commit(ops)
 
     async def _waiting_of(self, scope: int) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:
-        """Yield (timeline key, id, value) of what waits of a scope, until nothing does. Each yield must take it away.
+        """Yield (timeline key, id, value) of pending entries of a scope until none is left. The caller must remove each
+        batch.
 
-        A pass reads each row once: a scan from the start would step over all rows that were deleted before. Entries
-        that move during a pass are found by the next one.
+        A pass reads each row once, because a scan from the start would step over all rows deleted before. The next pass
+        finds entries that move during a pass.
         """
         start, stop = keys.waiting_range(scope)
         step = _FIRST_STEP
         while True:
-            await self._commits.flush()  # the index no longer has entries that the scheduler handed over before
+            await self._commits.flush()  # so that the index has no entries that the scheduler has already handed over
             at = start
             while rows := (await self._reader.rows(Family.INDEX, at, stop, limit=step)).rows:
                 at = rows[-1][0] + b"\0"
@@ -283,7 +284,7 @@ class Procedures:
                 return
 
     async def _leave_lanes(self, lanes: Sequence[tuple[int, int]]) -> None:
-        """Have groups leave what they failed: what waits is moved to its lane, and the lane is left."""
+        """Skip the failed messages of groups: move pending retries to their lane, then finish the lane."""
         for group_id, topic_id in lanes:
             lane = self._names.lanes[group_id, topic_id]
             await self._move_retries(group_id, topic_id, lane.topic_id)
@@ -292,7 +293,7 @@ class Procedures:
             await self._leave_queue(found, found.lane, found.lane.end)
 
     async def _move_retries(self, group_id: int, topic_id: int, lane_id: int) -> None:
-        """Move the pending retries of a topic to their lane, in passes as of ``_waiting_of``."""
+        """Move the pending retries of a topic to their lane, in passes as in ``_waiting_of``."""
         start, stop = keys.waiting_range(group_id)
         step = _FIRST_STEP
         while True:
@@ -335,7 +336,7 @@ class Procedures:
         return Withdraw(key, entry.scope, entry_id, entry.deliver_at_ms, len(value), (copy,))
 
     async def _give_up_letters(self, topic: Topic) -> None:
-        """Give every dead letter without an outcome its last one: it is PURGED. Their queue is emptied after."""
+        """Give every dead letter without an outcome its final one, PURGED. The caller empties the queue afterwards."""
         group = self._names.group_of_letters(topic.name.removeprefix(DEAD_LETTER_PREFIX))
         group_id = group.group_id if group is not None else 0
         settled = await self._settled.load(topic.topic_id)
@@ -366,7 +367,7 @@ class Procedures:
             await self._commit([*ops, *settled.finish(ended)])
 
     async def _empty(self, topic: Topic, groups: Sequence[Group]) -> None:
-        """Delete all messages of a topic; those that some group has not finished, or that nobody reads, are EXPIRED."""
+        """Delete all messages of a topic; messages not finished by all groups, or read by no group, are EXPIRED."""
         loaded = [await self.progress.load(group.group_id, topic) for group in groups]
         for queue_id in range(topic.queues):
             progress = [found.queues[queue_id] for found in loaded]
@@ -394,19 +395,19 @@ class Procedures:
                 ops.append(Delete(Family.QUEUE, first, keys.pack_queue_key(topic.topic_id, queue_id, at)))
                 await self._commit(ops)
 
-    # -- leaving ------------------------------------------------------------------------------------------------------
+    # -- resets and skipped messages ----------------------------------------------------------------------------------
 
     async def _reset(self, procedure: Procedure) -> None:
         await self._subscriptions.retired(procedure.topic_id, procedure.group_id)
         topic = self._names.topics_by_id[procedure.topic_id]
         found = await self.progress.load(procedure.group_id, topic)
-        # What came behind the order and was finished before it was durable comes again: it must be left as well.
+        # Messages appended after the order but finished before it was durable would be delivered again: skip them too.
         ends = [max(end, queue.end) for queue, end in zip(found.queues, procedure.end, strict=False)]
         await self._leave(found, ends)
         begins = await self._reader.begins(procedure.topic_id, len(found.queues))
         ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue, at, end, begin in zip(found.queues, procedure.first, ends, begins, strict=False):
-            first = max(at, begin)  # it may have moved since the order
+            first = max(at, begin)  # the begin may have moved since the order
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
             ops += queue.go_on_at(first, end)
             event = reset_event(queue.topic_id, queue.group_id, queue.queue_id, end)
@@ -415,7 +416,7 @@ class Procedures:
         self._subscriptions.let_go(procedure.topic_id, procedure.group_id)
 
     async def _leave(self, found: Subscription, ends: Sequence[int] | None) -> None:
-        """Finish, for a group, what it has not finished of a topic's queues, up to their ends or the ``ends`` given."""
+        """Finish a topic's queues for a group, up to their ends or to the ``ends`` given."""
         for queue in found.queues:
             if ends is None or queue.queue_id < len(ends):
                 await self._leave_queue(found, queue, queue.end if ends is None else ends[queue.queue_id])
@@ -428,7 +429,7 @@ class Procedures:
                 if not queue.is_finished(at):
                     offsets.append(at)
                 at += 1
-            if not offsets:  # nothing but what is finished: the floor's row follows late
+            if not offsets:  # all offsets left are finished; the floor row lags behind
                 break
             records = await self._reader.messages([(queue, offset) for offset in offsets])
             ops: list[Op] = []
@@ -443,12 +444,12 @@ class Procedures:
 
 
 def _next_step(count: int, size: int) -> int:
-    """Return twice as many as there were, within the bounds, taking the next ones to be as large."""
+    """Return twice ``count`` within the limits, assuming that the next rows have the same size."""
     return max(1, min(2 * count, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX * count // max(1, size)))
 
 
 def _ledgers_of(store: Store, group_id: int) -> list[CloseLedger]:
-    """Return what forgets the ledger of a group in all topics: of messages that it only failed it has no progress."""
+    """Return the ops that close a group's ledgers in all topics, including topics where it has only failed messages."""
     return [CloseLedger(*pair) for pair in store.ledger()[0] if pair[1] == group_id]
 
 

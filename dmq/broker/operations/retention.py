@@ -1,15 +1,16 @@
-"""Retention: messages leave the front of a queue once they are old, or the topic is large, and nobody waits for them.
+"""Retention: removes messages from the front of a queue by age or topic size, once no group needs them.
 
-One unit moves the durable *begin* of a queue over a few messages (``begin_key``), deletes them, and
-finishes them for groups that had not read them: before it they are all there, after it none is, and no offset is ever
-used again. A message that some group had not read, or that no group was there for, leaves an EXPIRED event; of one that
-was read, its end was told already. Ids stay known as long as they would have, so a repeated send is no new message.
+One unit moves the durable *begin* of a queue (``begin_key``) over a few messages, deletes them, and finishes them for
+groups that have not read them. So a crash removes all of them or none, and no offset is ever reused. A message that
+some group has not read, or that had no reader, leaves an EXPIRED event. For other messages an earlier event records the
+end. Message ids stay known for their normal time, so a repeated send does not store the message again.
 
-What stays whatever the bounds say: what is handed out now, what lies behind a message that stays, and, unless the topic
-says otherwise, what a group that is known there has not read. Known are groups that ever received from the topic or
-committed an offset in it. Of retries only those go that their group has finished, whatever the bounds.
+Regardless of the bounds, leased messages stay, and messages after a message that stays. Unless the topic overrides it,
+messages unread by a known group also stay. A group is known in a topic if it ever received from it or committed an
+offset in it. Retry lanes ignore the bounds: only retries that their group has finished are removed.
 
-It works in turns, each of a bounded number of units for a queue. Space comes back in one go for many messages.
+Retention works in turns with a limited number of units for each queue. Disk space is reclaimed for many messages at
+once.
 """
 
 from __future__ import annotations
@@ -44,20 +45,23 @@ from dmq.trail.events import EventKind, encode_event
 
 log = structlog.get_logger("dmq.broker")
 
-STEPS_PER_TURN = 16  # of one queue
-RECLAIM_BYTES = 16 * 1024 * 1024  # removed before space is asked back,
-RECLAIM_SHARE = 20  # or this part of the tables, if it is more: they are written anew for it
-KEEP_ALL = Keep(0, 0, unread=True)  # what a dead-letter queue does unless it is told
+STEPS_PER_TURN = 16  # units of one queue
+RECLAIM_BYTES = 16 * 1024 * 1024  # bytes removed before space is reclaimed,
+RECLAIM_SHARE = 20  # or 1/20 of the tables if that is more, because reclaiming rewrites them
+KEEP_ALL = Keep(0, 0, unread=True)  # default of a dead-letter queue
 KEEP_DEFAULT = Keep(72 * 3_600_000, 0, unread=True)
 _PAIRS_PER_LOOK = 100
 _PAUSE_S_MIN, _PAUSE_S_MAX = 1.0, 60.0
-_PAUSE_S_SIZED = 5.0  # with a bound by size
-_PAUSES_PER_TIME = 4  # within the shortest time that anything is kept
+_PAUSE_S_SIZED = 5.0  # with a size bound
+_PAUSES_PER_TIME = 4  # turns within the shortest retention time
 _BUSY_PAUSE_S = 0.05  # while there is more to remove
 
 
 class Removed(NamedTuple):
-    """What a step or a turn took away. ``unread`` of them were not read by every group; ``retries`` are copies."""
+    """Counts of a step or a turn.
+
+    ``unread`` counts the messages that were not read by every group. ``retries`` counts removed retry copies.
+    """
 
     messages: int = 0
     unread: int = 0
@@ -65,7 +69,7 @@ class Removed(NamedTuple):
     retries: int = 0
 
     def plus(self, other: Removed) -> Removed:
-        """Return both together."""
+        """Return the sum of both."""
         return Removed(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
@@ -73,7 +77,7 @@ _NOTHING = Removed()
 
 
 class _Step(NamedTuple):
-    """What one unit takes away, and up to where."""
+    """Removal by one unit: the new begin of the queue, the counts and the ops."""
 
     begin: int
     removed: Removed
@@ -81,7 +85,7 @@ class _Step(NamedTuple):
 
 
 class Retention:
-    """Removes what need not be kept. Belongs to the event loop."""
+    """Removal of messages beyond the retention bounds. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -95,9 +99,10 @@ class Retention:
         keep: Keep,
         keep_forwarded: Keep | None = None,
     ) -> None:
-        """``keep`` counts where a topic says nothing; topics that a procedure is at work on are left alone.
+        """Create it stopped; topics with a procedure in progress are skipped.
 
-        ``keep_forwarded`` counts instead of it for topics whose messages leave for a cluster; ``None``: it is the same.
+        ``keep`` is the default of topics without bounds of their own. ``keep_forwarded`` replaces it for topics whose
+        messages leave for a cluster; ``None``: the same.
         """
         self._names = names
         self._commits = commits
@@ -112,32 +117,33 @@ class Retention:
         self._keep_forwarded = keep_forwarded or keep
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._known: dict[int, set[int]] | None = None  # groups, by topic, that had progress when it began
+        self._known: dict[int, set[int]] | None = None  # groups with progress at the start, by topic
         self._to_reclaim: dict[Place, int] = {}
         self._removed_bytes = 0
         self._has_more = False
-        self.total = _NOTHING  # since the daemon began
-        self.oldest_ms: dict[str, int] = {}  # when the oldest message of a topic was stored, at the last turn
-        self.held_queues = 0  # whose oldest message would be gone, had everybody read it
+        self.total = _NOTHING  # since the daemon started
+        self.oldest_ms: dict[str, int] = {}  # store time of the oldest message, by topic, at the last turn
+        self.held_queues = 0  # queues whose oldest message is past a bound and cannot be removed yet
 
     def start(self) -> None:
-        """Go on by itself from here on."""
+        """Start the task that runs turns."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-retention")
 
     async def close(self) -> None:
-        """Stop; what was submitted is done."""
+        """Stop the task; submitted units complete."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def look_again(self) -> None:
-        """Look soon: what a topic keeps was changed."""
+        """Run a turn soon: the bounds of a topic have changed."""
         self._changed.set()
 
     def keep_of(self, topic: Topic) -> Keep:
-        """Return what counts for a topic: what it says itself, and else the configuration, but for dead letters.
+        """Return the effective bounds of a topic: its own, else the configured ones.
 
-        What is to go to a cluster stays until it is there, whoever says otherwise.
+        Dead-letter queues keep all messages by default. Messages that leave for a cluster stay until they are
+        forwarded, regardless of any setting.
         """
         if self._names.leaves(topic.name):
             return topic.keep.over(self._keep_forwarded)._replace(unread=True)
@@ -167,13 +173,13 @@ class Retention:
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), self._pause_s())
-            await asyncio.sleep(_PAUSE_S_MIN)  # there may be more changes
+            await asyncio.sleep(_PAUSE_S_MIN)  # more changes may follow
         self._changed.clear()
 
     def _pause_s(self) -> float:
-        """Return how long it may take until somebody sees that a bound is passed."""
+        """Return the pause between two turns in seconds, the longest delay before an exceeded bound is noticed."""
         own = map(self.keep_of, self._names.topics.values())
-        keeps = [self._keep, self._keep_forwarded, *own]  # topics come by being used
+        keeps = [self._keep, self._keep_forwarded, *own]  # with the defaults, because topics may be auto-created
         shortest_ms = min((keep.time_ms for keep in keeps if keep.time_ms), default=0)
         pauses = [_PAUSE_S_MAX]
         pauses += [shortest_ms / 1000 / _PAUSES_PER_TIME] if shortest_ms else []
@@ -181,7 +187,7 @@ class Retention:
         return max(_PAUSE_S_MIN, min(pauses))
 
     async def turn(self) -> Removed:
-        """Look at every queue once, and take away what may go, as much as one turn may; durable on return."""
+        """Check every queue once and remove as much as one turn allows; durable on return."""
         await self._look_for_readers()
         removed, self._has_more, self.held_queues = _NOTHING, False, 0
         oldest_ms: dict[str, int] = {}
@@ -189,7 +195,7 @@ class Retention:
             try:
                 ends = await self._reader.run(partial(edges, topic_id=topic.topic_id, queues=topic.queues))
                 removed = removed.plus(await self._shorten(topic, ends))
-            except BrokerError as error:  # what cannot be read of one topic is no reason to keep the others
+            except BrokerError as error:  # an unreadable topic must not block the others
                 if self._store.failure is not None:
                     raise
                 log.error("retention_failed", topic=topic.name, error=str(error))  # noqa: TRY400
@@ -202,7 +208,7 @@ class Retention:
         return removed
 
     async def reclaim(self) -> None:
-        """Give the space of what was removed back to the disk."""
+        """Reclaim the disk space of removed messages."""
         found = sorted(self._to_reclaim.items())
         ranges = [(pack_queue_key(*place, 0), pack_queue_key(*place, begin)) for place, begin in found]
         self._to_reclaim, self._removed_bytes = {}, 0
@@ -210,7 +216,7 @@ class Retention:
         await asyncio.get_running_loop().run_in_executor(None, reclaim)
 
     async def _look_for_readers(self) -> None:
-        """Find the groups that had progress before this run, once: one seek for each of them and each of its topics."""
+        """Find the groups with progress from earlier runs, once; one seek for each (group, topic) pair."""
         if self._known is not None:
             return
         known: dict[int, set[int]] = {}
@@ -223,7 +229,7 @@ class Retention:
         self._known = known
 
     def _known_in(self, topic: Topic) -> set[int]:
-        """Return the groups that are known in a topic now."""
+        """Return the groups now known in a topic."""
         assert self._known is not None, "look for them first"
         groups = self._known.get(topic.topic_id, set()) | self._subscriptions.readers_of(topic.topic_id)
         names = self._names
@@ -254,7 +260,7 @@ class Retention:
         return removed
 
     async def _excess(self, topic: Topic, ends: Sequence[Edges], keep: Keep) -> list[int]:
-        """Return by how much each queue is too large: its part of what the topic is."""
+        """Return the number of excess bytes of each queue, in proportion to its share of the topic's size."""
         if not keep.size_bytes:
             return [0] * len(ends)
         found = await self._reader.run(partial(sizes, topic_id=topic.topic_id, ends=ends))
@@ -266,11 +272,11 @@ class Retention:
         return bool(keep.time_ms) and stored_at_ms + (keep.time_ms or 0) <= self._age_by_ms()
 
     def _age_by_ms(self) -> int:
-        """Return the time that ages are told by: while the clock is not steady, nothing is old."""
+        """Return the current time for age checks, or 0 while the clock is not steady, so that no message is old."""
         return self._clock.now_ms() if self._clock.is_steady() else 0
 
     async def _step(self, topic: Topic, place: Place, keep: Keep, over_bytes: int) -> _Step | None:
-        """Take a little from the front of a queue, durable on return; ``None`` if nothing of it may go now."""
+        """Remove a few messages from the front of a queue, durable on return; return None if none can go now."""
         settled = await self._settled.load(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
         asleep = self._known_in(topic) - {each.group_id for each in self._loaded(topic) if each.has_queues}
         self._offsets.look(place)
@@ -278,7 +284,7 @@ class Retention:
             found = await self._reader.run(partial(front, place=place, groups=asleep))
         finally:
             pulled = self._offsets.looked(place)
-        # Nothing is awaited from here on: who has read what, or has it in hand, is as it is until this is submitted.
+        # No await from here on: progress and leases must not change until the unit is submitted.
         loaded = self._loaded(topic)
         if not self._is_free(topic) or not all(each.is_loaded.is_set() for each in loaded):
             return None
@@ -286,7 +292,7 @@ class Retention:
         readers = {each.group_id for each in loaded if each.has_queues} | {each.group_id for each in found.asleep}
         owed = {group_id for group_id in readers if self._names.reads(group_id, topic.name)}
         if self._names.leaves(topic.name):
-            if not owed:  # the forwarder has not looked at it yet
+            if not owed:  # the forwarder has not subscribed yet
                 return None
             found = found._replace(pulled=NOBODY)
         step = _plan(topic, place, found, _Terms(keep, over_bytes, self._age_by_ms(), owed), loaded, settled)
@@ -314,7 +320,7 @@ class Retention:
         return self._subscriptions.to(topic.topic_id)
 
     def _is_free(self, topic: Topic) -> bool:
-        """Say whether a topic is there, and no operator's work is under way on it."""
+        """Return True if a topic exists and no procedure concerns it."""
         known = self._names.topics.get(topic.name)
         return known is not None and known.topic_id == topic.topic_id and not self._procedures.is_at_work(topic)
 
@@ -327,7 +333,7 @@ class Retention:
     # -- lanes --------------------------------------------------------------------------------------------------------
 
     async def _shorten_lane(self, key: tuple[int, int], lane: Topic) -> Removed:
-        """Take away what the group of a lane has finished of it."""
+        """Remove the finished part of a retry lane."""
         place = Place(lane.topic_id, 0)
         topic = self._names.topics_by_id[key[1]]
         known = self._subscriptions.get(*key)
@@ -345,18 +351,18 @@ class Retention:
 
 
 class _Terms(NamedTuple):
-    """By what is judged what may go."""
+    """Criteria for the removal of messages from one queue."""
 
     keep: Keep
-    over_bytes: int  # by how much the queue is too large
-    now_ms: int  # 0: the clock is not believed, nothing is old
-    owed: Collection[int]  # the groups that wait for what they have not read; that of others is no matter any more
+    over_bytes: int  # excess bytes of the queue
+    now_ms: int  # 0: the clock is not steady, so no message is old
+    owed: Collection[int]  # groups whose unread messages stay; other groups no longer read here
 
 
 def _plan(
     topic: Topic, place: Place, found: Front, terms: _Terms, loaded: Sequence[Subscription], settled: GroupQueue | None
 ) -> _Step | None:
-    """Return what goes now; ``None`` if the first message stays."""
+    """Return the removal of messages from the front, or None if the first message stays."""
     awake = [each.queues[place.queue_id] for each in loaded if each.has_queues]
     awake_ids = {each.group_id for each in loaded if each.has_queues}
     readers = [*awake, *(each for each in found.asleep if each.group_id not in awake_ids)]

@@ -188,7 +188,7 @@ class Schedules:
             why = f"a topic of type {message_type.name} does not take what its schedules send: {_shown(wrong)}"
             raise Refused(Rule.MESSAGE_TYPE, f"{why}; remove them first", value=topic.name)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     async def show(self, name: str) -> ScheduleStatus:
         """Return one schedule, with its message and its following times."""
@@ -239,7 +239,7 @@ class Schedules:
         due = decode_waiting(value).deliver_at_ms if value is not None else 0  # without one the key is gone already
         return _Found(decode_schedule(schedule), decode_progress(progress), decode_message(message), key, due)
 
-    # -- changing -----------------------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------------
 
     async def add(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
         """Make a schedule; say how it is, and whether anything was done.

@@ -262,7 +262,7 @@ class Names:
             self.rates.pop(group.name, None)
         self._next_id = max(self._next_id, group.group_id + 1)
 
-    # -- removing -----------------------------------------------------------------------------------------------------
+    # -- removal ------------------------------------------------------------------------------------------------------
 
     def plan_removal(self, found: Topic | Group) -> list[Op]:
         """Return the ops by which a topic or a group ceases to be known; ``forget`` it once they are submitted.
@@ -305,7 +305,7 @@ class Names:
         record = NameRecord(NameKind.LANE, lane.queues, lane.created_at_ms, is_removed=True)
         return [Put(Family.META, keys.name_key(lane.topic_id), schema.encode_name(record))]
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- loading ------------------------------------------------------------------------------------------------------
 
     def _add(self, name_id: int, value: bytes) -> None:
         kind, queues, created_at_ms, name, group_id, topic_id, is_removed = schema.decode_name(name_id, value)

@@ -98,7 +98,7 @@ class Transactions:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
 
-    # -- accepting ----------------------------------------------------------------------------------------------------
+    # -- acceptance ---------------------------------------------------------------------------------------------------
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """As ``TransactionalBroker.prepare``."""
@@ -159,7 +159,7 @@ class Transactions:
         half_body = encode_half_body(body)
         return Schedule(scope, message_id, check_ms, record, event, if_known=IfKnown.ANSWER, half_body=half_body)
 
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     async def commit(self, topic: str, transaction_id: str, *, queue_id: int = -1) -> None:
         """As ``TransactionalBroker.commit``; ``queue_id`` is where the message is to lie, if its sender chose."""
@@ -243,7 +243,7 @@ class Transactions:
             outcome=EntryState.COMMITTED,
         )
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     def _is_live(self, topic: str) -> bool:
         return any(checker.is_live(topic) for checker in self._checkers)
