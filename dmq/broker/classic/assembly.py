@@ -1,4 +1,4 @@
-"""What the broker has for clients that divide queues among themselves: who is there, and what groups sent back."""
+"""Parts of the broker for clients that divide queues among themselves: group members and sent-back messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmq.broker.transactions.transactions import Transactions
 
 
 class Divided:
-    """The two parts behind ``dmq.broker.in_process_client``."""
+    """The two parts used by ``dmq.broker.in_process_client``."""
 
     def __init__(
         self,

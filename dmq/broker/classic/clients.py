@@ -1,7 +1,7 @@
-"""Clients in this process that divide queues among themselves: who is there, who is told of it, who is asked.
+"""Registry of in-process clients that divide queues: group members, their notifications, and transaction checks.
 
-In memory, by the monotonic clock. There is no timer: each heartbeat looks for those that are silent, and a client that
-is alone has nobody to share with.
+All state is in memory and uses the monotonic clock. There is no timer: each heartbeat expires silent clients, and a
+single client shares its queues with no other.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from broker_adapter.wire.mapping import epoch_ms
 from dmq.broker.classic.messages import BROKER, PRODUCER_GROUP, received_of
 from dmq.broker.pulling.members import Members
 
-HEARTBEAT_S = 5.0  # equeue's; RocketMQ's clients speak every 30 s to brokers behind a network
+HEARTBEAT_S = 5.0  # interval of equeue clients; RocketMQ clients use 30 s for remote brokers
 SILENT_S_MAX = 6 * HEARTBEAT_S
 
 
 class Clients:
-    """Fits ``Checker``. Belongs to the event loop, but for ``is_live``."""
+    """Implements ``Checker``. It belongs to the event loop, except for ``is_live``, which runs on any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._consumers = Members(clock, silent_s_max=SILENT_S_MAX)
         self._producers = Members(clock, silent_s_max=SILENT_S_MAX)
-        self._producer_seen_s = 0.0  # the last one
+        self._producer_seen_s = 0.0  # last heartbeat of any producer
         self._listeners: dict[str, Listener] = {}
 
     def attach(self, client_id: str, listener: Listener) -> None:
-        """Have ``listener`` told what concerns a client."""
+        """Register the listener for events of a client."""
         self._listeners[client_id] = listener
 
     def detach(self, client_id: str) -> None:
-        """Forget a client that ends."""
+        """Remove a closed client from all groups."""
         self._producers.gone(client_id)
         self._tell(self._consumers.gone(client_id), client_id)
         self._listeners.pop(client_id, None)
 
     def seen(self, client_id: str, producers: Iterable[str], consumers: Iterable[str]) -> None:
-        """Note a sign of life in these groups; the other members of a consumer group are told of a new one."""
+        """Record a heartbeat for these groups; notify the other members of a consumer group that the client joins."""
         self._producers.expire()
         self._tell(self._consumers.expire(), "")
         for group in producers:
@@ -54,14 +54,14 @@ class Clients:
         self._tell([group for group in consumers if self._consumers.seen(group, client_id)], client_id)
 
     def gone(self, client_id: str, *, producer: str = "", consumer: str = "") -> None:
-        """Note that a client left a group; the other members of a consumer group are told."""
+        """Remove a client from a group; notify the other members of a consumer group."""
         if producer:
             self._producers.gone(client_id, producer)
         if consumer:
             self._tell(self._consumers.gone(client_id, consumer), client_id)
 
     def members(self, group: str) -> list[str]:
-        """Return the clients of a consumer group, sorted."""
+        """Return the sorted client ids of a consumer group."""
         return self._consumers.of(group)
 
     def _tell(self, groups: Iterable[str], by: str) -> None:
@@ -77,10 +77,10 @@ class Clients:
         return len(self._producers) > 0 and self._clock.monotonic_s() - self._producer_seen_s < SILENT_S_MAX
 
     async def check(self, check: Check) -> bool:
-        """As ``Checker.check``: a producer of the group that sent the half message, each in its turn."""
+        """As ``Checker.check``: checks rotate among the producers of the group that sent the half message."""
         try:
             sent = wire.Message.FromString(check.payload)
-        except DecodeError:  # no message of a client of this kind
+        except DecodeError:  # not from a client of this kind
             return False
         group = dict(sent.user_properties).get(PRODUCER_GROUP, "")
         known = [each for each in self._producers.of(group) if each in self._listeners]

@@ -1,8 +1,8 @@
-"""Messages between classic clients and the queues of the embedded broker, where they lie as the gRPC protocol has them.
+"""Conversion of messages between classic clients and the broker's queues, which store the gRPC wire format. Pure.
 
-RocketMQ's own properties (``Outgoing.system``) lie among the user's under their names there, as in RocketMQ, and are
-told apart when they come out. How often a message was failed before is in its ``delivery_attempt``, which counts
-deliveries from 1. Pure.
+RocketMQ's own properties (``Outgoing.system``) are stored among the user properties under their names, as in RocketMQ.
+They are separated when a message is read. The number of earlier failures is stored in ``delivery_attempt``, which
+counts deliveries from 1.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from broker_adapter.remoting.properties import SYSTEM_PROPERTIES
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import encode, message_of
 
-BROKER = "embedded"  # the name of the one broker there is
+BROKER = "embedded"  # name of the only broker
 RETRY_TOPIC, ORIGIN_MESSAGE_ID = "RETRY_TOPIC", "ORIGIN_MESSAGE_ID"
-PRODUCER_GROUP = "PGROUP"  # of a half message: whom to ask how it ended
-CHECK_AFTER_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"  # of a half message: when to ask first
+PRODUCER_GROUP = "PGROUP"  # of a half message: producer group to check
+CHECK_AFTER_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"  # of a half message: delay of the first check
 
 
 def envelope_of(outgoing: Outgoing, queue: MessageQueue, deliver_at_ms: int, **system: str) -> Envelope:
-    """Return a message as it is put into ``queue``, due at ``deliver_at_ms`` (0: not delayed), checked for size.
+    """Return a message as stored in ``queue``, due at ``deliver_at_ms`` (0: not delayed).
 
-    ``system`` are properties beside those it has. ``Refused(MESSAGE_CORRUPTED)`` for what cannot be stored,
-    ``Refused(DELIVERY_TIME)``.
+    ``system`` adds properties to its own. Raise ``Refused(MESSAGE_CORRUPTED)`` if it is too large or has no id,
+    ``Refused(DELIVERY_TIME)`` for an invalid delivery time.
     """
     message = outgoing.message
     _check(message, queue, deliver_at_ms)
@@ -43,7 +43,7 @@ def envelope_of(outgoing: Outgoing, queue: MessageQueue, deliver_at_ms: int, **s
         sent = wire.Message.FromString(payload)
         if outgoing.attempts_failed:
             sent.system_properties.delivery_attempt = outgoing.attempts_failed + 1
-        sent.system_properties.queue_id = queue.queue_id  # where a half message is to lie
+        sent.system_properties.queue_id = queue.queue_id  # target queue of a half message
         payload = sent.SerializeToString()
     return envelope._replace(
         topic=queue.topic, payload=payload, queue_id=queue.queue_id, is_relative=outgoing.delay_level > 0
@@ -71,7 +71,7 @@ def _check(message: Message, queue: MessageQueue, deliver_at_ms: int) -> None:
 def received_of(
     payload: bytes, message_id: str, queue: MessageQueue, queue_offset: int, stored_at_ms: int, attempts_failed: int = 0
 ) -> ReceivedMessage:
-    """Return what a consumer gets; ``message_id`` and ``attempts_failed`` if the payload does not say."""
+    """Return a message for a consumer; ``message_id`` and ``attempts_failed`` apply if the payload has none."""
     message, unreadable = Message(topic=queue.topic, message_id=message_id, body=b""), ""
     system: Mapping[str, str] = {}
     try:
@@ -94,7 +94,7 @@ def received_of(
 
 
 def _taken_apart(message: Message, queue: MessageQueue) -> tuple[Message, Mapping[str, str]]:
-    """Return a message without RocketMQ's own properties, and those."""
+    """Return a message without RocketMQ's own properties, and these properties."""
     properties = message.properties
     system = {name: value for name, value in properties.items() if name in SYSTEM_PROPERTIES}
     if system:

@@ -1,16 +1,16 @@
-"""Messages that consumers sent back, who pull and divide queues among themselves: they come again, or are dead.
+"""Messages sent back by pull consumers that divide queues: they are retried, or become dead letters.
 
-    comes again     a delayed send to ``%RETRY%<group>``, a topic with one queue that the group's consumers pull
-    dead            a letter in ``%DLQ%<group>``, as pop leaves them: the same place, the same jobs of operators
+    retry       a delayed send to ``%RETRY%<group>``, a topic with one queue that the group's consumers pull
+    dead        a letter in ``%DLQ%<group>``, as for pop: the same queue, the same operator jobs
 
-Either is one unit, so a crash leaves all of it or nothing; the original stays where it lies, and is finished when its
-consumer commits a later offset. A consumer that got no answer repeats the call, and one that died before it committed
-has its messages sent back again by whoever reads on from there. Such a repetition finds the copy of the same place that
-still waits, or the letter that nobody dealt with, and writes nothing; a copy that was visible meanwhile is written
-anew. So nothing is lost, and what comes twice came before.
+Either is one unit, so a crash leaves all of it or nothing. The original stays in its queue, and is finished when its
+consumer commits a later offset. A consumer without an answer repeats the call. If a consumer dies before its commit,
+the next reader of the queue sends the messages back again. Such a repetition writes nothing if a copy from the same
+place is still pending, or if its letter has no outcome. A copy that was already visible is written again. So no message
+is lost, and a message is duplicated only if its earlier copy was already visible.
 
-The copy keeps the message as it was sent, with its id and its topic; ``delivery_attempt`` says which delivery comes
-next. In the store it goes by an id of its own, ``<message id>~<topic>.<queue>.<offset>.<number>``: one message may be
+The copy keeps the original message, its id and its topic; ``delivery_attempt`` is the number of the next delivery. The
+store uses an id of its own for the copy, ``<message id>~<topic>.<queue>.<offset>.<number>``, because a message may be
 sent back many times.
 """
 
@@ -47,12 +47,12 @@ from dmq.trail.events import LANE, EventKind, encode_event
 from retry.policy import Reason
 
 LEVEL_BEFORE = 2  # the first failure waits for level 3, each further one for the next: RocketMQ's rule
-_ID_BYTES_MAX = 160  # of a message id in that of its copy; of a longer one its digest is there
-_PLACE_BYTES = 16  # at the end of a letter's id in the index: topic, queue, offset, attempt
+_ID_BYTES_MAX = 160  # of a message id within the id of its copy; a longer one is replaced by its digest
+_PLACE_BYTES = 16  # suffix of a letter's id in the index: topic, queue, offset, attempt
 
 
 class _Place(NamedTuple):
-    """Where a message lay when its consumer failed it. ``origin`` is the topic it was sent to."""
+    """Place of a failed message. ``origin`` is the topic to which it was sent."""
 
     origin: Topic
     topic: Topic
@@ -61,7 +61,7 @@ class _Place(NamedTuple):
 
 
 class SentBack:
-    """Keeps what is sent back, durable on return. Belongs to the event loop."""
+    """Stores sent-back messages, durable on return. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class SentBack:
         self._levels_ms = tuple(levels_ms)
         self._store = commits.store
         self._clock = self._store.clock
-        # Calls for one place come one after the other: the second one sees what the first one wrote.
+        # Calls for one place run one at a time, so that the second one finds the copy of the first one.
         self._under_way: dict[tuple[str, str, int, int], asyncio.Future[None]] = {}
 
     def level_ms(self, delay_level: int) -> int:
-        """Return how long a delay level is; a level behind the last one is the last one."""
+        """Return the delay of a delay level; levels after the last one are equal to the last one."""
         return self._levels_ms[min(delay_level, len(self._levels_ms)) - 1]
 
     async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
-        """As ``ClassicBroker.send_back``. ``Overloaded`` while the disk is almost full: nothing was done."""
+        """As ``ClassicBroker.send_back``. Raise ``Overloaded`` while the disk is almost full, with no change made."""
         turn = (group, received.queue.topic, received.queue.queue_id, received.queue_offset)
         while (before := self._under_way.get(turn)) is not None:
             await asyncio.wait((before,))
@@ -114,23 +114,24 @@ class SentBack:
         failed = received.attempts_failed
         if self._store.is_disk_low():
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
-        if level < 0 or failed >= attempts_max or received.unreadable:  # what nobody can read is none the better later
+        if level < 0 or failed >= attempts_max or received.unreadable:  # a retry cannot make it readable
             reason = Reason.SENT_BACK if level < 0 else Reason.EXHAUSTED
             await self._bury(group, received, place, payload, reason)
             return
         prefix = _copy_id(received.message.message_id, place)
         first = pack_index_prefix(WAITING_GENERATION, retries.topic_id) + pack_id(prefix)
         if (await self._reader.rows(Family.INDEX, first, first + b"\xff", limit=1)).rows:
-            await self._commits.flush()  # what was read may not be durable yet
+            await self._commits.flush()  # the copy found may not be durable yet
             return
         level = level or LEVEL_BEFORE + 1 + failed
         at_ms = self._clock.now_ms() + self.level_ms(level)
         await self._put(Envelope(retries.name, prefix, payload, received.message.tag, "", at_ms, True, 0))
 
     async def put(self, group: str, outgoing: Outgoing, envelope: Envelope) -> None:
-        """Keep what a consumer puts into its retry topic itself; a letter if it was failed more than ``attempts_max``.
+        """Store a message that a consumer sends to its retry topic itself, or a letter after more than ``attempts_max``
+        failures.
 
-        RocketMQ's rule: one failure more than if it were sent back.
+        RocketMQ's rule: this allows one failure more than a send-back.
         """
         attempts_max = outgoing.attempts_max
         if attempts_max is None or outgoing.attempts_failed <= attempts_max:
@@ -152,24 +153,29 @@ class SentBack:
         )
 
     async def _put(self, envelope: Envelope) -> None:
-        """Put a copy into a retry topic; what its id begins with becomes an id that no other one has."""
+        """Send a copy to a retry topic; its id is extended by a new epoch, which makes it unique."""
         await self._sends.send([envelope._replace(message_id=f"{envelope.message_id}{self._receipts.next_epoch()}")])
 
     async def _payload(self, received: ReceivedMessage, place: _Place) -> bytes:
-        """Return the message as it was sent, with the number of its next delivery; from memory if retention took it."""
+        """Return the original payload with the number of its next delivery.
+
+        If retention removed the original, encode the received message instead.
+        """
         key = pack_queue_key(place.topic.topic_id, place.queue_id, place.queue_offset)
         (value,) = await self._reader.values(Family.QUEUE, [key])
         payload = decode_queued(value).payload if value is not None else encode(received.message).payload
         with suppress(DecodeError):
             sent = wire.Message.FromString(payload)
-            sent.system_properties.delivery_attempt = received.attempts_failed + 2  # they count from 1
+            sent.system_properties.delivery_attempt = received.attempts_failed + 2  # attempts count from 1
             return sent.SerializeToString()
         return payload
 
     async def _bury(
         self, group_name: str, received: ReceivedMessage, place: _Place, payload: bytes, reason: Reason
     ) -> None:
-        """Make a dead letter. In the trail the message is the group's from here on: of pulls it says nothing."""
+        """Store a dead letter. The audit trail assigns the message to the group only now, because pulls leave no
+        events.
+        """
         group = self._catalog.known_group(group_name)
         attempt = min(received.attempts_failed + 1, ATTEMPT_MAX)
         now_ms = self._clock.now_ms()
@@ -199,7 +205,7 @@ class SentBack:
         await self._commits.commit([taken, *ops, letter])
 
     async def _is_buried(self, group: str, letter_id: bytes, message_id: bytes) -> bool:
-        """Say whether a letter of the same place and attempt lies there and has no outcome."""
+        """Return True if a letter of the same place and attempt exists without an outcome."""
         letters = self._names.topics.get(dead_letter_topic(group))
         if letters is None:
             return False
@@ -212,7 +218,7 @@ class SentBack:
 
 
 def _copy_id(message_id: str, place: _Place) -> str:
-    """Return what the ids of all copies of a message begin with that were made for one place."""
+    """Return the common id prefix of all copies of a message made for one place."""
     return f"{_start_of_id(message_id)}{place.topic.topic_id}.{place.queue_id}.{place.queue_offset}."
 
 

@@ -1,4 +1,4 @@
-"""Groups that are paused get nothing, and slowly at first when they go on; others have a rate. Belongs to the loop."""
+"""Delivery rates of groups: a paused group gets no messages, a resumed one starts with a ramp. Event loop only."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dmq.broker.limits.ramp import RAMP_STEP_S, RAMP_STEPS, Flow, full, ramp, re
 from dmq.broker.topics.registry import Group, Names
 from dmq.broker.topics.settings import FlowChange, paused_since
 
-_WAIT_S_LEAST = 0.05  # many receives may wait for the same few messages
+_WAIT_S_LEAST = 0.05  # limits polling by many receives that wait for few messages
 
 
 class GroupFlows:
-    """How many messages a receive of a group may be given now.
+    """Number of messages that a receive of a group may get now.
 
-    Whether a group is paused, and its rate, are in its settings; that it goes on slowly is forgotten by a restart.
+    Pauses and rates are stored in the group settings. The ramp after a pause is in memory, and a restart ends it.
     """
 
     def __init__(self, names: Names, clock: Clock) -> None:
         self._names = names
         self._clock = clock
-        self._flows: dict[str, Flow] = {}  # of groups that were resumed a moment ago, or have a rate
-        self._resumed: dict[str, asyncio.Event] = {}  # of groups that are waited for
+        self._flows: dict[str, Flow] = {}  # of groups with a rate or a running ramp
+        self._resumed: dict[str, asyncio.Event] = {}  # of paused groups with waiting receives
 
     def is_paused(self, group: str) -> bool:
-        """Say whether a group gets nothing."""
+        """Return True if a group is paused."""
         return group in self._names.paused
 
     def take(self, group: str, wanted: int) -> int:
-        """Return how many of the wanted messages may be given; ``give_back`` those that are not."""
+        """Reserve and return how many of ``wanted`` messages may be delivered; ``give_back`` the rest."""
         if group in self._names.paused:
             return 0
         flow, rate = self._flows.get(group), self._names.rates.get(group)
@@ -48,12 +48,12 @@ class GroupFlows:
         return count
 
     def give_back(self, group: str, count: int) -> None:
-        """Let others have what a receive took and was not given."""
+        """Return the unused part of a reservation."""
         if count and (flow := self._flows.get(group)) is not None:
             self._flows[group] = taken(flow, -count)
 
     async def wait(self, group: str, timeout_s: float) -> None:
-        """Return when a group may be given something, as far as is known, or time is up."""
+        """Return when the rate may allow a delivery to the group, or after ``timeout_s`` seconds."""
         if group not in self._names.paused:
             flow, now_s = self._flows.get(group), self._clock.monotonic_s()
             rate = self._names.rates.get(group)
@@ -65,7 +65,7 @@ class GroupFlows:
                 await self._resumed.setdefault(group, asyncio.Event()).wait()
 
     async def left_ms(self, group: str, wait_ms: int) -> int:
-        """Wait while a group is paused, at most ``wait_ms``; return what is left of it, -1: it is paused still."""
+        """Wait while a group is paused, at most ``wait_ms``; return the remaining time, or -1 if it is still paused."""
         if group not in self._names.paused:
             return wait_ms
         until_s = self._clock.monotonic_s() + wait_ms / 1000
@@ -73,9 +73,9 @@ class GroupFlows:
         return -1 if group in self._names.paused else max(0, int((until_s - self._clock.monotonic_s()) * 1000))
 
     def change(self, group: Group, is_paused: bool | None, deliver_rate: int | None) -> tuple[Group, str]:
-        """Return a group that is paused, resumed or given a rate, as far as that is said, and what the trail says.
+        """Return the group with its pause and rate changed, and the text of the change for the audit trail.
 
-        ``Refused(REQUEST)`` for a rate that cannot be.
+        ``None`` leaves a setting unchanged. Raise ``Refused(REQUEST)`` for an invalid rate.
         """
         change = FlowChange(is_paused, deliver_rate)
         change.check()
@@ -84,7 +84,7 @@ class GroupFlows:
         return group._replace(paused_since_ms=since_ms, deliver_rate=rate), change.said()
 
     def changed(self, before: Group, group: Group) -> None:
-        """Let a group go on, slowly at first, if it was paused; its settings are known to be changed."""
+        """Start the ramp of a resumed group and wake its receives; call it after its settings are changed."""
         if before.paused_since_ms is None or group.paused_since_ms is not None:
             return
         self._flows[group.name] = ramp(self._clock.monotonic_s())

@@ -1,12 +1,12 @@
-"""Quotas of topics: how many messages may be pending, how many bytes of them, and how many may be sent in a second.
+"""Quotas of topics: limits of pending messages, of pending bytes, and of sends per second.
 
-What is pending waits for its time, is held, or is a half message that nobody decided. How much that is only the writer
-knows for certain, so it decides, by bounds that ride with the send: exactly, whatever else is on its way. The rate is
-spent here; where it is used up, what rides with the send says that nothing new is accepted. Either way the writer
-knows what is known already, and a repeat is answered as the first send was.
+Pending messages are delayed, held, or undecided half messages. Only the writer knows their number exactly, so it
+decides by bounds that are committed with the send. Concurrent sends cannot exceed them. The rate is spent here. If it
+is used up, the bound of the send closes the topic to new messages. In either case the writer recognizes known message
+ids, and a repeated send gets its first answer.
 
-Only sends of clients are refused. What was accepted goes its way: commits of transactions, retries, redrives,
-occurrences of schedules, and what was taken from a cluster or may be there. It counts all the same where it waits.
+Quotas refuse only sends of clients. Accepted messages continue: transaction commits, retries, redrives, occurrences of
+schedules, and messages from a cluster or possibly there. They all count as pending while they wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RETRY_MS_MIN = 1
 
 
 class OverTopicQuota(Overloaded):
-    """A topic has all that its quota allows; nothing of the send was done."""
+    """Refusal of a send by a quota of its topic; no part of the send is stored."""
 
     def __init__(self, quota: str, topic: str, used: str, *, limit: int, retry: str) -> None:
         super().__init__(f"quota {quota} of topic {topic}: {used}", limit=limit)
@@ -44,7 +44,7 @@ class OverTopicQuota(Overloaded):
 
 
 class Asked(NamedTuple):
-    """A send that is under way: what rides with it, and what it took of the rates of topics, by id."""
+    """Reservation of a send: the bounds to commit with it, and the rate spent, by topic id."""
 
     bounds: Sequence[Bound]
     spent: Counter[int]
@@ -55,19 +55,19 @@ _NOTHING = Asked((), Counter(), Counter())
 
 
 class SendQuotas:
-    """Asks for room, and says why there is none. Belongs to the event loop."""
+    """Quota checks of sends. It belongs to the event loop."""
 
     def __init__(self, names: Names, clock: Clock, defaults: TopicQuotas = NO_QUOTAS) -> None:
-        """``defaults`` are those of topics that say nothing of their own."""
-        self.refused = dict.fromkeys(QUOTAS, 0)  # messages, by quota
+        """Create the checks; ``defaults`` apply to topics without quotas of their own."""
+        self.refused = dict.fromkeys(QUOTAS, 0)  # refused messages, by quota
         self._names = names
         self._clock = clock
         self.defaults = defaults
         self._has_defaults = any(defaults)
-        self._buckets: dict[int, TokenBucket] = {}  # of topics with a rate that something was sent to
+        self._buckets: dict[int, TokenBucket] = {}  # of rate-limited topics with sends
 
     def of(self, topic: Topic) -> TopicQuotas:
-        """Return the quotas that count for a topic. Retries and dead letters have none."""
+        """Return the effective quotas of a topic; retry and dead-letter topics have none."""
         return NO_QUOTAS if self._names.is_derived(topic.name) else topic.quotas.over(self.defaults)
 
     @property
@@ -76,7 +76,10 @@ class SendQuotas:
         return self._has_defaults or bool(self._names.limited)
 
     def ask(self, topics: Iterable[Topic]) -> Asked:
-        """Return what rides with a send of one message to each of ``topics``; ``settle`` it whatever comes of it."""
+        """Return the reservation for a send of one message to each of ``topics``.
+
+        If the send fails, return the spent rate with ``give_back``.
+        """
         if not self.may_refuse:
             return _NOTHING
         return self._ask(topics)
@@ -98,9 +101,9 @@ class SendQuotas:
         return asked._replace(bounds=bounds)
 
     def spend_at_once(self, envelopes: Sequence[Envelope]) -> None:
-        """Spend the rate of a send that is passed on to a cluster, which may know what is repeated: here nobody does.
+        """Spend the rate of a send that is forwarded to a cluster; repeated sends are not recognized here.
 
-        Raises ``OverTopicQuota``, and then spends nothing.
+        Raise ``OverTopicQuota`` without spending if the rate is used up.
         """
         topics = [topic for each in envelopes if (topic := self._names.topics.get(each.topic)) is not None]
         if not self._names.limited and not self.defaults.send_rate:
@@ -123,19 +126,19 @@ class SendQuotas:
         return left is not None
 
     def give_back(self, spent_by: Counter[int]) -> None:
-        """Let others send what was spent for what was refused, or was known already."""
+        """Return the rate spent for refused or already known messages."""
         for topic_id, count in spent_by.items():
             if (bucket := self._buckets.get(topic_id)) is not None:
                 self._buckets[topic_id] = bucket._replace(left=bucket.left + count)
 
     def give_back_repeated(self, asked: Asked, repeated: Sequence[bool], topics: Sequence[Topic]) -> None:
-        """As ``give_back``, for those messages of a send that were known already."""
+        """As ``give_back``, for the already known messages of a send."""
         pairs = zip(topics, repeated, strict=True)
         known = Counter(topic.topic_id for topic, is_known in pairs if is_known and topic.topic_id in asked.spent)
         self.give_back(known)
 
     def refusal(self, error: OverBound, asked: Asked, now_ms: int) -> OverTopicQuota:
-        """Return what the sender is told, and count it."""
+        """Count a refusal and return the error for the sender."""
         topic = self._names.topics_by_id[error.scope]
         quota, quotas = _OF[error.what], self.of(topic)
         self.refused[quota] += asked.counts.total()
@@ -158,7 +161,7 @@ class SendQuotas:
         return OverTopicQuota(quota, topic.name, used, limit=error.limit, retry=retry)
 
     def used_rate(self, topic: Topic) -> int:
-        """Return how many messages of what a second allows were sent a moment ago."""
+        """Return how many messages of the send rate are currently used."""
         rate, bucket = self.of(topic).send_rate, self._buckets.get(topic.topic_id)
         if not rate or bucket is None:
             return 0

@@ -1,4 +1,4 @@
-"""Recurring messages: the times of a rule, firing in the scheduler's thread, operators' changes.
+"""Recurring messages: occurrence times of a rule, firing in the scheduler's thread, changes by operators.
 
 Imports: sending, topics and below. Interface: schedules, firing, cron times, message properties.
 """

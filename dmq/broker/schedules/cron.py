@@ -1,18 +1,18 @@
-"""When a recurring message is due: the times of a rule, each strictly later than the one before. Pure.
+"""Occurrence times of a recurring message by its rule, each strictly later than the previous one. Pure.
 
 A rule is an interval, counted from its start, or a cron expression of five fields in a time zone:
 
     minute 0-59, hour 0-23, day of the month 1-31, month 1-12 or jan-dec, day of the week 0-7 or sun-sat (0 and 7: sun)
 
-each ``*``, a number, a range ``a-b``, either with a step ``/n``, or a list of these; or an alias such as ``@daily``.
-Where both days are restricted, either of them is enough, as cron has it.
+Each field is ``*``, a number, a range ``a-b``, either of them with a step ``/n``, or a list of these. An alias such as
+``@daily`` replaces all fields. If both day fields are restricted, a match of either is enough, as in cron.
 
-When clocks change, a rule whose hour begins with ``*`` follows the hours that there are: it skips those that are left
-out and meets those that come twice both times. Every other rule means a time of the day: what is left out happens when
-the clock has jumped over it, and what comes twice happens the first time only.
+Around a clock change, a rule whose hour begins with ``*`` follows the hours that exist. It skips hours that are left
+out, and occurs in both copies of a repeated hour. Every other rule means a time of day. A time that is left out occurs
+when the clock has jumped over it; a repeated time occurs only the first time.
 
-APScheduler's trigger finds the days and times of the calendar; here they become instants. A search ends after
-``YEARS_MAX`` years: the rarest date, 29 February, is never further away.
+APScheduler's trigger finds the days and times of the calendar; this module converts them to instants. A search ends
+after ``YEARS_MAX`` years: the rarest date, 29 February, is never further away.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EVERY_MS_MIN = 1_000
 JITTER_MS_MAX = 86_400_000
-MISSED_AFTER_MS = 60_000  # from how late on an occurrence counts as missed, for who skips those
+MISSED_AFTER_MS = 60_000  # lateness from which ``CatchUp.SKIP`` skips an occurrence
 CRON_CHARS_MAX = 256
 YEARS_MAX = 9
 ALIASES = {
@@ -54,7 +54,7 @@ _ALLOWED = "five fields (minute hour day month weekday) of *, numbers, a-b, /n a
 
 
 class RuleError(ValueError):
-    """A rule cannot be one; the text says what is wrong and what is allowed."""
+    """Invalid rule; the text names the error and the allowed values."""
 
 
 class _Field(NamedTuple):
@@ -74,7 +74,9 @@ _FIELDS = (
 
 
 class Cron(NamedTuple):
-    """A cron expression, read: the numbers of each field, and whether its hours and both of its days are restricted."""
+    """Parsed cron expression: the numbers of each field, whether the hour begins with ``*``, and whether either day
+    suffices.
+    """
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -87,7 +89,7 @@ class Cron(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def read_cron(text: str) -> Cron:
-    """Read a cron expression; ``RuleError`` says which field is wrong and what is allowed there."""
+    """Parse a cron expression; raise ``RuleError`` with the invalid field and its allowed values."""
     if len(text) > CRON_CHARS_MAX:
         raise RuleError(f"a cron expression has at most {CRON_CHARS_MAX} characters, this one {len(text)}")
     expanded = ALIASES.get(text.strip().lower(), text)
@@ -139,7 +141,7 @@ def _bad(item: str, field: _Field) -> RuleError:
 
 @lru_cache(maxsize=256)
 def zone_of(name: str) -> tzinfo:
-    """Return a time zone by its name in the IANA database; empty: UTC. ``RuleError`` if this host knows none."""
+    """Return a time zone by its IANA name, UTC for an empty name; raise ``RuleError`` if this host has no such zone."""
     if name in {"", "UTC"}:
         return UTC
     try:
@@ -153,9 +155,9 @@ def zone_of(name: str) -> tzinfo:
 
 
 def next_time(schedule: Schedule, after_ms: int) -> int | None:
-    """Return the first time of a rule after ``after_ms``, in epoch ms; ``None`` if there is none, or none for years.
+    """Return the first time of a rule after ``after_ms`` in epoch ms; None if there is none within ``YEARS_MAX`` years.
 
-    ``RuleError`` if the rule cannot be read on this host. Whoever counts occurrences heeds ``count``.
+    Raise ``RuleError`` if this host cannot evaluate the rule. The caller applies the ``count`` limit.
     """
     after_ms = max(after_ms, schedule.start_ms - 1)
     if schedule.every_ms:
@@ -170,13 +172,13 @@ def next_time(schedule: Schedule, after_ms: int) -> int | None:
 
 
 def last_time(schedule: Schedule, first_ms: int, until_ms: int) -> int:
-    """Return the last time of a rule up to ``until_ms``; ``first_ms``, which is one, if none follows it."""
+    """Return the last time of a rule up to ``until_ms``; ``first_ms``, a time of the rule, if none follows it."""
     if schedule.every_ms:
         until_ms = min(until_ms, schedule.end_ms or until_ms)
         return first_ms + max(0, until_ms - first_ms) // schedule.every_ms * schedule.every_ms
     span_ms = 60_000
     low: int | None = None
-    while low is None:  # look back, twice as far each time, until something is found
+    while low is None:  # look back twice as far each time until a time is found
         from_ms = max(first_ms, until_ms - span_ms)
         low = first_ms if from_ms == first_ms else _until(schedule, from_ms, until_ms)
         span_ms *= 2
@@ -194,14 +196,14 @@ def _until(schedule: Schedule, from_ms: int, until_ms: int) -> int | None:
 
 
 def due_ms(schedule: Schedule, name: str, at_ms: int) -> int:
-    """Return when an occurrence is due whose rule says ``at_ms``: up to the jitter later, the same each time.
+    """Return the due time of the occurrence at ``at_ms``: up to the jitter later, and always the same.
 
-    It is never later than the rule's next time, however long the jitter: occurrences are due one after the other.
+    It is never later than the rule's next time, however long the jitter is, so occurrences keep their order.
     """
     jitter_ms = schedule.jitter_ms
     if not jitter_ms:
         return at_ms
-    with suppress(RuleError):  # of a zone that this host does not know
+    with suppress(RuleError):  # a time zone unknown on this host
         following = next_time(schedule, at_ms)
         jitter_ms = jitter_ms if following is None else min(jitter_ms, following - at_ms)
     digest = blake2b(f"{name}/{at_ms}".encode(), digest_size=8).digest()
@@ -209,16 +211,16 @@ def due_ms(schedule: Schedule, name: str, at_ms: int) -> int:
 
 
 class Turn(NamedTuple):
-    """What is to be sent now, by the times of the rule, and when it goes on; ``None``: it is over."""
+    """Occurrences to send now, as times of the rule, and the time of the next one; ``None``: the schedule has ended."""
 
     times: tuple[int, ...]
     next_ms: int | None
 
 
 def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most: int) -> Turn:
-    """Decide which occurrences of a schedule that is due are sent now, at most ``at_most`` of them.
+    """Return the occurrences of a due schedule to send now, at most ``at_most``.
 
-    ``RuleError`` as ``next_time``.
+    Raise ``RuleError`` as ``next_time``.
     """
     first_ms = progress.next_ms
     left = schedule.count - progress.occurrences if schedule.count else at_most
@@ -230,7 +232,7 @@ def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most
             following = next_time(schedule, following)
     else:
         times[0] = last_time(schedule, first_ms, now_ms)
-        if due_ms(schedule, name, times[0]) > now_ms:  # then the one before it is due: no later than this time
+        if due_ms(schedule, name, times[0]) > now_ms:  # then the previous one is due, because it is due by this time
             times[0] = last_time(schedule, first_ms, times[0] - 1)
         following = next_time(schedule, times[0])
         if schedule.catch_up is CatchUp.SKIP and now_ms - due_ms(schedule, name, times[0]) > MISSED_AFTER_MS:
@@ -244,7 +246,7 @@ def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most
 
 def _next_of_cron(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
     after = datetime.fromtimestamp(after_ms // 1000, UTC)
-    if after.year > 9998 - YEARS_MAX:  # beyond the calendar of a zone
+    if after.year > 9998 - YEARS_MAX:  # beyond the range of ``datetime``
         return None
     local = after.astimezone(zone).replace(tzinfo=None, fold=0)
     best: int | None = None
@@ -260,14 +262,14 @@ def _next_of_cron(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
 
 
 def _turned_back(after: datetime, zone: tzinfo) -> timedelta:
-    """Return by how much the clock is turned back within a day: so far back, times are still to come again."""
+    """Return how far the clock is set back within the next day: wall times of that span occur again."""
     now, then = after.astimezone(zone).utcoffset(), (after + _DAY).astimezone(zone).utcoffset()
     assert now is not None and then is not None
     return max(timedelta(0), now - then)
 
 
 def _instants(wanted: datetime, zone: tzinfo, *, is_hourly: bool) -> Iterator[datetime]:
-    """Yield when a clock of the zone shows ``wanted``: once, or as the module's docstring says."""
+    """Yield the instants at which a clock of the zone shows ``wanted``: one, or as in the module docstring."""
     first = wanted.replace(tzinfo=zone).astimezone(UTC)
     if first.astimezone(zone).replace(tzinfo=None, fold=0) != wanted:  # left out
         if not is_hourly:
@@ -280,9 +282,9 @@ def _instants(wanted: datetime, zone: tzinfo, *, is_hourly: bool) -> Iterator[da
 
 
 def _end_of_gap(wanted: datetime, zone: tzinfo) -> datetime:
-    """Return the instant in which the clock jumps over ``wanted``, to the second."""
-    low = wanted.replace(tzinfo=zone, fold=1).astimezone(UTC)  # by the offset behind the jump: before it
-    high = wanted.replace(tzinfo=zone).astimezone(UTC)  # by the one in front of it: behind it
+    """Return the instant at which the clock jumps over ``wanted``, to the second."""
+    low = wanted.replace(tzinfo=zone, fold=1).astimezone(UTC)  # with the offset after the jump: an instant before it
+    high = wanted.replace(tzinfo=zone).astimezone(UTC)  # with the offset before the jump: an instant after it
     while high - low > timedelta(seconds=1):
         middle = (low + (high - low) / 2).replace(microsecond=0)
         is_behind = middle.astimezone(zone).replace(tzinfo=None) > wanted
@@ -291,9 +293,9 @@ def _end_of_gap(wanted: datetime, zone: tzinfo) -> datetime:
 
 
 def _wall_times(cron: Cron, begin: datetime, year: int) -> Iterator[datetime]:
-    """Yield what the clock shows at the times of a cron expression, from ``begin`` on, in order."""
+    """Yield the wall times of a cron expression from ``begin`` on, in order."""
     triggers = _triggers(cron, year)
-    at = begin.replace(tzinfo=UTC)  # of no zone in truth: the trigger reckons in days of 24 hours
+    at = begin.replace(tzinfo=UTC)  # a placeholder zone: the trigger calculates in days of 24 hours
     while True:
         found = [each for trigger in triggers if (each := trigger.get_next_fire_time(None, at)) is not None]
         if not found:
@@ -304,11 +306,11 @@ def _wall_times(cron: Cron, begin: datetime, year: int) -> Iterator[datetime]:
 
 @lru_cache(maxsize=1024)
 def _triggers(cron: Cron, year: int) -> tuple[CronTrigger, ...]:
-    """Return what finds the times of a cron expression from a year on, for ``YEARS_MAX`` years."""
+    """Return the triggers that find the times of a cron expression from a year on, for ``YEARS_MAX`` years."""
     from apscheduler.triggers.cron import CronTrigger
 
     def listed(values: Sequence[int | str], all_of_them: int) -> str:
-        return "*" if len(values) == all_of_them else ",".join(map(str, values))  # each of a list is looked at
+        return "*" if len(values) == all_of_them else ",".join(map(str, values))  # a list costs a check per value
 
     clock = {"minute": listed(cron.minutes, 60), "hour": listed(cron.hours, 24), "month": listed(cron.months, 12)}
     clock |= {"year": f"{year}-{year + YEARS_MAX}", "second": "0"}

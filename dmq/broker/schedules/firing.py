@@ -1,11 +1,11 @@
-"""Schedules whose time has come, in the scheduler's thread: what each sends now, and when it goes on.
+"""Firing of due schedules in the scheduler's thread: the occurrences to send now, and the next due time.
 
-A schedule waits on the timeline under the time of its next occurrence. When that time comes, one op puts the occurrence
-into its queue, counts it, and lets the entry wait for the next time: a kill finds all of that or nothing. Every
-occurrence is a message of its own, with an id of its own and the name of its schedule and its number in its properties.
+A schedule has a timeline entry at the time of its next occurrence. When it is due, one op appends the occurrence to its
+queue, counts it, and moves the entry to the next time. A kill leaves all of that or nothing. Each occurrence is a
+message with its own id, and with its schedule name and number in its properties.
 
-What a turn reads and writes is bounded, whatever recurs in the same second and however much has to be caught up: a
-schedule that finds no room comes again a moment later, with the same time.
+The reads and writes of a turn are limited, regardless of how many schedules are due and how much has to be caught up.
+A schedule that does not fit is retried shortly afterwards, with the same occurrence time.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from dmq.store.schema.recurring import (
 from dmq.store.writer.operations import IfKnown, Occurrence, Put, Recur, Reschedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
-AT_ONCE_MAX = 64  # occurrences of one schedule in a turn
+AT_ONCE_MAX = 64  # maximum occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024
-SCHEDULES_PER_TURN_MAX = 64  # finding the next time of a cron expression takes half a millisecond, and others wait
-_BUSY_MS, _NO_ROOM_MS, _PAUSED_MS = 20, 1_000, 5_000  # until it is tried again
+SCHEDULES_PER_TURN_MAX = 64  # one search of a cron expression takes 0.5 ms of the turn
+_BUSY_MS, _NO_ROOM_MS, _PAUSED_MS = 20, 1_000, 5_000  # delays before the next try
 _GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
 
 log = LibraryLog("dmq.scheduler")
 
 
 class _Due(NamedTuple):
-    """A schedule whose time has come."""
+    """Due schedule."""
 
     key: bytes
     value: bytes
@@ -74,7 +74,7 @@ class _Due(NamedTuple):
 
 
 class Recurring:
-    """Decides in the scheduler's thread. ``is_disk_low``: nothing new is to be stored now."""
+    """Planner of due schedules, in the scheduler's thread. While ``is_disk_low()``, it stores no new messages."""
 
     def __init__(
         self, names: Names, placement: Placement, get_many: _GetMany, is_disk_low: Callable[[], bool] = lambda: False
@@ -86,9 +86,9 @@ class Recurring:
         self._room_bytes = 0
 
     def plan(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> list[Recur | Reschedule]:
-        """Return what becomes of schedules whose time has come, in the order of ``rows``.
+        """Return the ops for due schedules, in the order of ``rows``.
 
-        Rows that were withdrawn since they were read may be left out.
+        Rows withdrawn since they were read may be left out.
         """
         if self._is_disk_low():
             return [_later(key, value, now_ms + _NO_ROOM_MS) for key, value in rows]
@@ -110,7 +110,7 @@ class Recurring:
     ) -> Recur | Reschedule | None:
         (message,) = self._get_many(Family.META, [schedule_keys(name)[2]])
         if schedule is None or progress is None or message is None:
-            if self._get_many(Family.TIMELINE, [key])[0] is not None:  # they are deleted together
+            if self._get_many(Family.TIMELINE, [key])[0] is not None:  # all parts are deleted together
                 raise StoreCorrupt(f"the schedule {name!r} waits, and a part of it is gone")
             return None
         entry = decode_waiting(value)
@@ -118,7 +118,7 @@ class Recurring:
         if topic is None:
             raise StoreCorrupt(f"the schedule {name!r} belongs to topic {entry.topic_id}, which has no record")
         due = _Due(key, value, name, topic, decode_schedule(schedule), decode_progress(progress))
-        if due.progress.phase is not Phase.WAITING or not due.progress.next_ms:  # of a later one of this name
+        if due.progress.phase is not Phase.WAITING or not due.progress.next_ms:  # of a later one with this name
             return None
         if topic.paused_since_ms is not None:
             return _later(key, value, now_ms + _PAUSED_MS)
@@ -127,9 +127,9 @@ class Recurring:
         why = ""
         try:
             now = turn(due.schedule, name, due.progress, now_ms, at_most)
-        except RuleError as error:  # a zone that this host does not know any more
+        except RuleError as error:  # a time zone no longer known on this host
             why = str(error)
-            log.error("schedule_paused", schedule=name, why=why)  # noqa: TRY400 - nothing is wrong with the code
+            log.error("schedule_paused", schedule=name, why=why)  # noqa: TRY400 - not a bug, so no traceback
             now = Turn((due.progress.next_ms,), None)
         self._room_bytes -= len(body) * len(now.times)
         return _recur(due, now, self._occurrences(due, body, now, now_ms), now_ms, why)
@@ -183,9 +183,9 @@ def sample(
     encoding: int,
     properties: Mapping[str, str],
 ) -> wire.Message:
-    """Return the message that a schedule sends again and again, without an id; its encoding is one of the wire's.
+    """Return the message that a schedule sends for each occurrence, without an id; ``encoding`` is a wire enum value.
 
-    ``Refused(PROPERTY_KEY)`` for a property that each occurrence has from its schedule.
+    Raise ``Refused(PROPERTY_KEY)`` for a property that the schedule sets on each occurrence.
     """
     for name in (SCHEDULE, OCCURRENCE):
         if name in properties:
@@ -193,7 +193,7 @@ def sample(
     message = wire.Message(topic=resource_of(topic), user_properties=dict(properties), body=body)
     system = message.system_properties
     system.keys.extend(keys)
-    system.body_encoding = encoding  # type: ignore[assignment]  # one of the wire's
+    system.body_encoding = encoding  # type: ignore[assignment]  # a wire enum value
     if tag:
         system.tag = tag
     if message_group:
@@ -202,7 +202,7 @@ def sample(
 
 
 def largest(message: wire.Message, name: str) -> wire.Message:
-    """Return an occurrence of a schedule's message, as large as they get."""
+    """Return an occurrence of a schedule's message with the maximum size."""
     found = wire.Message()
     found.CopyFrom(message)
     found.system_properties.message_id = "0" * min(34, MESSAGE_ID_BYTES_MAX)
@@ -211,7 +211,7 @@ def largest(message: wire.Message, name: str) -> wire.Message:
 
 
 def changed_event(topic_id: int, what: str, name: str, next_ms: int) -> bytes:
-    """Encode what became of a schedule."""
+    """Encode the audit event of a change of a schedule."""
     return encode_event(EventKind.SCHEDULE_CHANGED, topic_id, 0, NO_QUEUE, 0, next_ms, pack_id(f"{what} {name}"))
 
 
@@ -243,7 +243,7 @@ def _recur(due: _Due, now: Turn, occurrences: list[Occurrence], now_ms: int, why
 
 
 def _later(key: bytes, value: bytes, at_ms: int) -> Reschedule:
-    """Let a schedule wait a little, as it is."""
+    """Return the op that postpones a schedule unchanged."""
     entry = decode_waiting(value)
     message_id = body_facts(value[WAITING_HEADER_BYTES:])[0]
     record = encode_waiting(

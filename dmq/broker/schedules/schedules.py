@@ -1,8 +1,9 @@
-"""Schedules of recurring messages, in an operator's hand: made, listed, paused, resumed, removed. Durable on return.
+"""Schedules of recurring messages for operators: create, list, pause, resume, remove. All changes are durable on
+return.
 
-A schedule is three rows of the meta family and, while it waits, an entry of the timeline; what becomes of the entry
-when its time comes is decided in ``dmq.broker.schedules.firing``. Whatever is changed here withdraws the entry in the
-same unit, so the writer decides between that and an occurrence; a change that comes second looks again.
+A schedule is three rows of the meta family and, while it is active, a timeline entry.
+``dmq.broker.schedules.firing`` handles the entry when it is due. Each change here withdraws the entry in the same unit,
+so the writer decides between the change and an occurrence. A change that loses reads the schedule again.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Emit, Op, Put, Withdraw
 from dmq.store.writer.operations import Schedule as ScheduleOp
 
-_TRIES_MAX = 16  # a schedule that moves on between two looks at it is looked at again
+_TRIES_MAX = 16  # reads of a schedule that fires between two of them
 _ROWS_MAX = 1_000_000
 _FOLLOWING_SHOWN = 3
 _SHOWN_MAX = 10  # names in a refusal
@@ -68,10 +69,11 @@ _Result = TypeVar("_Result")
 
 
 class Wanted(NamedTuple):
-    """A schedule that is asked for. ``payload`` is a serialized wire message without an id; see ``Schedule``.
+    """Schedule to create. ``payload`` is a serialized wire message without an id; see ``Schedule`` for the other
+    fields.
 
-    With ``start_after_ms`` or ``end_after_ms`` it starts or ends so long after (or before) it is made: asked for again,
-    it is the same.
+    With ``start_after_ms`` or ``end_after_ms`` it starts or ends that long after its creation, or before if negative.
+    A repeated request with the same values then counts as the same schedule.
     """
 
     name: str
@@ -83,7 +85,7 @@ class Wanted(NamedTuple):
     zone: str = ""
     start_ms: int = 0
     end_ms: int = 0
-    count: int = 0  # type: ignore[assignment]  # hides a method of tuples nobody calls
+    count: int = 0  # type: ignore[assignment]  # hides ``tuple.count``, which is not used
     jitter_ms: int = 0
     catch_up: CatchUp = CatchUp.ONE
     message_group: str = ""
@@ -91,7 +93,7 @@ class Wanted(NamedTuple):
     end_after_ms: int | None = None
 
     def made_at(self, topic_id: int, now_ms: int) -> Schedule:
-        """Return what is kept of it, once it is made at ``now_ms``."""
+        """Return the stored form of the schedule, created at ``now_ms``."""
         start_ms = self.start_ms if self.start_after_ms is None else max(1, now_ms + self.start_after_ms)
         end_ms = self.end_ms if self.end_after_ms is None else max(1, now_ms + self.end_after_ms)
         return Schedule(
@@ -111,27 +113,27 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleStatus:
-    """A schedule as it is. Times are epoch ms, 0: none; ``next_due_ms`` is when the next occurrence is to be sent."""
+    """Status of a schedule. Times are epoch ms, 0: none. ``next_due_ms`` is the due time of the next occurrence."""
 
     name: str
     topic: str
     schedule: Schedule
     progress: Progress
     next_due_ms: int
-    following_ms: Sequence[int] = ()  # the times of the rule after the next one; of a single schedule
-    payload: bytes = b""  # of a single schedule
+    following_ms: Sequence[int] = ()  # times of the rule after the next one; only from ``show``
+    payload: bytes = b""  # only from ``show``
 
 
 class _Found(NamedTuple):
     schedule: Schedule
     progress: Progress
     body: bytes
-    key: bytes  # of its entry, empty if there is none
+    key: bytes  # of its timeline entry; empty: none
     due_ms: int
 
 
 class Schedules:
-    """Belongs to the event loop. ``Refused`` and ``Overloaded`` leave everything as it was."""
+    """Schedules of all topics, on the event loop. ``Refused`` and ``Overloaded`` leave everything unchanged."""
 
     def __init__(
         self, catalog: Catalog, commits: Commits, reader: Reader, limits: ScheduleLimits = LIMITS_DEFAULT
@@ -143,10 +145,10 @@ class Schedules:
         self._limits = limits
         self._store = commits.store
         self._clock = self._store.clock
-        self._topics: dict[str, int] = {}  # topic id by schedule, those included that are about to be made
-        self._asked_for: Counter[str] = Counter()  # names by adds that are under way
-        self._grouped: set[str] = set()  # schedules whose message has a message group
-        self._turn = asyncio.Lock()  # changes come one after the other: they are few
+        self._topics: dict[str, int] = {}  # topic id by schedule name, including schedules under creation
+        self._asked_for: Counter[str] = Counter()  # number of ``add`` calls in progress, by name
+        self._grouped: set[str] = set()  # names of schedules with a message group
+        self._turn = asyncio.Lock()  # changes are few, so they run one at a time
         self._changes: set[asyncio.Task[object]] = set()
         self._load()
 
@@ -160,28 +162,28 @@ class Schedules:
             if schedule.cron:
                 of_cron = schedule
         if of_cron is not None:
-            _following(of_cron, self._clock.now_ms(), 1)  # what finds times takes long to load, and is loaded now
+            _following(of_cron, self._clock.now_ms(), 1)  # imports APScheduler now, which is slow
 
     async def close(self) -> None:
-        """Let changes that are under way come to their end."""
+        """Wait for changes in progress."""
         await asyncio.gather(*self._changes, return_exceptions=True)
 
     def is_known(self, name: str) -> bool:
-        """Say whether there is one of this name, also one that has ended, or is asked for at this moment."""
+        """Return True if a schedule of this name exists, has ended, or is under creation."""
         return name in self._topics or name in self._asked_for
 
     def of_topic(self, topic: Topic) -> list[str]:
-        """Return the names of a topic's schedules, in order, those included that are about to be made."""
+        """Return the sorted names of a topic's schedules, including those under creation."""
         return sorted(name for name, topic_id in self._topics.items() if topic_id == topic.topic_id)
 
     def check_none(self, topic: Topic) -> None:
-        """Refuse to remove a topic that has schedules."""
+        """Refuse the removal of a topic that has schedules."""
         if found := self.of_topic(topic):
             why = f"schedules send to it: {_shown(found)}; remove them first with 'dmq cron rm'"
             raise Refused(Rule.REQUEST, why, value=topic.name)
 
     def check_type(self, topic: Topic, message_type: MessageType | None) -> None:
-        """Refuse a type of a topic that does not take what its schedules send."""
+        """Refuse a message type that does not allow the messages of the topic's schedules."""
         wrong = [name for name in self.of_topic(topic) if _type_problem(message_type, is_grouped=name in self._grouped)]
         if wrong:
             assert message_type is not None
@@ -191,7 +193,7 @@ class Schedules:
     # -- queries ------------------------------------------------------------------------------------------------------
 
     async def show(self, name: str) -> ScheduleStatus:
-        """Return one schedule, with its message and its following times."""
+        """Return one schedule, with its message and its next times."""
         found = await self._find(check_name(name))
         status = self._status(name, found.schedule, found.progress)
         following: tuple[int, ...] = ()
@@ -201,7 +203,7 @@ class Schedules:
         return replace(status, payload=body_payload(found.body), following_ms=following)
 
     async def page(self, *, topic: str, token: str, limit: int) -> tuple[list[ScheduleStatus], str]:
-        """Return schedules by name from behind ``token`` on, and the token of the next page, empty at the end."""
+        """Return schedules sorted by name after ``token``, and the token of the next page, empty at the end."""
         topic_id = self._catalog.known_topic(topic).topic_id if topic else 0
         names = sorted(name for name, of in self._topics.items() if name > token and topic_id in {0, of})
         wanted = names[:limit]
@@ -212,7 +214,7 @@ class Schedules:
         values = iter(await self._reader.run(read))
         found: list[ScheduleStatus] = []
         async for name, schedule, progress in in_slices(zip(wanted, values, values, strict=False)):
-            if schedule is not None and progress is not None:  # else it is about to be made, or has been removed
+            if schedule is not None and progress is not None:  # else it is under creation or removed
                 found.append(self._status(name, decode_schedule(schedule), decode_progress(progress)))
         return found, wanted[-1] if len(names) > limit else ""
 
@@ -227,7 +229,7 @@ class Schedules:
             raise Refused(Rule.NOT_FOUND, "there is no schedule of this name", value=name)
 
         def read(store: Store) -> tuple[Receipt | None, bytes | None, list[bytes | None]]:
-            # The entry first: if an occurrence comes in between, its key is gone, and no unit with it is taken.
+            # The entry first: if the schedule fires in between, its key is gone, and a unit with that key is refused.
             waiting = store.find(recurring_scope(topic_id), pack_id(name))
             value = store.get_many(Family.TIMELINE, [waiting.key])[0] if waiting is not None else None
             return waiting, value, store.get_many(Family.META, schedule_keys(name))
@@ -236,16 +238,16 @@ class Schedules:
         if schedule is None or progress is None or message is None:
             raise Refused(Rule.NOT_FOUND, "there is no schedule of this name", value=name)
         key = waiting.key if waiting is not None else b""
-        due = decode_waiting(value).deliver_at_ms if value is not None else 0  # without one the key is gone already
+        due = decode_waiting(value).deliver_at_ms if value is not None else 0  # without a value the key is already gone
         return _Found(decode_schedule(schedule), decode_progress(progress), decode_message(message), key, due)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
     async def add(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
-        """Make a schedule; say how it is, and whether anything was done.
+        """Create a schedule; return its status, and False if it already existed with the same content.
 
-        One that is there with the same content is left as it is, one with another content is refused unless it is to be
-        replaced; then it begins anew.
+        A schedule with different content is refused, unless ``is_replacing``. The replacement starts from its
+        beginning.
         """
         check_name(wanted.name)
         _check_own(wanted.topic, self._names.is_derived(wanted.topic))
@@ -259,24 +261,27 @@ class Schedules:
                 del self._asked_for[wanted.name]
 
     async def pause(self, name: str) -> ScheduleStatus:
-        """Send nothing until it is resumed. One that is paused stays so."""
+        """Pause a schedule until it is resumed; a paused one stays unchanged."""
         return await self._change(lambda: self._pause(check_name(name)))
 
     async def resume(self, name: str) -> ScheduleStatus:
-        """Go on from now; what passed meanwhile is not sent. One that is not paused stays as it is."""
+        """Resume a paused schedule from now; a schedule that is not paused stays unchanged.
+
+        Occurrences missed during the pause are not sent.
+        """
         return await self._change(lambda: self._resume(check_name(name)))
 
     async def remove(self, name: str) -> ScheduleStatus:
-        """Remove a schedule, and say how it was. What it sent stays."""
+        """Remove a schedule and return its last status. Messages already sent stay."""
         return await self._change(lambda: self._remove(check_name(name)))
 
     async def _change(self, change: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Make a change in its turn, to its end even if its caller goes away; again if an occurrence was quicker."""
+        """Run a change in turn, and again if the schedule fired first. It completes even if its caller is cancelled."""
 
         async def run() -> _Result:
             async with self._turn:
                 for _ in range(_TRIES_MAX):
-                    await self._commits.flush()  # behind it, what is read is durable
+                    await self._commits.flush()  # after the flush, all reads are durable
                     try:
                         return await change()
                     except BrokerUnavailable as error:
@@ -315,7 +320,7 @@ class Schedules:
             )
         if topic is None:
             await self._catalog.topic(wanted.topic)
-        topic = self._catalog.known_topic(wanted.topic)  # nothing is awaited from here on
+        topic = self._catalog.known_topic(wanted.topic)  # no await from here on
         if problem := _type_problem(topic.message_type, is_grouped=bool(wanted.message_group)):
             raise Refused(Rule.MESSAGE_TYPE, problem, value=topic.name)
         schedule = schedule._replace(topic_id=topic.topic_id)
@@ -326,7 +331,7 @@ class Schedules:
         ops.append(self._entry(name, schedule, progress, "replaced" if before is not None else "made"))
         changed, more = self._names.plan_first({topic.name: GROUPED if schedule.message_group else PLAIN})
         done = self._commits.submit([*ops, *more])
-        known, self._topics[name] = self._topics.get(name), topic.topic_id  # so that the topic is not removed meanwhile
+        known, self._topics[name] = self._topics.get(name), topic.topic_id  # blocks the removal of the topic
         self._names.change_topics(changed)
         try:
             await self._commits.committed(done)
@@ -364,7 +369,7 @@ class Schedules:
             raise Refused(Rule.REQUEST, "the schedule has ended; replace it to begin anew", value=name)
         if progress.phase is Phase.WAITING:
             return self._status(name, schedule, progress)
-        # Not a time that it had already: the clock may have been set back meanwhile.
+        # Not an earlier time again: the clock may have been set back meanwhile.
         following = _following(schedule, max(self._clock.now_ms(), progress.last_ms), 1)
         progress = progress._replace(
             phase=Phase.WAITING if following else Phase.ENDED, next_ms=following[0] if following else 0, why=""
@@ -388,7 +393,7 @@ class Schedules:
 
     @staticmethod
     def _withdrawn(name: str, found: _Found) -> list[Op]:
-        """Return the op that takes the entry of a schedule off the timeline, if it has one."""
+        """Return the op that withdraws the timeline entry of an active schedule, else none."""
         if found.progress.phase is not Phase.WAITING:
             return []
         if not found.key:
@@ -408,7 +413,7 @@ class Schedules:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a schedule can have it: the rule of topics' names."""
+    """Return ``name`` if it is valid for a schedule: the rule of topic names applies."""
     try:
         if len(name) > TOPIC_CHARS_MAX:
             raise Refused(Rule.REQUEST, "")
@@ -448,19 +453,19 @@ def _check_rule(wanted: Schedule) -> None:
 
 
 def _following(schedule: Schedule, after_ms: int, number: int) -> tuple[int, ...]:
-    """Return the first times of a rule after ``after_ms``; fewer, or none, if there are no more."""
+    """Return the first ``number`` times of a rule after ``after_ms``, or fewer if the rule ends."""
     found: list[int] = []
     try:
         while len(found) < number and (following := next_time(schedule, after_ms)) is not None:
             found.append(following)
             after_ms = following
-    except RuleError:  # of a zone that this host does not know: it was made on another one
+    except RuleError:  # a time zone unknown on this host: the schedule comes from another one
         pass
     return tuple(found)
 
 
 def _type_problem(message_type: MessageType | None, *, is_grouped: bool) -> str:
-    """Say why a topic of a type does not take what a schedule sends; empty: it does."""
+    """Return why a topic of a type does not allow the messages of a schedule; empty if it does."""
     if message_type is MessageType.TRANSACTION:
         return "a topic of type TRANSACTION takes transactions only, which a schedule cannot send"
     if message_type is MessageType.FIFO and not is_grouped:
@@ -471,7 +476,7 @@ def _type_problem(message_type: MessageType | None, *, is_grouped: bool) -> str:
 
 
 def check_types(topic: str, types: Sequence[MessageType], *, is_grouped: bool) -> None:
-    """Refuse a schedule for a topic of a cluster that takes none of what it would send."""
+    """Refuse a schedule for a cluster topic that allows none of its messages."""
     problems = [_type_problem(each, is_grouped=is_grouped) for each in types]
     if problems and all(problems):
         raise Refused(Rule.MESSAGE_TYPE, problems[0], value=topic)

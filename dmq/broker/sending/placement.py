@@ -1,4 +1,4 @@
-"""Where a message goes: the ops that accept one, and the ops that hand over one that is due. Pure but for a counter."""
+"""Placement of messages: ops that accept a message, and ops that hand over a due one. Pure except for a counter."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from dmq.store.schema.record import (
 from dmq.store.writer.operations import Append, HandOver, IfKnown, Schedule, UnderKey
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 
-# Plain numbers: looking up an enum member for every message costs more than encoding the event.
+# Plain integers: an enum lookup for every message costs more than encoding the event.
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
 RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
 DELAYED, DELAYED_FOR = int(EntryKind.DELAYED), int(EntryKind.DELAYED_FOR)
 _UNGROUPED = HALF_KINDS | {RETRY}
-_ANSWER = IfKnown.ANSWER  # a send that is repeated gets the first answer; what rides with it stands by itself
+_ANSWER = IfKnown.ANSWER  # a repeated send gets its first answer; the other ops of its unit are independent
 
 
 class Placement:
-    """Chooses queues unless the sender did: a message group always the same one, everything else round robin."""
+    """Queue choice, unless the sender chose: always the same queue for a message group, round robin for others."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -45,7 +45,7 @@ class Placement:
         self._turns: dict[int, int] = {}
 
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
-        """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
+        """Return the op that accepts ``envelope``: an append to its queue if it is due, else a timeline entry."""
         message_id, message_group = pack_id(envelope.message_id), envelope.message_group
         body = body_of(envelope, message_id)
         return self.put(
@@ -71,12 +71,12 @@ class Placement:
         is_relative: bool = False,
         queue_id: int = -1,
     ) -> Schedule | Append:
-        """As ``accept``, of a message that is encoded already, with its own key."""
+        """As ``accept``, for an encoded body, which includes its own key."""
         scope = topic.topic_id
         own_key, bare = split_own_key(body)
         under = _under(scope, own_key, message_id) if own_key is not None else None
-        # A delayed message of a message group goes by the timeline even if its time has come: it must not pass one
-        # whose time came before it and that is still to be handed over.
+        # A due delayed message of a message group also uses the timeline. It must not overtake an earlier one of the
+        # group that is due and not yet handed over.
         if deliver_at_ms > now_ms or (deliver_at_ms and message_group):
             return Schedule(
                 scope,
@@ -118,7 +118,7 @@ class Placement:
                 made.append(_retry(key, retry_count, topic_id, scope, deliver_at_ms, body, now_ms))
                 continue
             message_id, message_group = body_facts(body)
-            queue_id = retry_count - 1  # of a delayed send
+            queue_id = retry_count - 1  # a delayed send stores its queue id + 1 here
             if queue_id < 0:
                 queue_id = self.choose(topic, message_group.decode() if message_group else "")
             own_row = b""
@@ -132,7 +132,7 @@ class Placement:
         return made
 
     def choose(self, topic: Topic, message_group: str) -> int:
-        """Return the queue of a topic for a message whose sender chose none."""
+        """Return a queue for a message whose sender chose none."""
         if message_group:
             return queue_of_message_group(message_group, topic.queues)
         turn = self._turns.get(topic.topic_id, 0)
@@ -141,7 +141,7 @@ class Placement:
 
 
 def body_of(envelope: Envelope, message_id: bytes) -> bytes:
-    """Return the body of a message that is accepted; ``message_id`` is its packed id."""
+    """Return the encoded body of an accepted message; ``message_id`` is its packed id."""
     own_key = OwnKey(envelope.own_key.encode(), envelope.keeps_first) if envelope.own_key else None
     tag, message_group = envelope.tag.encode(), envelope.message_group.encode()
     return encode_body(message_id, tag, message_group, envelope.payload, envelope.not_after_ms, own_key)
@@ -157,7 +157,7 @@ def _under(topic_id: int, own_key: OwnKey, message_id: bytes) -> UnderKey:
 
 
 def wrong_type(topic: Topic, message_type: MessageType) -> Refused:
-    """Return the refusal of a message that its topic does not take."""
+    """Return the refusal of a message whose type its topic does not allow."""
     assert topic.message_type is not None
     expected, actual = topic.message_type.name, message_type.name
     why = (
@@ -167,7 +167,7 @@ def wrong_type(topic: Topic, message_type: MessageType) -> Refused:
     return Refused(Rule.MESSAGE_TYPE, why, value=message_type.name)
 
 
-def _retry(  # noqa: PLR0917 - an entry, taken apart
+def _retry(  # noqa: PLR0917 - the fields of an entry
     key: bytes, failed: int, lane_id: int, group_id: int, due_ms: int, body: bytes, now_ms: int
 ) -> HandOver:
     """Return the op that makes a group's copy of a message visible to it again."""
@@ -180,9 +180,9 @@ def _retry(  # noqa: PLR0917 - an entry, taken apart
 
 
 def message_group_of(value: bytes) -> bytes:
-    """Return the message group of a waiting entry. Half messages have none.
+    """Return the message group of a timeline entry.
 
-    Nor have retries: grouped messages are retried where they lie.
+    Half messages have none. Retries have none either, because grouped messages are retried in place.
     """
     if decode_waiting(value).kind in _UNGROUPED:
         return b""

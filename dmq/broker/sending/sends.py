@@ -1,4 +1,4 @@
-"""Accepting messages: the path of one send, from the envelope to the receipt, without a coroutine of its own."""
+"""Path of a send from the envelope to the receipt, without a coroutine of its own."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from dmq.store.writer.operations import Append, Emit, Schedule
 from dmq.store.writer.writer import Unit
 
 Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
-RECALL = HandleKind.RECALL  # members of enums, looked up once
+RECALL = HandleKind.RECALL  # enum members, looked up once
 QUEUED, WITHDRAWN, ABSORBED = EntryState.QUEUED, EntryState.WITHDRAWN, EntryState.ABSORBED
 
 
 class Sends:
-    """Sends messages to topics, and counts them."""
+    """Sends of messages to topics, and their counters. It belongs to the event loop."""
 
     def __init__(
         self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles, quotas: TopicQuotas
     ) -> None:
-        self.accepted_total = 0  # messages, without those that were known already, or absorbed
+        self.accepted_total = 0  # messages, without repeated and absorbed ones
         self.repeated_total = 0
-        self.refused_total = 0  # because a bound is reached
+        self.refused_total = 0  # by a quota, low disk space or a busy store
         self._catalog = catalog
         self._names = catalog.names
         self._commits = commits
@@ -44,16 +44,17 @@ class Sends:
         self.quotas = SendQuotas(catalog.names, self._clock, quotas)
 
     def count_refused(self, messages: int) -> None:
-        """Count messages that another path refused because a bound is reached."""
+        """Count messages that another path refused at a limit."""
         self.refused_total += messages
 
     def send(
         self, envelopes: Sequence[Envelope], note: Note | None = None, *, is_spent: bool = False
     ) -> Deferred[Sequence[SendReceipt]]:
-        """As ``PopBroker.send``; what ``note`` returns for each is recorded with it, also if it was known already.
+        """As ``PopBroker.send``. The event that ``note`` returns for each message is recorded with it, also for a known
+        id.
 
-        A send with a note is of what was accepted elsewhere: no quota refuses it. Nor, if it is all due now, one of
-        which the rate ``is_spent`` already.
+        No quota applies to a send with a note, because it was accepted elsewhere. No quota applies with ``is_spent``
+        either: the caller has spent the rate, and all messages are due now.
         """
         is_free = is_spent or note is not None
         if self._store.is_disk_low():
@@ -72,7 +73,7 @@ class Sends:
         return self._send(envelopes, note, is_free=is_free)
 
     def _send_one(self, topic: Topic, envelope: Envelope) -> Deferred[Sequence[SendReceipt]]:
-        """As ``_send``, of what most sends are: one message that nothing can refuse but a full store."""
+        """As ``_send``, for the most frequent case: one message that only a full store can refuse."""
         op = self._placement.accept(topic, envelope, self._clock.now_ms())
         sent = _OneSent(self, self._handles, envelope, op)
         try:
@@ -98,7 +99,7 @@ class Sends:
         ops: list[Schedule | Append] = []
         sent_to: list[Topic] = []
         taken: dict[str, int] = {}
-        for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
+        for envelope in envelopes:  # refuse topics removed meanwhile
             topic = topics.get(envelope.topic) or self._catalog.known_topic(envelope.topic)
             if topic.message_type is not None and topic.message_type is not envelope.message_type:
                 raise wrong_type(topic, envelope.message_type)
@@ -130,7 +131,7 @@ class Sends:
             sent.settle(receipts)
 
         try:
-            if more:  # others go by them from here on, also if this send is refused
+            if more:  # valid for other sends from now on, even if this one is refused
                 self._commits.submit_then(more, lambda _: None)
                 self._names.change_topics(changed)
             self._commits.submit_then([*ops, *notes, *asked.bounds], settle)
@@ -142,7 +143,7 @@ class Sends:
 
 
 class _OneSent(Deferred[Sequence[SendReceipt]]):
-    """The receipt of one message that was sent alone."""
+    """Deferred receipt of a message that is sent alone."""
 
     __slots__ = ("_envelope", "_handles", "_op", "_sends")
 
@@ -154,7 +155,7 @@ class _OneSent(Deferred[Sequence[SendReceipt]]):
         self._op = op
 
     def committed(self, stored: Stored | None, error: StoreError | None) -> None:
-        """Tell it, once the message is durable or the store has failed."""
+        """Settle the receipt once the message is durable or the store has failed."""
         if stored is None:
             self.fail(failure_of(error))
             return
@@ -166,7 +167,7 @@ class _OneSent(Deferred[Sequence[SendReceipt]]):
 
 
 def failure_of(error: StoreError | None) -> BrokerError:
-    """Return what the sender of messages is answered that the store did not accept for ``error``."""
+    """Return the broker error for a send that the store refused with ``error``."""
     if not isinstance(error, MessageIdTaken):
         return BrokerUnavailable(str(error))
     other = "a half message" if error.by_half else "a message that is no half message"
@@ -177,7 +178,7 @@ def failure_of(error: StoreError | None) -> BrokerError:
 def _receipts(
     handles: EntryHandles, envelopes: Sequence[Envelope], ops: Sequence[Schedule | Append], stored: Sequence[Stored]
 ) -> tuple[list[SendReceipt], int, int]:
-    """Return the receipts of a send, and how many of its messages were known already, and how many were absorbed."""
+    """Return the receipts of a send, the number of repeated messages, and the number of absorbed ones."""
     receipts: list[SendReceipt] = []
     repeated = absorbed = 0
     for envelope, op, told in zip(envelopes, ops, stored, strict=False):
@@ -197,7 +198,7 @@ def _receipt(handles: EntryHandles, envelope: Envelope, op: Schedule | Append, s
     if state is WITHDRAWN:
         return SendReceipt(message_id, -1, -1, repeated, recalled_at_ms=at_ms)
     packed_id = op.message_id
-    if state is ABSORBED:  # the message that waits, or did when this one came, is the one that counts
+    if state is ABSORBED:  # answer with the message that was pending when this one arrived
         packed_id = stored.instead
         message_id = unpack_id(packed_id)
     handle = handles.encode(RECALL, EntryHandle(stored.sequence, envelope.topic, packed_id))
