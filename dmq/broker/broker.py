@@ -77,10 +77,7 @@ class EmbeddedBroker:
         quotas: TopicQuotas = NO_QUOTAS,
         failure_reasons: bool = True,
     ) -> None:
-        """Create all parts and attach to the store.
-
-        ``stay``: patterns of the topics that belong to this broker. The forwarder sends messages of all other topics to
-        a cluster.
+        """``stay``: patterns of the topics of this broker; the forwarder sends messages of all others to a cluster.
 
         ``quotas``: defaults for topics without quotas of their own.
         """

@@ -1,8 +1,7 @@
-"""Delayed messages that wait, in the hands of who looks after them: cancelled, delivered at another time, or now.
+"""Changes to pending delayed messages: cancel, reschedule, deliver now.
 
-The writer decides between a change and the hand-over, and between two changes; here is only found out what to ask it
-for, and what the answer means. Whatever is answered is durable and stays true: an entry that was delivered or cancelled
-waits no more.
+The writer decides between a change and the hand-over, and between two changes; this module finds the entry, submits the
+op and interprets the answer. Every answer is durable and final: a delivered or cancelled entry is never pending again.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 ENTRIES_PER_UNIT_MAX = 128
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024  # a single message may be larger
-_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
+_TRIES_MAX = 16  # reads of an entry that moves between two of them
 
 
 class Outcome(IntEnum):
-    """What became of a message that was to be changed; numbered as in ``rockdmq.admin.v1``."""
+    """Result of a change of one message; numbered as in ``rockdmq.admin.v1``."""
 
     DONE = 1
-    TOO_LATE = 2  # it had been delivered
-    CANCELLED = 3  # it had been cancelled
-    UNKNOWN = 4  # it ended longer ago than ends are remembered, or was never accepted
-    REPLACED = 5  # a later message with its own key had taken its place
+    TOO_LATE = 2  # already delivered
+    CANCELLED = 3  # already cancelled
+    UNKNOWN = 4  # its end is no longer remembered, or it was never accepted
+    REPLACED = 5  # already replaced by a later message with its own key
     EXPIRES = 6  # unchanged: it expires (``DMQ_NOT_AFTER_MS``) before it could be delivered at the new time
 
 
 class HeldBy(IntEnum):
-    """Why a message that is due is not in its queue yet; numbered as in ``rockdmq.admin.v1``."""
+    """Reason for which a due message is not in its queue yet; numbered as in ``rockdmq.admin.v1``."""
 
     NOTHING = 0
     PAUSE = 1  # of its topic
@@ -57,10 +56,10 @@ class HeldBy(IntEnum):
 
 
 class Changed(NamedTuple):
-    """The answer for one message.
+    """Answer for one message.
 
-    ``at_ms`` of one that is done: since when it is cancelled, or its delivery time; else when it was delivered,
-    cancelled or replaced, or when it expires, 0 if it is unknown.
+    ``at_ms`` for DONE: the time of the cancellation, or the new delivery time. Otherwise: the time of delivery,
+    cancellation, replacement or expiry, 0 if unknown.
     """
 
     outcome: Outcome
@@ -68,14 +67,14 @@ class Changed(NamedTuple):
 
 
 class Meant(NamedTuple):
-    """Which message is meant: its id, and the sequence of its entry if no later message with this id is; else 0."""
+    """Reference to a message: its id, and the sequence of its entry to exclude later messages with this id, else 0."""
 
     message_id: bytes  # packed
     sequence: int = 0
 
 
 class _Found(NamedTuple):
-    """What is known of a message; ``value`` is ``None`` unless it waits."""
+    """Stored state of a message; ``value`` is ``None`` unless it is pending."""
 
     receipt: Receipt | None
     value: bytes | None
@@ -93,34 +92,34 @@ _Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule | Changed]
 
 
 class DelayedMessages:
-    """Changes what waits in topics. Belongs to the event loop; what it answers is durable.
+    """Changes of pending messages. It belongs to the event loop; its answers are durable.
 
-    ``Refused`` for a topic that does not exist. A call that fails may have changed some of the messages; repeated, it
-    says so of each. One op decides about each message, and no other one depends on it.
+    Calls raise ``Refused`` for a topic that does not exist. A failed call may have changed some of the messages; a
+    repeated call reports that for each. Each message is decided by its own op, independent of the others.
     """
 
     def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, *, delay_max_ms: int | None = None) -> None:
-        """``delay_max_ms`` is the longest delay that is accepted."""
+        """Create it; ``delay_max_ms`` is the longest allowed delay."""
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
         self._store = commits.store
         self._delay_max_ms = delay_max_ms
-        # A few bytes of a request have messages of megabytes written anew: one unit at a time, whoever asks.
+        # A request of a few bytes rewrites messages of megabytes, so all callers share one unit at a time.
         self._moving = asyncio.Lock()
         self.cancelled_total = 0
         self.rescheduled_total = 0
 
     async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
-        """Cancel messages: none of them is delivered from then on."""
+        """Cancel messages; none with outcome DONE is delivered afterwards."""
         changed = await self._change(topic, meant, _cancelled, nullcontext())
         self.cancelled_total += sum(each.outcome is Outcome.DONE for each in changed)
         return changed
 
     async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
-        """Give messages another delivery time; one that is over means now.
+        """Change the delivery time of messages; a past time means now.
 
-        A message that expires by then keeps its time, since no consumer would receive it at the new one.
+        A message that expires by then keeps its time, because no consumer would receive it at the new one. Raise
         ``Refused(DELIVERY_TIME)`` for a time beyond the longest delay, ``Overloaded`` while the disk is almost full.
         """
         now_ms = self._store.clock.now_ms
@@ -142,11 +141,11 @@ class DelayedMessages:
         return changed
 
     async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
-        """Deliver messages now: as ``reschedule`` to now."""
+        """Deliver messages now: reschedule them to now."""
         return await self.reschedule(topic, meant, 0)
 
     async def held_by(self, topic_name: str, changed: Sequence[Changed]) -> Sequence[HeldBy]:
-        """Return for each rescheduled message whether its topic keeps it from its queue although it is due."""
+        """Return for each rescheduled message whether its topic holds it although it is due."""
         topic, now_ms = self._catalog.known_topic(topic_name), self._store.clock.now_ms()
         by = HeldBy.NOTHING
         if topic.paused_since_ms is not None:
@@ -161,10 +160,10 @@ class DelayedMessages:
         own_keys: Sequence[str],
         change: Callable[[Sequence[Meant]], Awaitable[Sequence[Changed]]],
     ) -> list[tuple[bytes, Changed]]:
-        """Change the messages that wait under own keys; return the packed id of each and its answer.
+        """Change the pending messages under own keys; return the packed id of each and its answer.
 
-        If a later message replaces one before the change, the change applies to the later one. A key that is free
-        is answered with the end of its last holder; the id is empty if none is remembered.
+        If a later message replaces one before the change, the change applies to the later one. The answer for a free
+        key is the end of its last holder; the id is empty if none is remembered.
         """
         answers = [(b"", _UNKNOWN)] * len(own_keys)
         left = list(range(len(own_keys)))
@@ -184,16 +183,16 @@ class DelayedMessages:
         return answers
 
     async def under(self, topic: str, own_keys: Sequence[str]) -> list[Meant | None]:
-        """Return which message of a topic waits under each own key; ``None`` for a key that is free, durably so."""
+        """Return the pending message under each own key of a topic, or None for a key that is durably free."""
         topic_id = self._catalog.known_topic(topic).topic_id
         self._check_disk()
         rows = [own_key_row(topic_id, each.encode()) for each in own_keys]
         holders = [decode_key_holder(each) if each else None for each in await self._reader.values(Family.META, rows)]
-        await self._commits.flush()  # what was read may not have been durable
+        await self._commits.flush()  # the reads may not have been durable
         return [Meant(each.message_id, each.sequence) if each is not None else None for each in holders]
 
     async def _last_holders(self, topic: str, own_keys: Sequence[str]) -> list[Meant | None]:
-        """Return the message that held each free own key last; ``None`` if none is remembered."""
+        """Return the last holder of each free own key, or None if none is remembered."""
         if not own_keys:
             return []
         scope = own_key_scope(self._catalog.known_topic(topic).topic_id)
@@ -218,8 +217,8 @@ class DelayedMessages:
 
     async def _change_some(self, scope: int, meant: Sequence[Meant], change: _Change) -> list[Changed]:
         changed: list[Changed | None] = [None] * len(meant)
-        # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
-        # another. Behind a unit it is both, so what does not wait is looked at twice.
+        # A read may be neither durable nor final, because the entry may have been moving between two rows. After a
+        # unit it is both, so an entry that is not pending is read twice.
         is_seen = [False] * len(meant)
         tries = [0] * len(meant)
         while left := [at for at, each in enumerate(changed) if each is None]:
@@ -249,10 +248,10 @@ class DelayedMessages:
 
 
 def rescheduled(message_id: bytes, receipt: Receipt, value: bytes, wanted_ms: int, now_ms: int) -> Reschedule:
-    """Return the op that gives a waiting message another delivery time.
+    """Return the op that changes the delivery time of a pending message.
 
-    A time that is over means now, and one that is due already is on its way: it stays where it is. It is a time that
-    somebody gave, so no step of the clock moves it.
+    A past time means now. A message that is already due keeps its time. The result is an absolute time, so a step of
+    the clock does not move it.
     """
     entry, rest = decode_waiting(value), value[WAITING_HEADER_BYTES:]
     assert entry.kind in DELAYED_KINDS, "the scope of a topic has no other entries"
@@ -287,13 +286,13 @@ def _cancelled(message_id: bytes, receipt: Receipt, value: bytes) -> Withdraw:
 
 
 def _look(store: Store, scope: int, meant: Sequence[Meant]) -> list[_Found]:
-    """Return what is known of messages: of the first ones, as many as their bodies let be held at a time."""
+    """Return the stored state of the first messages, as many as their bodies fit into ``BYTES_PER_UNIT_MAX``."""
     found: list[_Found] = []
     size = 0
     for message_id, sequence in meant:
         receipt = store.find(scope, message_id, with_withdrawn=True)
         if receipt is not None and sequence not in {0, receipt.sequence}:
-            receipt = None  # of a later message with the same id: the one that is meant is forgotten
+            receipt = None  # a later message with the same id; the requested one is forgotten
         value = None
         if receipt is not None and receipt.state is EntryState.WAITING:
             (value,) = store.get_many(Family.TIMELINE, [receipt.key])

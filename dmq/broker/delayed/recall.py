@@ -1,4 +1,4 @@
-"""Taking a delayed message back before it is due, by the handle that its send was answered with."""
+"""Recall of a delayed message before it is due, by the handle from its send receipt."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dmq.config.units import format_time
 
 
 def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle:
-    """Read a recall handle; ``Refused(REQUEST)`` for anything that is none, or none of the store whose ``handles`` are.
+    """Decode a recall handle; raise ``Refused(REQUEST)`` for an invalid one, or one not issued by the store of
+    ``handles``.
 
-    Without them who wrote it is not asked: that is for who only wants to know what it says.
+    Without ``handles`` the code is not checked; a caller must not act on the content alone.
     """
     try:
         return handles.decode(HandleKind.RECALL, text) if handles is not None else read_handle(HandleKind.RECALL, text)
@@ -29,7 +30,7 @@ def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle
 
 
 class Recalls:
-    """Recalls messages; ``delayed`` is what it does it with. Belongs to the event loop."""
+    """Recall of messages by handle, through ``delayed``. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -40,13 +41,13 @@ class Recalls:
         *,
         delay_max_ms: int | None = None,
     ) -> None:
-        """``delay_max_ms`` is the longest delay that ``delayed`` takes."""
+        """Create it; ``delay_max_ms`` is the longest delay that ``delayed`` allows."""
         self.delayed = DelayedMessages(catalog, commits, reader, delay_max_ms=delay_max_ms)
         self._catalog = catalog
         self._handles = handles
 
     def meant(self, topic_name: str, text: str) -> Meant:
-        """Return which message of a topic a recall handle is of; ``Refused`` if it is of none."""
+        """Return the message of a recall handle; raise ``Refused`` if the handle is not of this topic."""
         handle = decode_recall(text, self._handles)
         self._catalog.known_topic(topic_name)
         if handle.topic != topic_name:

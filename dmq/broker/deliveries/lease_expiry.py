@@ -43,7 +43,7 @@ class Leases:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def give_back(self, queue: SubscribedQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
-        """End a lease now, whose message was read; the future is done when the outcome is durable."""
+        """End a lease now; its message must have been read. The future is done when the outcome is durable."""
         if isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
             return self._return([Ended(queue, offset, lease)], EventKind.GIVEN_BACK)
         return self._failures.fail(queue, offset, lease, LeaseExpired())

@@ -81,7 +81,7 @@ DEAD_EVENTS = {
 
 
 class Failed(NamedTuple):
-    """Failed delivery whose outcome is pending."""
+    """Failed delivery without an outcome yet."""
 
     queue: SubscribedQueue
     offset: int
@@ -139,7 +139,7 @@ class Failures:
         attempts_told: int = 0,
         now_ms: int | None = None,
     ) -> Outcome:
-        """Return the outcome of the failure of a lease whose message was read."""
+        """Return the outcome of the failure of a lease; its message must have been read."""
         if lease.is_suspended and isinstance(failure, LeaseExpired):
             return ComeBack()
         return after_failure(

@@ -1,8 +1,8 @@
-"""Which messages a receive wants: by their tag, or by an SQL92 expression over their properties.
+"""Message filters of receives: by tag, or by an SQL92 expression over message properties.
 
-A receive brings its filter along. What it does not let through is finished for the group, so each message is looked at
-once: by whichever receive of the group comes by it first. Consumers of one group with different filters take messages
-from each other, as they do in RocketMQ.
+Each receive has its own filter. A rejected message is finished for the group, so each message is evaluated once, by the
+first receive of the group that reads it. Consumers of one group with different filters lose messages to each other, as
+in RocketMQ.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.runtime.slices import SLICE_S, Slices
 from dmq.store.schema.record import QueuedMessage
 
-TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, which users cannot give to properties of their own
+TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, reserved for these properties
 
 Passes = Callable[[QueuedMessage], bool]
 
 
 class Filters:
-    """Filters at work, a slice at a time: what a client's expression takes is taken from nobody else. For the loop."""
+    """Evaluation of filters in time slices, so that an expensive expression does not delay other clients. Event loop
+    only.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._slices = Slices(clock)
 
     async def of(self, wanted: Wanted) -> Passes | None:
-        """As ``filter_of``."""
+        """As ``filter_of``, with the compilation of SQL in a time slice."""
         return await self._slices.do(partial(filter_of, wanted)) if wanted.sql else filter_of(wanted)
 
     async def verdicts(self, passes: Passes, messages: Sequence[QueuedMessage]) -> list[bool]:
-        """Return which of the first messages pass: at least of one, and of as many as there is time for."""
+        """Return whether each of the first messages passes: at least one, and as many as fit into a time slice."""
         return await self._slices.do(partial(self._judge, passes, messages))
 
     def _judge(self, passes: Passes, messages: Sequence[QueuedMessage]) -> list[bool]:
@@ -49,11 +51,11 @@ class Filters:
 
 
 def filter_of(wanted: Wanted) -> Passes | None:
-    """Return what decides, ``None`` if everything is wanted; ``Refused(FILTER)`` for an expression that is wrong."""
+    """Return the filter function, or None if all messages pass; raise ``Refused(FILTER)`` for an invalid expression."""
     tags = wanted.tags
     if not wanted.sql:
         return (lambda message: message.tag in tags) if tags else None
-    from dmq.broker.filters.sql import compile_sql  # its parser takes long to load, and few need it
+    from dmq.broker.filters.sql import compile_sql  # the parser loads slowly, and is rarely needed
 
     expression = compile_sql(wanted.sql)
 
@@ -63,14 +65,14 @@ def filter_of(wanted: Wanted) -> Passes | None:
         try:
             properties = properties_of(message)
         except DecodeError:
-            return True  # damaged: it goes the way of all that nobody can read, which ends where somebody sees it
+            return True  # damaged: deliver it, so that its failure leads to a visible dead letter
         return expression.passes(properties)
 
     return passes
 
 
 def properties_of(message: QueuedMessage) -> dict[str, str]:
-    """Return what expressions can name. ``DecodeError`` for a payload that is no message."""
+    """Return the properties that expressions can name; raise ``DecodeError`` for an invalid payload."""
     sent = wire.Message.FromString(message.payload)
     properties = dict(sent.user_properties)
     if message.tag:

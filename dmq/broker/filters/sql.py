@@ -1,17 +1,25 @@
 """SQL92 filter expressions over the properties of a message, compiled once into nested functions.
 
 The language is that of Apache RocketMQ 5: ``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, BETWEEN, IN, IS NULL, CONTAINS,
-STARTSWITH and ENDSWITH, the words also with NOT; AND, OR, NOT and parentheses. Keywords in any case; names of
-properties as they are; ``TAGS`` and ``KEYS`` stand for a message's tag and for its keys, joined by blanks. Strings in
-single quotes, a quote in them doubled; numbers; TRUE and FALSE.
+STARTSWITH and ENDSWITH, the words also with NOT; AND, OR, NOT and parentheses. Keywords are case-insensitive, property
+names are case-sensitive. ``TAGS`` and ``KEYS`` are the tag of a message and its keys, joined by blanks. Literals are
+strings in single quotes with quotes doubled, numbers, TRUE and FALSE.
 
-Properties are strings. Beside a number, a property is read as one; beside TRUE or FALSE it is true if it says so. What
-is missing, or is no number where one is needed, makes a condition *unknown*, neither true nor false, and so is its NOT.
-Only what is true passes.
+Properties are strings. In a comparison with a number, a property is parsed as a number. In a comparison with TRUE or
+FALSE, it is true if its text is "true" in any case. A property that is missing, or that does not parse as a required
+number, makes its condition *unknown*. Unknown is neither true nor false, and its NOT is also unknown. Only a true
+expression passes.
 
-Kinder than RocketMQ: NOT binds weaker than a comparison (there ``NOT a = 1`` never passes), IN takes numbers too, 5.0
-equals 5, and what cannot be compared does not fail what it is joined to by OR. Stricter: a property alone is no
-condition (there it never passes), and the string that CONTAINS and its like look for is not empty.
+More permissive than RocketMQ:
+
+- NOT binds weaker than a comparison (there ``NOT a = 1`` never passes).
+- IN allows numbers, and 5.0 equals 5.
+- An impossible comparison does not fail the other operands of OR.
+
+Stricter than RocketMQ:
+
+- A property alone is not a condition (there it never passes).
+- The argument of CONTAINS, STARTSWITH and ENDSWITH must not be empty.
 """
 
 from __future__ import annotations
@@ -29,10 +37,10 @@ from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.filters.sql_terms import Condition, Terms, WrongTerm, condition_of
 
 CHARS_MAX = 8192
-TOKENS_MAX = 2048  # each takes some three microseconds of the parser
+TOKENS_MAX = 2048  # the parser needs some 3 microseconds for each
 COMPILED_KEPT = 256
 _NEAR_CHARS = 20
-_TOKEN = re.compile(r"'(?:''|[^'])*'|[\w$.]+|[^\s\w]")  # about: signs of two characters count twice
+_TOKEN = re.compile(r"'(?:''|[^'])*'|[\w$.]+|[^\s\w]")  # approximate: signs of two characters count twice
 
 _GRAMMAR = r"""
 start: any_of
@@ -83,7 +91,7 @@ COMMENT: /--[^\r\n]*/ | /\/\*(?:[^*]|\*(?!\/))*\*\//
 
 
 class SqlFilter:
-    """A compiled expression."""
+    """Compiled expression."""
 
     __slots__ = ("_condition", "text")
 
@@ -92,7 +100,7 @@ class SqlFilter:
         self._condition = condition
 
     def passes(self, properties: Mapping[str, str]) -> bool:
-        """Say whether the expression is true of these properties; never raises."""
+        """Return True if the expression is true for these properties; never raises."""
         return self._condition(properties) is True
 
 
@@ -102,7 +110,7 @@ class _Wrong(NamedTuple):
 
 
 def compile_sql(text: str) -> SqlFilter:
-    """Return a filter, perhaps one made before; ``Refused(FILTER)`` says what is wrong with the text, and where."""
+    """Return a filter, cached if possible; raise ``Refused(FILTER)`` with the error and its position."""
     if len(text) > CHARS_MAX:
         limit = f"{CHARS_MAX} characters"
         raise Refused(Rule.FILTER, "the SQL expression is too long", value=len(text), limit=limit)
@@ -115,7 +123,7 @@ def compile_sql(text: str) -> SqlFilter:
 
 @lru_cache(maxsize=COMPILED_KEPT)
 def _compiled(text: str) -> SqlFilter | _Wrong:
-    # Wrong ones are kept too: a consumer repeats its expression with every receive.
+    # Invalid ones are cached too, because a consumer repeats its expression with every receive.
     beyond = next(islice(_TOKEN.finditer(text), TOKENS_MAX, None), None)
     if beyond is not None:
         return _Wrong(f"more than {TOKENS_MAX} words, values and signs", beyond.start() + 1)
@@ -140,5 +148,5 @@ def _compiled(text: str) -> SqlFilter | _Wrong:
 
 @cache
 def _parser() -> Lark:
-    # With a transformer no tree is built: its methods get what they need while the parser goes along.
+    # With a transformer the parser builds no tree: it calls the methods as it reduces the rules.
     return Lark(_GRAMMAR, parser="lalr", transformer=Terms(), maybe_placeholders=False)

@@ -1,8 +1,8 @@
-"""What the parts of an SQL92 filter expression mean: from the parser's tokens to nested functions, from the inside out.
+"""Semantics of SQL92 filter expressions: converts the parser's tokens to nested functions, innermost first.
 
 A condition is a function of a message's properties that returns true, false, or ``None`` for unknown. The parser calls
-one method of ``Terms`` per rule of the grammar (``dmq.broker.filters.sql``), innermost first, so nothing here recurses
-over what a client wrote.
+one method of ``Terms`` per rule of the grammar (``dmq.broker.filters.sql``), innermost first. So no code here recurses
+over the client's expression.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lark import Token, Transformer
 
 DEPTH_MAX = 64
 CONDITIONS_MAX = 256  # comparisons of one expression, each about a microsecond
-NUMBER_CHARS_MAX = 64  # of a property: to read a longer one takes far more than a comparison
+NUMBER_CHARS_MAX = 64  # of a property: parsing a longer one costs far more than a comparison
 
 Condition = Callable[[Mapping[str, str]], bool | None]
 _Number = int | float
@@ -39,7 +39,7 @@ _TEXT_TESTS: Mapping[str, Callable[[str, str], bool]] = {
 
 
 class WrongTerm(Exception):
-    """A part of an expression makes no sense; ``at`` is where it begins."""
+    """Invalid part of an expression; ``at`` is its position, from 0."""
 
     def __init__(self, why: str, at: int) -> None:
         super().__init__(why, at)
@@ -48,7 +48,7 @@ class WrongTerm(Exception):
 
 
 class Kind(Enum):
-    """What a term is; the value is how it is called."""
+    """Kind of a term; the value is its name in error texts."""
 
     CONDITION = "a condition"
     PROPERTY = "a property"
@@ -59,7 +59,7 @@ class Kind(Enum):
 
 
 class Term(NamedTuple):
-    """A part of an expression. ``of`` is a condition, the name of a property, or a literal's value."""
+    """Part of an expression. ``of`` is a condition, the name of a property, or the value of a literal."""
 
     kind: Kind
     of: Condition | str | _Number | None
@@ -69,8 +69,8 @@ class Term(NamedTuple):
 
 
 def number_of(text: str) -> _Number | None:
-    """Read a property as a number, exactly if it is a whole one; ``None`` if it is none, or a very long one."""
-    if len(text) > NUMBER_CHARS_MAX or "_" in text or not text.isascii():  # Python would take these
+    """Parse a property as a number, exactly if it is an integer; return None if it is not a number, or too long."""
+    if len(text) > NUMBER_CHARS_MAX or "_" in text or not text.isascii():  # Python would parse these
         return None
     try:
         return int(text)
@@ -84,7 +84,7 @@ def number_of(text: str) -> _Number | None:
 
 
 class Terms(Transformer[Token, Term]):
-    """One method per rule, with the terms and tokens of which it is made."""
+    """One method per rule of the grammar; the arguments are the terms and tokens of the rule."""
 
     # -- operands -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def _at(token: Token) -> int:
 
 
 def _condition(condition: Condition, *parts: Term, adds: int = 0) -> Term:
-    """Return a condition that is made of ``parts``, within the bounds of an expression."""
+    """Return a condition made of ``parts``; raise ``WrongTerm`` beyond the limits of an expression."""
     at = parts[0].at
     depth = max(part.depth for part in parts) + 1
     conditions = sum(part.conditions for part in parts) + adds
@@ -182,7 +182,7 @@ def _condition(condition: Condition, *parts: Term, adds: int = 0) -> Term:
 
 
 def condition_of(term: Term) -> Condition:
-    """Return what decides, or say why this is no condition."""
+    """Return the condition of a term; raise ``WrongTerm`` if it is not one."""
     if term.kind is Kind.CONDITION and callable(term.of):
         return term.of
     if term.kind is Kind.BOOLEAN:

@@ -1,13 +1,13 @@
 """Progress of one group on one queue: a pure state machine that gets the time as an argument and returns ops.
 
 Offsets below ``floor`` are finished. Above it, one bitmap per chunk of 1024 offsets marks finished offsets. ``cursor``
-is the next offset not yet handed out in this run. ``_ready`` holds returned offsets, ready for redelivery. ``leases``
-holds leased messages that are not finished. ``dmq.store.schema.group`` defines the rows: floor, chunks and exceptions.
-All rows hold absolute values.
+is the next offset not yet handed out in this run. ``_ready`` holds offsets below the cursor to deliver next: returned
+ones, and parked ones whose turn has come. ``leases`` holds leased messages that are not finished.
+``dmq.store.schema.group`` defines the rows: floor, chunks and exceptions. All rows hold absolute values.
 
 An exception row is a durable lease or, with visible_at_ms 0, a returned message. For a returned message, the attempt is
-the next one. The epoch is that of the last delivery. A lease expires by the boot clock, which no one can set. When a
-run loads a lease row, the lease gets its remaining time by the wall clock, at most its original duration.
+the next one. The epoch is that of the last delivery. A lease expires by the boot clock, which cannot be set. When a run
+loads a lease row, the lease gets its remaining time by the wall clock, at most its original duration.
 
 Messages of a message group are delivered in order (``dmq.broker.groups.message_groups``). The message group of an
 offset is unknown until the message is read, so a selected offset is *unread* until it is admitted.
@@ -60,7 +60,7 @@ class Returned(NamedTuple):
     """Delivery state of a returned message."""
 
     attempt: int = 1  # the next one
-    epoch: int = 0  # of the last hand-out
+    epoch: int = 0  # of the last delivery
     first_failed_at_ms: int = 0
 
 
@@ -83,7 +83,7 @@ class Lease:
     is_push: bool = False
     renew_for: str = ""
     renew_until_ms: int = 0  # by the boot clock
-    is_suspended: bool = False  # its next hand-out does not count as an attempt
+    is_suspended: bool = False  # its next delivery does not count as an attempt
     is_returning: bool = False  # its end is decided and under commit
     is_coming_back: bool = False  # that end makes its message available again at once
     is_changed: bool = False  # its consumer received it and changed its end, or failed
@@ -176,7 +176,7 @@ class GroupQueue:
         return Tally(self.topic_id, self.group_id, term, by)
 
     def skip_to(self, begin: int) -> list[Op]:
-        """Finish all offsets below ``begin``, whose messages are removed; return the ops, or none if nothing changes.
+        """Finish all offsets below ``begin`` after their removal; return the ops, or none if nothing changes.
 
         Call ``release`` for offsets of message groups once the ops are durable.
         """
@@ -373,7 +373,7 @@ class GroupQueue:
         return self._returned.get(offset, _FIRST).attempt
 
     def release(self, offset: int) -> None:
-        """Make messages ready that were parked behind a finished offset.
+        """Make messages ready that were parked because of an unfinished offset.
 
         Call it only once the finish is durable. Otherwise a crash would deliver the message again, after its
         successors.

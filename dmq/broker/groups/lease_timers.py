@@ -1,4 +1,4 @@
-"""Lease timers: all leases in the order of expiry, and the live clients whose leases are renewed.
+"""Lease timers: all leases in the order of expiry, and the live clients that have their leases renewed.
 
 All times are on the boot clock, so a step of the wall clock does not change the duration of a lease.
 """
@@ -19,7 +19,7 @@ from dmq.broker.groups.subscription import SubscribedQueue
 CLIENT_GONE_INVISIBLE_MS = 1_000
 IN_HAND_MAX = 1_000_000  # leases of all groups, some 600 bytes each
 IN_HAND_SHARE = 32  # leases allowed per group and topic at that bound: the usual batch of one receive
-TIDY_AGAIN_S = 30.0  # interval at that bound, where one clean-up takes 0.2 s
+TIDY_AGAIN_S = 30.0  # interval at that bound: one clean-up costs 0.2 s there
 _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
 _TOGETHER_MAX = 1024  # leases under one timer
@@ -89,9 +89,7 @@ class LeaseEnds:
         return self._places >= IN_HAND_MAX
 
     def _tidy(self) -> None:
-        """Drop timers of leases finished before their expiry. Each run drops at least half, or doubles the next
-        threshold.
-        """
+        """Drop timers of leases finished before their expiry; set the next threshold to twice the remaining number."""
         heap: list[_Watched] = []
         self._places = 0
         self._tidied_s = self._clock.monotonic_s()
@@ -140,7 +138,7 @@ class LeaseEnds:
             return
 
     def pop(self, count_max: int) -> list[Ended]:
-        """Remove and return up to ``count_max`` expired leases; renew those whose client is alive."""
+        """Remove and return up to ``count_max`` expired leases; renew the leases of live clients instead."""
         self.clients.look()
         now_ms = self._clock.boot_ms()
         ended: list[Ended] = []

@@ -55,7 +55,7 @@ class MessageOrder:
         self.everywhere.total += parked
 
     def admit(self, offset: int, message_group: str, epoch: int, *, first_epoch: int, run_max: int) -> bool:
-        """Return True if ``offset`` may be delivered by the receive whose epochs start at ``first_epoch``.
+        """Return True if ``offset`` may be delivered by the receive with epochs from ``first_epoch`` on.
 
         Otherwise park it. Call it in ascending order of offsets and epochs. Messages of the group already in the
         receive then have epochs from ``first_epoch`` up to ``epoch``.
@@ -75,7 +75,7 @@ class MessageOrder:
         return False
 
     def park(self, offset: int, message_group: str) -> None:
-        """Park an offset behind messages of its group that are delivered from another queue."""
+        """Park an offset because messages of its group are delivered from another queue and not finished."""
         line = self._lines.setdefault(message_group, _Line())
         self._forget(line, offset)
         self._group_of[offset] = message_group
@@ -108,7 +108,7 @@ class MessageOrder:
         line.out[offset] = epoch
 
     def came_back(self, offset: int) -> list[int]:
-        """Park an offset again whose delivery ended unfinished."""
+        """Park an offset again after its delivery ended unfinished."""
         line = self._lines[self._group_of[offset]]
         self._forget(line, offset)
         insort(line.parked, offset)

@@ -120,7 +120,7 @@ class Subscription:
         )
         self.reset_epoch = 0  # epoch of the last delivery before the group was reset
         self._turn = 0
-        self._stalled: set[SubscribedQueue] = set()  # queues whose last scan had no newer messages, only returned ones
+        self._stalled: set[SubscribedQueue] = set()  # queues with only returned messages in their last scan
         self._waits = 0  # number of the last wait
         # By requested queue (-1: any), in order of arrival: wait number to the future that wakes the receive.
         self._waiters: dict[int, dict[int, asyncio.Future[bool]]] = {}
@@ -189,8 +189,8 @@ class Subscription:
     def choose(self, available: Sequence[SubscribedQueue], limit: int) -> Sequence[tuple[SubscribedQueue, int]]:
         """Return the number of messages that a receive reads from each available queue.
 
-        The queue furthest behind, by the due times of the messages read, comes first; the others get equal shares. A
-        queue gets no share if its last two scans began later than that due time. So at most two batches of younger
+        The queue with the largest lag, by the due times of the messages read, comes first; the others get equal shares.
+        A queue gets no share if its last two scans began later than that due time. So at most two batches of younger
         messages from each other queue precede a message.
         """
         if len(available) < 2:
@@ -209,7 +209,7 @@ class Subscription:
 
     @staticmethod
     def without_head(available: Sequence[SubscribedQueue], limit: int) -> Sequence[SubscribedQueue]:
-        """Return the queues whose next message must be read before a receive can choose between queues."""
+        """Return the queues to read one message from before a receive can choose between queues."""
         if len(available) < 2 or all(each.is_head_read for each in available):
             return ()
         if sum(each.available_max for each in available) <= limit:
@@ -272,8 +272,8 @@ class Subscription:
     def wake(self, queue_id: int) -> bool:
         """Wake the receive that has waited longest for ``queue_id`` or for any queue; return False if there is none.
 
-        The lane has number 0, the number of the queue whose receives read it. One wake-up is enough: a receive that
-        leaves messages wakes the next one (``wake_next``).
+        The lane has number 0, because receives of queue 0 read it. One wake-up is enough: a receive that leaves
+        messages wakes the next one (``wake_next``).
         """
         first = min(filter(None, (self._first(-1), self._first(queue_id))), default=None)
         if first is None:

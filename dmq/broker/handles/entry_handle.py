@@ -1,10 +1,10 @@
-"""Texts that lead back to one entry: recall handles and transaction ids.
+"""Handles of timeline entries: recall handles and transaction ids.
 
     handle     base64url of: kind 1 | sequence of the entry 8 | topic length 1 | topic | packed message id | code 16
 
-The sequence makes a handle good for one entry only, wherever on the timeline it lies by now: a later message with the
-same id has another one. The kind keeps one use from passing for the other. The code is keyed with the secret of the
-store: handles of another one, or from before a restore, are refused, and nobody can make one.
+The sequence makes a handle valid for one entry only, wherever the entry is on the timeline. A later message with the
+same id has another sequence. The kind separates the uses of handles. The code is keyed with the secret of the store.
+Handles of another store, or from before a restore, are refused, and clients cannot forge handles.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 class HandleKind(IntEnum):
-    """What a handle is for; the number is its first byte, and never used again for something else.
+    """Use of a handle. The number is its first byte and is never reused.
 
-    1 and 17 were these two before they had a keyed code.
+    1 and 17 were these two kinds before handles had a keyed code.
     """
 
     RECALL = 2
@@ -36,7 +36,7 @@ class HandleKind(IntEnum):
 
 
 class EntryHandle(NamedTuple):
-    """What a handle says."""
+    """Content of a handle."""
 
     sequence: int
     topic: str
@@ -44,11 +44,11 @@ class EntryHandle(NamedTuple):
 
 
 class NotAHandle(ValueError):
-    """This store never wrote such a handle of this kind."""
+    """The text is not a handle of this kind that this store issued."""
 
 
 class EntryHandles:
-    """Writes the handles of one store, and reads no other ones. For any thread."""
+    """Encodes handles of one store, and decodes only these. Safe on any thread."""
 
     def __init__(self, identity: Identity) -> None:
         self._keyed = blake2b(key=identity.secret, digest_size=_CODE_BYTES, person=b"entry handle")
@@ -65,7 +65,7 @@ class EntryHandles:
         return text.translate(_URL_SAFE, b"=").decode()
 
     def decode(self, kind: HandleKind, text: str) -> EntryHandle:
-        """Undo ``encode``; ``NotAHandle`` for anything that it cannot have written."""
+        """Return the content of a handle; raise ``NotAHandle`` for a text that ``encode`` has not returned."""
         handle, packed, found = _read(kind, text)
         code = self._keyed.copy()
         code.update(packed)
@@ -75,7 +75,7 @@ class EntryHandles:
 
 
 def read_handle(kind: HandleKind, text: str) -> EntryHandle:
-    """Return what a handle says, whoever wrote it: for those who look at one, and do nothing by it."""
+    """Return the content of a handle without a check of its code; a caller must not act on the content alone."""
     return _read(kind, text)[0]
 
 

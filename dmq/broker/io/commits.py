@@ -1,4 +1,4 @@
-"""The broker's units of work on their way to the store's writer, with the store's errors told as a broker's."""
+"""Submission of units to the store's writer; converts errors of the store to errors of the broker."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from dmq.store.writer.writer import Told, Unit
 
 
 class Commits:
-    """Submits units and waits for them. Belongs to the event loop."""
+    """Submission of units, and waits for their commit. It belongs to the event loop."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def submit(self, ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Receipt]]:
-        """Submit a unit: it is committed behind everything submitted before it."""
+        """Submit a unit; it commits after all units submitted before."""
         try:
             return self.store.commit_async(ops, is_urgent=is_urgent)
         except StoreError as error:
             raise _not_taken(error) from error
 
     def submit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None]) -> None:
-        """Submit a unit that is not urgent and have ``settle`` called with it on the loop."""
+        """Submit a unit that is not urgent; ``settle`` is called with it on the loop."""
         try:
             self.store.commit_then(ops, settle)
         except StoreError as error:
             raise _not_taken(error) from error
 
     def submit_one(self, op: Schedule | Append, told: Told) -> None:
-        """As ``submit_then``, of a message that is sent alone; ``told`` gets its receipt, or the error."""
+        """As ``submit_then``, for a message that is sent alone; ``told`` is called with its receipt or the error."""
         try:
             self.store.commit_one(op, told)
         except StoreError as error:
@@ -46,7 +46,7 @@ class Commits:
         return await self.committed(self.submit(ops))
 
     async def flush(self) -> None:
-        """Return once everything submitted before is durable, and all that was read before as well."""
+        """Return once all units submitted before, and everything read before, are durable."""
         await self.commit([])
 
     async def committed(self, done: asyncio.Future[list[Receipt]]) -> list[Receipt]:
@@ -56,8 +56,8 @@ class Commits:
 
     @staticmethod
     async def wait(done: asyncio.Future[Any]) -> None:
-        """Return once what was submitted is durable; a caller that goes away does not undo it."""
-        done.add_done_callback(look_at)  # its failure reaches everybody else too, should the caller go away
+        """Return once a submitted unit is durable; cancelling the caller does not cancel the unit."""
+        done.add_done_callback(look_at)  # a store failure reaches the other callers, even if this one is cancelled
         try:
             await asyncio.shield(done)
         except StoreError as error:
@@ -73,6 +73,6 @@ def _not_taken(error: StoreError) -> BrokerError:
 
 
 def look_at(done: asyncio.Future[Any]) -> None:
-    """Take note of a failure that reaches everybody else anyway."""
+    """Retrieve the error of a future to avoid asyncio's warning: a store failure reaches the other callers anyway."""
     if not done.cancelled():
         done.exception()

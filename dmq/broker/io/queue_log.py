@@ -1,4 +1,4 @@
-"""Reading a queue by offset: few looks, none of which grows with the queue. For the reading thread."""
+"""Reads of a queue by offset, on the read thread. The cost of each function does not grow with the queue."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Place(NamedTuple):
 def messages_from(
     store: Store, place: Place, first: int, stop: int, *, limit: int, bytes_max: int
 ) -> list[tuple[int, QueuedMessage]]:
-    """Return up to ``limit`` messages from ``first`` on and below ``stop``, each with its offset, without a gap.
+    """Return up to ``limit`` consecutive messages from ``first`` on and below ``stop``, each with its offset.
 
-    They begin later than ``first`` if the queue does. A gap between them is damage.
+    They begin after ``first`` if the queue does. Raise ``StoreCorrupt`` for a gap between them.
     """
     rows = store.scan(
         Family.QUEUE, pack_queue_key(*place, first), pack_queue_key(*place, stop), limit=limit, bytes_max=bytes_max
@@ -36,7 +36,7 @@ def messages_from(
 
 
 def begin_of(store: Store, place: Place, known: int, end: int) -> int:
-    """Return the first offset that is there; ``known`` is one that it is not below, ``end`` the answer if none is."""
+    """Return the first stored offset, or ``end`` if there is none; ``known`` is a lower bound of it."""
     known = max(known, store.queue_begin(*place))
     start, stop = pack_queue_key(*place, known), pack_queue_key(*place, end)
     rows = store.scan(Family.QUEUE, start, stop, limit=1).rows
@@ -44,12 +44,12 @@ def begin_of(store: Store, place: Place, known: int, end: int) -> int:
 
 
 def offset_stored_at(store: Store, place: Place, begin: int, end: int, stored_at_ms: int) -> int:
-    """Return the offset that ``PullBroker.offset_at`` promises, by halving the range: a few dozen point reads."""
-    low, high = begin, end  # the one below ``low``, if any, is older; the one at ``high``, if any, is not
+    """Return the offset defined by ``PullBroker.offset_at``, by binary search with a few dozen point reads."""
+    low, high = begin, end  # invariant: the message before ``low`` is older; the one at ``high`` is not
     while low < high:
         middle = (low + high) // 2
         (value,) = store.get_many(Family.QUEUE, [pack_queue_key(*place, middle)])
-        # A message that is gone was removed from the front meanwhile.
+        # A missing message was removed from the front in the meantime.
         if value is None or decode_queued(value).stored_at_ms < stored_at_ms:
             low = middle + 1
         else:

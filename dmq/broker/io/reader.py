@@ -1,7 +1,8 @@
-"""The broker's one reading thread: the event loop never enters the engine.
+"""The broker's single read thread: the event loop never calls the storage engine.
 
-Messages are read a batch of bytes at a time, and the next one once those who got the last had their turn of the loop:
-so what is read and not yet counted for any client is a few batches, however many clients ask at once.
+Messages are read in batches limited by bytes. The next batch starts only after the receivers of the last one had their
+turn on the loop. So the data read and not yet charged to a client is limited to a few batches, regardless of the number
+of concurrent requests.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.store import Store
 
-READ_BYTES_MAX = 8 * 1024 * 1024  # of messages in one batch, but for the last few of it
+READ_BYTES_MAX = 8 * 1024 * 1024  # per batch of messages; the last few may exceed it
 _GROUP_ROWS_MAX = 1_000_000
-_RUN_MIN = 8  # messages one behind the other: from so many on an iterator is cheaper than to look for each
-_RECENT_BYTES_MAX = 64 * 1024  # that are had from memory at once: more waits for its turn
+_RUN_MIN = 8  # consecutive messages from which an iterator is cheaper than point reads
+_RECENT_BYTES_MAX = 64 * 1024  # returned from memory at once; a larger request waits for its turn
 _LARGE_READS_MAX = 2
 _Read = TypeVar("_Read")
 
 
 class Progress(NamedTuple):
-    """What is stored of a group's progress on one queue, and where the queue begins and ends."""
+    """Stored rows of a group's progress on one queue, and the begin and end of the queue."""
 
     rows: list[tuple[bytes, bytes]]
     begin: int
@@ -39,19 +40,19 @@ class Progress(NamedTuple):
 
 
 class QueueOfGroup(Protocol):
-    """A message queue as one consumer group reads it, by numeric ids."""
+    """Message queue as one consumer group reads it, by numeric ids."""
 
     group_id: int
     topic_id: int
     queue_id: int
 
 
-_Place = tuple[QueueOfGroup, int]  # and an offset
+_Place = tuple[QueueOfGroup, int]  # queue and offset
 _Places = Sequence[_Place]
 
 
 class _Look(NamedTuple):
-    """Messages that were asked for, who waits for them, and whether the first of them will do."""
+    """Request for messages, its waiting caller, and whether a prefix of the messages is enough."""
 
     places: _Places
     found: asyncio.Future[list[QueuedMessage]]
@@ -59,26 +60,26 @@ class _Look(NamedTuple):
 
 
 class Reader:
-    """Reads for one event loop. Raises ``BrokerUnavailable`` for whatever the store cannot read."""
+    """Reads for one event loop. It raises ``BrokerUnavailable`` for every read error of the store."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self.recent = Recent()
-        self._looks: list[_Look] = []  # those that are being read come first
+        self._looks: list[_Look] = []  # requests, those under read first
         self._is_looking = False
         self._large = asyncio.Semaphore(_LARGE_READS_MAX)
-        self._reading = 0  # messages are had in the order they were asked for: none passes those that are being read
+        self._reading = 0  # open requests; while there are any, none is answered from memory, to keep the order
         self._store = store
         self._loop = loop
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dmq-read")
 
     def close(self) -> None:
-        """End the thread after what it reads now."""
+        """Stop the thread after its current read."""
         self._thread.shutdown(wait=True)
 
     async def messages(self, places: _Places, *, is_cut: bool = False) -> list[QueuedMessage]:
-        """Return the message at each ``(queue, offset)``; one that is missing is damage.
+        """Return the message at each ``(queue, offset)``; a missing one is damage.
 
-        ``is_cut``: the first ones will do, at least one, if all are more than ``READ_BYTES_MAX``.
+        ``is_cut``: return only the first messages, at least one, if all together exceed ``READ_BYTES_MAX``.
         """
         find = self.recent.find
         values = [] if self._reading else [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
@@ -102,8 +103,8 @@ class Reader:
             self._reading -= 1
 
     def _look(self) -> None:
-        """Have the thread read what was asked for meanwhile, together: each time it has to wait for its turn."""
-        looks = self._looks = [look for look in self._looks if not look.found.done()]  # who went away needs nothing
+        """Start one read for all open requests, because each turn of the thread has a waiting time."""
+        looks = self._looks = [look for look in self._looks if not look.found.done()]  # drop cancelled requests
         if not looks:
             return
         try:
@@ -117,7 +118,7 @@ class Reader:
         reading.add_done_callback(partial(self._looked, len(looks)))
 
     def _looked(self, asked: int, read: asyncio.Future[list[list[QueuedMessage] | StoreError]]) -> None:
-        """Tell those whose messages were read, and read on for the others behind them."""
+        """Answer the requests that were read, and start the read of the remaining ones."""
         self._is_looking = False
         error = StoreClosed("the broker is closed") if read.cancelled() else read.exception()
         found = [error] * asked if error is not None else read.result()
@@ -125,7 +126,7 @@ class Reader:
         if self._looks:
             self._look()
         for look, messages in zip(looks, found, strict=True):
-            if look.found.done():  # whoever waited went away
+            if look.found.done():  # the caller was cancelled
                 continue
             if isinstance(messages, BaseException):
                 look.found.set_exception(messages)
@@ -133,9 +134,9 @@ class Reader:
                 look.found.set_result(messages)
 
     def _read(self, asked: Sequence[_Look]) -> list[list[QueuedMessage] | StoreError]:
-        """Return what the first of several looks find, as many as fit into a batch, at least one.
+        """Return the messages of the first requests, as many as fit into a batch, at least one.
 
-        What cannot be read fails its own look alone.
+        An unreadable message fails only its own request.
         """
         try:
             values = self._values([place for each in asked for place in each.places], READ_BYTES_MAX)
@@ -157,20 +158,20 @@ class Reader:
         return found
 
     def _values(self, places: _Places, bytes_max: int = 2**62) -> list[bytes | None]:
-        """Return the value at each place, ``None`` where there is none; only the first ones if all are too large."""
+        """Return the value at each place, None if missing; only the first values if all exceed ``bytes_max``."""
         values: list[bytes | None] = []
         singles: list[bytes] = []
         size = largest = 0
-        chunk = 1  # rows that are read at once: few of those that may be large
+        chunk = 1  # rows per point read: few at first, because they may be large
         for (queue, first), count in _runs(places):
             key_of, end = partial(pack_queue_key, queue.topic_id, queue.queue_id), first + count
             if count >= _RUN_MIN and (size := size + self._add(values, singles)) < bytes_max:
                 keys = key_of(first), key_of(end)
                 rows = self._store.scan(Family.QUEUE, *keys, limit=count, bytes_max=bytes_max - size).rows
-                if rows and rows[-1][0] == key_of(first + len(rows) - 1):  # none is missing before it
+                if rows and rows[-1][0] == key_of(first + len(rows) - 1):  # none is missing before the last one
                     values += [value for _, value in rows]
                     size += sum(len(value) for _, value in rows)
-                    first += len(rows)  # noqa: PLW2901 - what is left of the run
+                    first += len(rows)  # noqa: PLW2901 - the rest of the run
             for offset in range(first, end):
                 singles.append(key_of(offset))
                 if len(singles) >= chunk and size < bytes_max:
@@ -183,7 +184,7 @@ class Reader:
         return values
 
     def _add(self, values: list[bytes | None], keys: list[bytes]) -> int:
-        """Read rows, a few, and return how large they are together."""
+        """Append the values of a few rows, and return their total size in bytes."""
         if not keys:
             return 0
         found = self._store.get_many(Family.QUEUE, keys)
@@ -193,7 +194,7 @@ class Reader:
 
     @staticmethod
     def _decoded(places: _Places, values: list[bytes | None], at: int = 0) -> list[QueuedMessage]:
-        """Decode the values from ``at`` on. Each is dropped when its message has a copy of it."""
+        """Decode the values from ``at`` on. Each value is dropped once its message holds a copy."""
         found = []
         for number, (queue, offset) in enumerate(places, at):
             value, values[number] = values[number], None
@@ -203,7 +204,7 @@ class Reader:
         return found
 
     async def values(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each row, ``None`` where there is none."""
+        """Return the value of each row, None where there is none."""
         return await self._in_thread(lambda: self._store.get_many(family, wanted))
 
     async def rows(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
@@ -211,9 +212,9 @@ class Reader:
         return await self._in_thread(lambda: self._store.scan(family, start, stop, limit=limit, bytes_max=bytes_max))
 
     async def entry(self, scope: int, message_id: bytes) -> tuple[Receipt | None, bytes | None]:
-        """Return what became of a message, also that it was withdrawn, and while it waits its timeline value.
+        """Return the state of a message, withdrawn ones included, and its timeline value while it is pending.
 
-        The value is ``None`` if it does not wait, or moved on between the two looks.
+        The value is ``None`` if the message is not pending, or moved between the two reads.
         """
 
         def read() -> tuple[Receipt | None, bytes | None]:
@@ -230,31 +231,31 @@ class Reader:
         return await self._in_thread(lambda: self._store.queue_end(topic_id, queue_id))
 
     async def begins(self, topic_id: int, queues: int) -> list[int]:
-        """Return where each queue of a topic begins."""
+        """Return the begin of each queue of a topic."""
         return await self.run(lambda store: [store.queue_begin(topic_id, queue_id) for queue_id in range(queues)])
 
     async def count(self, topic_id: int, queues: int) -> int:
-        """Return how many messages lie in the queues of a topic."""
+        """Return the number of messages stored in the queues of a topic."""
         places = [(topic_id, queue_id) for queue_id in range(queues)]
         return await self.run(
             lambda store: sum(store.queue_end(*place) - store.queue_begin(*place) for place in places)
         )
 
     async def run(self, read: Callable[[Store], _Read]) -> _Read:
-        """Return what ``read`` does, for one that takes several looks at the store."""
+        """Return the result of ``read``, for several store accesses in one turn of the thread."""
         return await self._in_thread(lambda: read(self._store))
 
     async def run_large(self, read: Callable[[Store], _Read]) -> _Read:
-        """As ``run``, for one that may return some MiB: only a few of these have been read and not been taken."""
+        """As ``run``, for results of some MiB: at most ``_LARGE_READS_MAX`` run at a time."""
         async with self._large:
             return await self.run(read)
 
     async def figures(self) -> dict[int, int]:
-        """Return how many entries wait, by scope."""
+        """Return the number of pending entries by scope."""
         return await self._in_thread(self._store.pending)
 
     async def progress(self, queues: Sequence[QueueOfGroup]) -> list[Progress]:
-        """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
+        """Return the stored progress of each queue, by one short scan of the group's own rows and one seek."""
         return await self._in_thread(lambda: [self._progress(queue) for queue in queues])
 
     def _progress(self, queue: QueueOfGroup) -> Progress:
@@ -262,7 +263,7 @@ class Reader:
         found = self._store.scan(Family.GROUP, start, stop, limit=_GROUP_ROWS_MAX)
         if (
             not found.is_complete
-        ):  # a row is a chunk of 1024 offsets, or one of at most 10 000 leases and what came back
+        ):  # a row is a chunk of 1024 offsets, one of at most 10 000 leases, or a returned message
             raise StoreCorrupt(f"group {queue.group_id} has over {_GROUP_ROWS_MAX} rows for queue {queue.queue_id}")
         place = queue.topic_id, queue.queue_id
         return Progress(found.rows, self._store.queue_begin(*place), self._store.queue_end(*place))
@@ -275,7 +276,7 @@ class Reader:
 
 
 def _runs(places: _Places) -> Iterator[tuple[_Place, int]]:
-    """Yield runs of places one behind the other in a queue: the first place of each, and its length."""
+    """Yield runs of consecutive places in a queue: the first place of each run, and its length."""
     begin = 0
     for at, (queue, offset) in enumerate(places):
         first_queue, first = places[begin]

@@ -1,7 +1,7 @@
-"""The end of the queues that somebody reads there, in memory: a message that just came needs no look at the store.
+"""Tail cache: the newest messages of queues with readers near the end, so that a new message needs no store read.
 
-A look takes a thread, which on a busy daemon has to wait for its turn with the interpreter twice: that would be most of
-the time between a message's being in its queue and its being with a consumer. Belongs to the event loop.
+A store read uses a thread, which on a busy daemon waits twice for the interpreter. These waits would be most of the
+time from a message's arrival in its queue to its delivery. The cache belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from dmq.store.writer.operations import Growth
 
 BYTES_MAX = 16 * 1024 * 1024
-QUEUE_BYTES_MAX = 1024 * 1024  # so that one queue does not drive out all others
-LAG_MAX = 4096  # messages: who is further behind will find nothing here any more
+QUEUE_BYTES_MAX = 1024 * 1024  # so that one queue does not evict all others
+LAG_MAX = 4096  # messages: a reader with a larger lag finds nothing here
 
 _Place = tuple[int, int]  # topic id, queue id
 
 
 @dataclass(slots=True)
 class _Run:
-    """The last values of one queue, without a gap."""
+    """Newest values of one queue, without a gap."""
 
     first: int
     records: list[bytes]
@@ -27,19 +27,19 @@ class _Run:
 
 
 class Recent:
-    """The last values of queues. What is here is durable, and what is not here may be in the store.
+    """Newest values of queues. All cached values are durable; a missing one may be in the store.
 
-    A value stays as it was appended. Only a purge changes one where it lies, and what was purged is passed over.
+    A value stays as it was appended. Only a purge changes a stored value, and readers skip purged letters.
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._queue_bytes_max = queue_bytes_max
-        self._runs: dict[_Place, _Run] = {}  # the queue that grew last comes last
+        self._runs: dict[_Place, _Run] = {}  # in the order of the last append, oldest first
         self.size_bytes = 0
 
     def keep(self, place: _Place, grown: Growth) -> None:
-        """Keep what was appended to a queue, as much of it as there is room for."""
+        """Cache the appended values of a queue, as far as there is room."""
         run = self._runs.pop(place, None)
         size = sum(map(len, grown.records))
         if run is not None and run.first + len(run.records) == grown.first:
@@ -57,13 +57,13 @@ class Recent:
             self.forget(next(iter(self._runs)))
 
     def forget(self, place: _Place) -> None:
-        """Let go of a queue: it grew, and what was appended is not kept."""
+        """Evict a queue, also after an append that is not cached."""
         run = self._runs.pop(place, None)
         if run is not None:
             self.size_bytes -= run.size_bytes
 
     def find(self, topic_id: int, queue_id: int, offset: int) -> bytes | None:
-        """Return the value at an offset, if it is here."""
+        """Return the value at an offset, or None if it is not cached."""
         run = self._runs.get((topic_id, queue_id))
         if run is None:
             return None
@@ -71,7 +71,7 @@ class Recent:
         return run.records[at] if 0 <= at < len(run.records) else None
 
     def _shorten(self, run: _Run) -> None:
-        """Let go of the older values, down to half the bound: not at every append."""
+        """Drop the oldest values down to half the limit, so that not every append has to."""
         dropped = size = 0
         while run.size_bytes - size > self._queue_bytes_max // 2:
             size += len(run.records[dropped])

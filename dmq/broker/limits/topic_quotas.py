@@ -1,9 +1,9 @@
 """Quotas of topics: limits of pending messages, of pending bytes, and of sends per second.
 
-Pending messages are delayed, held, or undecided half messages. Only the writer knows their number exactly, so it
-decides by bounds that are committed with the send. Concurrent sends cannot exceed them. The rate is spent here. If it
-is used up, the bound of the send closes the topic to new messages. In either case the writer recognizes known message
-ids, and a repeated send gets its first answer.
+Pending messages are delayed, held, or undecided half messages. Only the writer has their exact number, so it decides by
+bounds that are committed with the send. Concurrent sends cannot exceed them. The rate is spent here. If it is used up,
+the bound of the send closes the topic to new messages. In either case the writer recognizes repeated message ids, and a
+repeated send gets its first answer.
 
 Quotas refuse only sends of clients. Accepted messages continue: transaction commits, retries, redrives, occurrences of
 schedules, and messages from a cluster or possibly there. They all count as pending while they wait.

@@ -399,12 +399,12 @@ class DeadLetters:
         return target.message_type is None or (target.message_type is MessageType.FIFO) == is_grouped
 
     def _is_for_group(self, job: Job, row: _Row) -> bool:
-        """As the module function, but False for a refused forward whose topic is local now: it goes to all groups."""
+        """As the module function, but False for a refused forward of a now local topic: it goes to all groups."""
         has_moved = job.group == FORWARDER_GROUP and not self._names.leaves(row.dead.origin_topic)
         return _is_for_group(job, row) and not has_moved
 
     def _retry_topic(self, job: Job, row: _Row) -> Topic | None:
-        """Return the retry topic of a group whose consumers pull and sent the letter back, else None.
+        """Return the retry topic of a pull group if the letter was sent back, else None.
 
         A letter that was sent back carries its delivery attempt. For a pop delivery, the group's progress has it.
         """

@@ -54,7 +54,7 @@ class _Head(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """Pair of topic and group whose oldest unread message is to be read; ``last_look`` 0: never read before."""
+    """Pair of topic and group with an oldest unread message to read; ``last_look`` 0: never read before."""
 
     last_look: int
     topic_id: int

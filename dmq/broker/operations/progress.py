@@ -38,7 +38,7 @@ class Progress:
         return [topic for topic, is_there in zip(topics, found, strict=True) if is_there]
 
     def failed_of(self, group: Group) -> list[Topic]:
-        """Return the topics of which a group has failed messages on this broker."""
+        """Return the topics with messages that a group has failed on this broker."""
         topics = self._names.topics_by_id
         return [topics[topic_id] for group_id, topic_id in self._names.lanes if group_id == group.group_id]
 

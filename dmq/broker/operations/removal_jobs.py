@@ -429,7 +429,7 @@ class Procedures:
                 if not queue.is_finished(at):
                     offsets.append(at)
                 at += 1
-            if not offsets:  # all offsets left are finished; the floor row lags behind
+            if not offsets:  # all offsets left are finished; the floor row is out of date
                 break
             records = await self._reader.messages([(queue, offset) for offset in offsets])
             ops: list[Op] = []

@@ -1,9 +1,9 @@
 """Retention: removes messages from the front of a queue by age or topic size, once no group needs them.
 
 One unit moves the durable *begin* of a queue (``begin_key``) over a few messages, deletes them, and finishes them for
-groups that have not read them. So a crash removes all of them or none, and no offset is ever reused. A message that
-some group has not read, or that had no reader, leaves an EXPIRED event. For other messages an earlier event records the
-end. Message ids stay known for their normal time, so a repeated send does not store the message again.
+late groups. So a crash removes all of them or none, and no offset is ever reused. A message that some group has not
+read, or that had no reader, leaves an EXPIRED event. For other messages an earlier event records the end. Message ids
+stay known for their normal time, so a repeated send does not store the message again.
 
 Regardless of the bounds, leased messages stay, and messages after a message that stays. Unless the topic overrides it,
 messages unread by a known group also stay. A group is known in a topic if it ever received from it or committed an
@@ -101,8 +101,8 @@ class Retention:
     ) -> None:
         """Create it stopped; topics with a procedure in progress are skipped.
 
-        ``keep`` is the default of topics without bounds of their own. ``keep_forwarded`` replaces it for topics whose
-        messages leave for a cluster; ``None``: the same.
+        ``keep`` is the default of topics without bounds of their own. ``keep_forwarded`` replaces it for topics that
+        are forwarded to a cluster; ``None``: the same.
         """
         self._names = names
         self._commits = commits
@@ -123,7 +123,7 @@ class Retention:
         self._has_more = False
         self.total = _NOTHING  # since the daemon started
         self.oldest_ms: dict[str, int] = {}  # store time of the oldest message, by topic, at the last turn
-        self.held_queues = 0  # queues whose oldest message is past a bound and cannot be removed yet
+        self.held_queues = 0  # queues with an oldest message past a bound that cannot be removed yet
 
     def start(self) -> None:
         """Start the task that runs turns."""
@@ -157,7 +157,7 @@ class Retention:
                 enough = self._store.engine_stats().table_bytes // RECLAIM_SHARE
                 if self._removed_bytes >= max(RECLAIM_BYTES, enough):
                     await self.reclaim()
-            except Exception as error:  # whatever it is: to end without a word would look like working
+            except Exception as error:  # any error: a task that ended silently would look like a running one
                 is_bug = not isinstance(error, BrokerError | StoreError)
                 log.error("retention_failed", error=str(error), exc_info=is_bug)  # noqa: TRY400
                 if self._store.failure is not None:
@@ -356,7 +356,7 @@ class _Terms(NamedTuple):
     keep: Keep
     over_bytes: int  # excess bytes of the queue
     now_ms: int  # 0: the clock is not steady, so no message is old
-    owed: Collection[int]  # groups whose unread messages stay; other groups no longer read here
+    owed: Collection[int]  # messages unread by these groups stay; other groups no longer read here
 
 
 def _plan(

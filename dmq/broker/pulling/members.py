@@ -1,7 +1,7 @@
-"""Who pulls for a group, and who holds which queue for now: in memory, by the monotonic clock, bounded.
+"""Members of pulling groups, and their queue locks: in memory, on the monotonic clock, with limits.
 
-Both are advice to clients that share a group: nobody is kept from reading a queue. After a restart nobody is a member
-and nothing is held until the clients speak again.
+Both are advisory for clients that share a group: every client can read every queue. A restart clears both until the
+clients report again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.runtime.clock import Clock
 
-SILENT_S_MAX = 120.0  # as long as RocketMQ keeps a client that says nothing; they speak every 10 to 30 s
-LOCK_S = 60.0  # RocketMQ's lease; clients renew every 20 s
+SILENT_S_MAX = 120.0  # as RocketMQ; clients send a heartbeat every 10 to 30 s
+LOCK_S = 60.0  # as RocketMQ; clients renew a lock every 20 s
 MEMBERS_MAX = 20_000
 LOCKS_MAX = 100_000
 
@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 
 
 class Members:
-    """Which clients belong to which group. The longest silent give way at the bound."""
+    """Clients of each group. At the limit, the clients silent for longest are dropped."""
 
     def __init__(self, clock: Clock, *, members_max: int = MEMBERS_MAX, silent_s_max: float = SILENT_S_MAX) -> None:
         self._clock = clock
@@ -34,11 +34,11 @@ class Members:
         self._by_client: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
-        """How many there are; the silent count until somebody looks."""
+        """Number of memberships; silent ones count until the next call that expires them."""
         return len(self._seen_s)
 
     def seen(self, group: str, client_id: str) -> bool:
-        """Note a sign of life; say whether the client is new in the group."""
+        """Record a sign of life; return True if the client is new in the group."""
         member = (group, client_id)
         is_new = member not in self._seen_s
         if is_new:
@@ -50,14 +50,14 @@ class Members:
         return is_new
 
     def gone(self, client_id: str, group: str = "") -> set[str]:
-        """Forget a client in one group, or in all; return those it was in."""
+        """Remove a client from one group, or from all; return the groups it was in."""
         left = {each for each in self._by_client.get(client_id, ()) if group in {"", each}}
         for each in left:
             self._drop(each, client_id)
         return left
 
     def expire(self) -> set[str]:
-        """Forget who is silent for too long; return the groups that lost somebody."""
+        """Remove clients that are silent for too long; return the groups that lost a member."""
         return self._drop_silent(self._members_max)
 
     def of(self, group: str) -> list[str]:
@@ -88,7 +88,7 @@ class _Lock(NamedTuple):
 
 
 class QueueLocks:
-    """Which client of a group holds which queue. All leases are equally long, so they end in the order of renewal."""
+    """Queue locks of the clients of a group. All locks have the same duration, so they end in the order of renewal."""
 
     def __init__(self, clock: Clock, *, locks_max: int = LOCKS_MAX) -> None:
         self._clock = clock
@@ -99,7 +99,7 @@ class QueueLocks:
         self._by_client: dict[str, set[tuple[str, str, int]]] = {}
 
     def lock(self, group: str, client_id: str, topic: str, queue_ids: Iterable[int]) -> list[int]:
-        """As ``PullBroker.lock``; ``Overloaded`` if there are too many, with nothing taken."""
+        """As ``PullBroker.lock``; raise ``Overloaded`` if there are too many locks, with none acquired."""
         now_s = self._clock.monotonic_s()
         self._drop_ended(now_s)
         wanted = [
@@ -125,7 +125,7 @@ class QueueLocks:
                 self._drop((group, topic, queue_id))
 
     def gone(self, client_id: str, group: str = "") -> None:
-        """Give back all that a client holds, or what it holds for one group."""
+        """Release all locks of a client, or those for one group."""
         for place in list(self._by_client.get(client_id, ())):
             if group in {"", place[0]}:
                 self._drop(place)

@@ -1,8 +1,8 @@
-"""Reading queues by offset: fits ``PullBroker``. Pulling leases nothing, finishes nothing and writes nothing.
+"""Reads of queues by offset: implements ``PullBroker``. A pull leases nothing, finishes nothing and writes nothing.
 
-Only what is durable is shown: after a power cut another message may lie at an offset that was never synced, and a
-client that had gone past it would never see that one. So the end of a queue is the one that the writer told of after
-the sync, or one that was read and then waited for.
+Pulls return only durable messages. After a power cut another message may be stored at an offset that was never synced.
+A client already past that offset would never read it. So the end of a queue is the one that the writer reported after
+its sync, or one that was read and then flushed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Names, Topic
 from dmq.store.schema.record import QueuedMessage
 
-PASSED_OVER_MAX = 4096  # messages that one pull looks at without finding one it wants
-_LOOK_FIRST = 32  # messages, if some of them may not be wanted
+PASSED_OVER_MAX = 4096  # messages that one pull scans without a match
+_LOOK_FIRST = 32  # messages of the first scan, if a filter may reject some
 
 
 class _Queue(NamedTuple):
-    """A queue as a pull sees it. ``settled`` says which dead letters have an outcome: those are not shown."""
+    """Queue of a pull. ``settled`` marks dead letters with an outcome, which are not returned."""
 
     place: Place
     tail: Tail
@@ -42,7 +42,7 @@ class _Queue(NamedTuple):
 
 
 class Pulls:
-    """Serves those who read by offset. Belongs to the event loop."""
+    """Pull calls of clients. It belongs to the event loop."""
 
     def __init__(
         self, catalog: Catalog, commits: Commits, reader: Reader, *, filters: Filters, settled: Settled
@@ -130,7 +130,7 @@ class Pulls:
         await self.offsets.set(group, queue.place, queue_offset, queue.tail.end)
 
     async def _range(self, queue: _Queue) -> QueueRange:
-        """Return what can be read now; the search for the begin goes on where the last one ended."""
+        """Return the readable range; the search for the begin continues at the last begin found."""
         tail, end = queue.tail, queue.tail.end
         begin = await self._reader.run(lambda store: begin_of(store, queue.place, tail.begin, end))
         tail.begin = max(tail.begin, begin)
@@ -172,10 +172,10 @@ class Pulls:
     async def _queue(self, name: str, queue_id: int) -> _Queue:
         topic = self._topic(name, queue_id)
         place = _place(topic, queue_id)
-        tail = self.tails.of(place)  # from here on it hears of new messages
+        tail = self.tails.of(place)  # from now on it is notified of new messages
         if not tail.is_known:
             end = await self._reader.end(*place)
-            await self._commits.flush()  # behind it, what was read is durable
+            await self._commits.flush()  # after the flush, the end read is durable
             tail.grew(end)
             tail.is_known = True
         is_letters = name.startswith(DEAD_LETTER_PREFIX)
@@ -193,7 +193,7 @@ def _choose(
     verdicts: Sequence[bool] | None,
     batch_max: int,
 ) -> tuple[list[PulledMessage], int]:
-    """Return which of ``rows`` are shown, and the offset behind the last one that was looked at."""
+    """Return the messages of ``rows`` to return, and the offset after the last one scanned."""
     chosen: list[PulledMessage] = []
     size = 0
     for number, (offset, record) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""The ends of queues, for those who read by offset: unlike receives, they do not share what arrives."""
+"""Ends of queues, and pulls that wait for them: unlike receives, all waiting pulls get an arriving message."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dmq.store.writer.operations import Appended
 
 
 class Tail:
-    """Where a queue begins and ends, and who waits for it to grow. Belongs to the event loop.
+    """Range of a queue, and the pulls that wait for its growth. It belongs to the event loop.
 
-    Below ``end`` everything is durable; ``is_known`` once the queue was looked at, until then it only hears of what is
-    new. ``begin`` is where the queue began at the last look: it only moves up.
+    All messages below ``end`` are durable. ``is_known`` is True once the stored end was read; before that, ``end``
+    covers only new messages. ``begin`` is the begin of the queue at the last read; it only increases.
     """
 
     __slots__ = ("_waiters", "begin", "end", "is_known")
@@ -24,7 +24,7 @@ class Tail:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def grew(self, end: int) -> None:
-        """Note a durable end, and wake everybody if it is a later one."""
+        """Record a durable end, and wake all waiting pulls if it is higher."""
         if end > self.end:
             self.end = end
             for woken in self._waiters:
@@ -33,11 +33,11 @@ class Tail:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting pulls."""
         return len(self._waiters)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when the queue has grown, or time is up."""
+        """Return when the queue has grown, or after ``timeout_s`` seconds."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(woken)
         try:
@@ -47,26 +47,26 @@ class Tail:
 
 
 class Tails:
-    """The tails of the queues that are pulled from. Belongs to the event loop."""
+    """Tails of the pulled queues. It belongs to the event loop."""
 
     def __init__(self) -> None:
         self._by_place: dict[Place, Tail] = {}
 
     def of(self, place: Place) -> Tail:
-        """Return the tail of a queue, which hears of new messages from here on."""
+        """Return the tail of a queue, which is notified of new messages from now on."""
         return self._by_place.setdefault(place, Tail())
 
     def on_appended(self, appended: Appended) -> None:
-        """Tell who waits that queues have grown."""
+        """Update the tails after an append and wake their pulls."""
         for place, growth in appended.items():
             if (tail := self._by_place.get(Place(*place))) is not None:
                 tail.grew(growth.end)
 
     def forget(self, topic_id: int) -> None:
-        """Drop the tails of a topic that is gone."""
+        """Drop the tails of a removed topic."""
         self._by_place = {place: tail for place, tail in self._by_place.items() if place.topic_id != topic_id}
 
     @property
     def waiting(self) -> int:
-        """How many wait, at all of them."""
+        """Number of waiting pulls of all tails."""
         return sum(tail.waiting for tail in self._by_place.values())

@@ -7,9 +7,9 @@ A rule is an interval, counted from its start, or a cron expression of five fiel
 Each field is ``*``, a number, a range ``a-b``, either of them with a step ``/n``, or a list of these. An alias such as
 ``@daily`` replaces all fields. If both day fields are restricted, a match of either is enough, as in cron.
 
-Around a clock change, a rule whose hour begins with ``*`` follows the hours that exist. It skips hours that are left
-out, and occurs in both copies of a repeated hour. Every other rule means a time of day. A time that is left out occurs
-when the clock has jumped over it; a repeated time occurs only the first time.
+Around a clock change, a rule with an hour field that begins with ``*`` applies to the hours that exist. It skips hours
+that are left out, and occurs in both copies of a repeated hour. Every other rule means a time of day. A time that is
+left out occurs when the clock has jumped over it; a repeated time occurs only the first time.
 
 APScheduler's trigger finds the days and times of the calendar; this module converts them to instants. A search ends
 after ``YEARS_MAX`` years: the rarest date, 29 February, is never further away.
@@ -172,7 +172,7 @@ def next_time(schedule: Schedule, after_ms: int) -> int | None:
 
 
 def last_time(schedule: Schedule, first_ms: int, until_ms: int) -> int:
-    """Return the last time of a rule up to ``until_ms``; ``first_ms``, a time of the rule, if none follows it."""
+    """Return the last time of a rule up to ``until_ms``, or ``first_ms``, a time of the rule, if none is later."""
     if schedule.every_ms:
         until_ms = min(until_ms, schedule.end_ms or until_ms)
         return first_ms + max(0, until_ms - first_ms) // schedule.every_ms * schedule.every_ms
@@ -232,7 +232,7 @@ def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most
             following = next_time(schedule, following)
     else:
         times[0] = last_time(schedule, first_ms, now_ms)
-        if due_ms(schedule, name, times[0]) > now_ms:  # then the previous one is due, because it is due by this time
+        if due_ms(schedule, name, times[0]) > now_ms:  # the previous one is due no later than this time
             times[0] = last_time(schedule, first_ms, times[0] - 1)
         following = next_time(schedule, times[0])
         if schedule.catch_up is CatchUp.SKIP and now_ms - due_ms(schedule, name, times[0]) > MISSED_AFTER_MS:

@@ -55,7 +55,7 @@ from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 AT_ONCE_MAX = 64  # maximum occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024
-SCHEDULES_PER_TURN_MAX = 64  # one search of a cron expression takes 0.5 ms of the turn
+SCHEDULES_PER_TURN_MAX = 64  # one search of a cron expression costs 0.5 ms of the turn
 _BUSY_MS, _NO_ROOM_MS, _PAUSED_MS = 20, 1_000, 5_000  # delays before the next try
 _GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
 

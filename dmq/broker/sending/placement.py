@@ -132,7 +132,7 @@ class Placement:
         return made
 
     def choose(self, topic: Topic, message_group: str) -> int:
-        """Return a queue for a message whose sender chose none."""
+        """Return a queue for a message without a queue chosen by its sender."""
         if message_group:
             return queue_of_message_group(message_group, topic.queues)
         turn = self._turns.get(topic.topic_id, 0)
@@ -157,7 +157,7 @@ def _under(topic_id: int, own_key: OwnKey, message_id: bytes) -> UnderKey:
 
 
 def wrong_type(topic: Topic, message_type: MessageType) -> Refused:
-    """Return the refusal of a message whose type its topic does not allow."""
+    """Return the refusal of a message with a type that its topic does not allow."""
     assert topic.message_type is not None
     expected, actual = topic.message_type.name, message_type.name
     why = (

@@ -1,4 +1,4 @@
-"""The catalog: finds topics and groups by name, and makes them by being used, if the configuration says so."""
+"""Catalog of topics and groups: finds them by name, and auto-creates them at first use if configured."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dmq.store.schema.names import MIXED, TopicSettings
 from retry.policy import RetryPolicy
 
 DEFAULT_POLICY = RetryPolicy()
-QUEUES_DEFAULT = QUEUES_PER_TOPIC_DEFAULT  # of a topic that is made by its use
+QUEUES_DEFAULT = QUEUES_PER_TOPIC_DEFAULT  # of an auto-created topic
 
 
 class AutoCreate(NamedTuple):
-    """Whether topics and groups that are used and not known are made."""
+    """Whether unknown topics and groups are created at first use."""
 
     topics: bool = True
     groups: bool = True
@@ -27,7 +27,7 @@ AUTO_CREATE = AutoCreate()
 
 
 class ScheduleLimits(NamedTuple):
-    """How many schedules of recurring messages there may be, in all and of one topic."""
+    """Maximum number of schedules of recurring messages, in total and per topic."""
 
     total: int = 10_000
     per_topic: int = 1_000
@@ -37,7 +37,7 @@ LIMITS_DEFAULT = ScheduleLimits()
 
 
 class Catalog:
-    """Topics and groups by name. Belongs to the event loop."""
+    """Topics and groups by name. It belongs to the event loop."""
 
     def __init__(
         self, names: Names, commits: Commits, *, queues_per_topic: int, auto_create: AutoCreate = AUTO_CREATE
@@ -49,7 +49,7 @@ class Catalog:
         self._auto_create = auto_create
 
     async def topic(self, name: str) -> Topic:
-        """Return a topic, made if it is not known and topics are made by using them; else ``Refused``."""
+        """Return a topic; create it if it is unknown and topics are auto-created, else raise ``Refused``."""
         found = self.names.topics.get(name)
         if found is not None:
             return found
@@ -59,13 +59,13 @@ class Catalog:
         return await self.make_topic(name)
 
     def is_known(self, kind: str, name: str) -> bool:
-        """Say whether using one of ``topics`` or ``groups`` makes none: there is one, or none is made by using it."""
+        """Return True if using a name of kind ``topics`` or ``groups`` would not auto-create it."""
         if kind == "topics":
             return name in self.names.topics or not self._auto_create.topics
         return name in self.names.groups or not self._auto_create.groups
 
     async def make_topic(self, name: str, queues: int = 0, settings: TopicSettings = MIXED) -> Topic:
-        """Make a topic, durable on return; with ``queues`` 0 it has as many as the configuration says."""
+        """Create a topic, durable on return; ``queues`` 0 applies the configured number."""
         if check_topic(name).startswith(RETRY_PREFIX):
             why = "what a group failed comes to its consumers under the topic it was sent to"
             raise Refused(Rule.TOPIC, why, value=name)
@@ -73,9 +73,9 @@ class Catalog:
         return await self._make_topic(name, queues, settings)
 
     async def retry_topic(self, group: str) -> Topic:
-        """Return the topic where messages come again that a group's consumers sent back, made if need be, as the group.
+        """Return the retry topic of a group for sent-back messages; create it, and the group, if missing.
 
-        Only consumers that divide queues among themselves have one; what others fail is in lanes.
+        Only groups of consumers that divide queues among themselves have one. Other groups use retry lanes.
         """
         name = retry_topic(check_group(group))
         await self.group(group)
@@ -86,19 +86,19 @@ class Catalog:
             raise Refused(Rule.TOPIC_UNKNOWN, "it is being removed", value=name)
         topic, ops = self.names.plan_topic(name, queues, self._clock.now_ms(), settings)
         done = self._commits.submit(ops)
-        self.names.add_topic(topic)  # later units are committed after this one, so its id may be used at once
+        self.names.add_topic(topic)  # later units commit after this one, so the id may be used at once
         await self._commits.committed(done)
         return self.known_topic(name)
 
     def known_topic(self, name: str) -> Topic:
-        """Return a topic that is known; one that was a moment ago may have been removed since."""
+        """Return an existing topic; raise ``Refused`` otherwise, for example if it was removed during an await."""
         found = self.names.topics.get(name)
         if found is None:
             raise topic_unknown(name)
         return found
 
     async def group(self, name: str) -> Group:
-        """Return a group, made if it is not known and groups are made by using them; else ``Refused``."""
+        """Return a group; create it if it is unknown and groups are auto-created, else raise ``Refused``."""
         found = self.names.groups.get(name)
         if found is not None:
             return found
@@ -107,7 +107,7 @@ class Catalog:
         return await self.make_group(name)
 
     async def make_group(self, name: str) -> Group:
-        """Make a group, durable on return."""
+        """Create a group, durable on return."""
         check_not_forwarder(name)
         if (Group, check_group(name)) in self.names.removing:
             raise Refused(Rule.GROUP_UNKNOWN, "it is being removed", value=name)
@@ -118,19 +118,21 @@ class Catalog:
         return self.known_group(name)
 
     def known_group(self, name: str) -> Group:
-        """As ``known_topic``, of a group."""
+        """As ``known_topic``, for a group."""
         found = self.names.groups.get(name)
         if found is None:
             raise group_unknown(name)
         return found
 
     def policy(self, group_id: int) -> RetryPolicy:
-        """Return the retry policy of a group as it is now."""
+        """Return the current retry policy of a group."""
         return self.names.groups_by_id[group_id].policy or DEFAULT_POLICY
 
 
 def check_not_forwarder(group: str) -> None:
-    """Refuse to read as the group that takes messages to a cluster, or to move it: what it left would not get there."""
+    """Refuse the use of the forwarder group by clients and operators: messages skipped for it would not reach the
+    cluster.
+    """
     if group == FORWARDER_GROUP:
         why = "this group takes messages to the cluster, and nobody else reads or moves it; 'topic rm --force' gives up"
         raise Refused(Rule.GROUP, why, value=group)

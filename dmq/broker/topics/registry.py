@@ -1,11 +1,12 @@
-"""Topics, consumer groups and retry lanes: durable records with small numeric ids, held whole in memory.
+"""Registry of topics, consumer groups and retry lanes: durable records with small numeric ids, all held in memory.
 
-Their rows are drawn in ``dmq.store.schema.names``. Ids are shared by all of them and never used again, so an id alone
-can be the scope of an index entry.
+``dmq.store.schema.names`` defines their rows. All of them share one sequence of ids, which are never reused, so an id
+alone can be the scope of an index entry.
 
-The retry topic of a group, ``%RETRY%<group>``, has one *lane* per topic the group fails messages of: a queue log of its
-own, so that the retries of one topic never stand in front of those of another. A lane is made when it is first needed.
-A group whose consumers pull and send back (``dmq.broker.classic.send_back``) has a topic of that name, with one queue.
+The retry topic of a group, ``%RETRY%<group>``, has one *lane* for each topic with failed messages of the group. A lane
+is a queue log of its own, so that retries of one topic never block those of another. It is created at its first use.
+If the consumers of a group pull and send back (``dmq.broker.classic.send_back``), the group has a topic of that name
+with one queue.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from dmq.store.writer.operations import Delete, Emit, Op, Put
 from dmq.trail.events import EventKind, name_event
 from retry.policy import RetryPolicy
 
-FORWARDER_GROUP = "dmq-forwarder"  # reads every topic in front of a cluster; no client's and no operator's
+FORWARDER_GROUP = "dmq-forwarder"  # forwards messages to a cluster; closed to clients and operators
 _DERIVED = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
-_ROWS_MAX = 10_000_000  # lanes and dead-letter queues come with groups that fail, and are not counted as topics
+_ROWS_MAX = 10_000_000  # includes lanes and dead-letter queues, which do not count as topics
 
 
 class Topic(NamedTuple):
-    """A topic. ``message_type`` is the only one it takes, ``None``: it is mixed. ``holds`` says what it ever took.
+    """Topic record. ``message_type`` is the only allowed type, ``None``: mixed.
 
-    ``keep`` is how long it keeps what is in its queues, as far as that was said. What falls due is held while it is
-    paused, and above ``deliver_rate`` messages a second. ``quotas`` are its own, as far as they were said.
+    ``holds`` records whether it ever received messages with, or without, a message group. ``keep`` is its retention and
+    ``quotas`` its quotas, as far as they are set. Due messages are held while it is paused, and above ``deliver_rate``
+    messages a second.
     """
 
     topic_id: int
@@ -64,16 +66,16 @@ class Topic(NamedTuple):
 
     @property
     def is_fifo(self) -> bool:
-        """Whether it takes nothing without a message group, or every message so far, and there were some, has one."""
+        """Whether all messages have a message group: by the topic's type, or because all messages so far had one."""
         return self.message_type is MessageType.FIFO or self.holds == GROUPED
 
 
 class Group(NamedTuple):
-    """A consumer group. What follows on ``created_at_ms`` is ``None`` where it was not set.
+    """Consumer group record. Fields after ``created_at_ms`` are ``None`` if they were not set.
 
-    ``retries`` says who keeps what it fails of a cluster's topics: "here" or "cluster". ``stay`` is of the forwarder:
-    the topics that the run before kept from it. A group that is paused gets nothing, and one with a ``deliver_rate``
-    so many messages a second.
+    ``retries`` selects the place of retries of cluster topics: "here" or "cluster". ``stay`` is set for the forwarder
+    only: the topics that the previous run kept local. A paused group gets no messages; ``deliver_rate`` is in messages
+    a second.
     """
 
     group_id: int
@@ -88,7 +90,7 @@ class Group(NamedTuple):
 
 
 class Scanned(Protocol):
-    """What gives the rows of a store: an open one, or what can be read of one."""
+    """Source of store rows: an open store, or the readable part of one."""
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
         """As ``Engine.scan``."""
@@ -96,22 +98,22 @@ class Scanned(Protocol):
 
 
 class Names:
-    """All topics, groups and lanes. Changed by the event loop only; read from any thread."""
+    """All topics, groups and lanes. Only the event loop changes it; any thread may read it."""
 
     def __init__(self, source: Scanned, stay: TopicPatterns = ALL_TOPICS) -> None:
-        """``stay``: the topics that belong to this broker; all others are a cluster's, which it stands in front of."""
+        """Load all records; ``stay`` selects the topics of this broker, and all others belong to a cluster."""
         self.stay = stay
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
-        self.topics_by_id: dict[int, Topic] = {}  # lanes too
+        self.topics_by_id: dict[int, Topic] = {}  # including lanes
         self.groups_by_id: dict[int, Group] = {}
         self.lanes: dict[tuple[int, int], Topic] = {}  # by (group id, topic id)
         self.slowed: dict[int, Topic] = {}  # topics that are paused or have a rate, by id
         self.limited: dict[int, Topic] = {}  # topics that have quotas of their own, by id
         self.paused: set[str] = set()  # groups
-        self.rates: dict[str, int] = {}  # of groups that have one
-        self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
-        self._derived = 0  # retry topics and dead-letter queues, which are not counted as topics
+        self.rates: dict[str, int] = {}  # delivery rates by group
+        self.removing: set[tuple[type[Topic | Group], str]] = set()  # under removal: their names are not free yet
+        self._derived = 0  # number of retry topics and dead-letter queues, which do not count as topics
         self._next_id = 1
         for key, value in source.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
             self._add(keys.meta_id(key), value)
@@ -122,21 +124,24 @@ class Names:
 
     @property
     def forwarder_id(self) -> int:
-        """The id of the group that takes messages to a cluster; 0 in a store that never stood before one."""
+        """Id of the group that forwards messages to a cluster; 0 if this store never forwarded."""
         found = self.groups.get(FORWARDER_GROUP)
         return found.group_id if found is not None else 0
 
     def leaves(self, topic: str) -> bool:
-        """Say whether what is sent to a topic leaves for a cluster."""
+        """Return True if messages of a topic are forwarded to a cluster."""
         return not self.stay.has(topic) and not self.is_derived(topic)
 
     @staticmethod
     def is_derived(topic: str) -> bool:
-        """Say whether a topic is one of retries or of dead letters."""
+        """Return True if a topic is a retry or dead-letter topic."""
         return topic.startswith(_DERIVED)
 
     def reads(self, group_id: int, topic: str) -> bool:
-        """Say whether a group is to read the queues of a topic here: the forwarder if it leaves, else all others."""
+        """Return True if a group may read the queues of a topic here.
+
+        Only the forwarder reads topics that are forwarded to a cluster; all other groups read only local topics.
+        """
         return self.leaves(topic) == (group_id == self.forwarder_id)
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -144,31 +149,33 @@ class Names:
     def plan_topic(
         self, name: str, queues: int, now_ms: int, settings: TopicSettings = MIXED
     ) -> tuple[Topic, list[Op]]:
-        """Return a new topic and the ops that make it durable; ``add_topic`` it once they are submitted."""
+        """Return a new topic and its ops; call ``add_topic`` once they are submitted."""
         if len(self.topics) - self._derived >= TOPICS_MAX and not self.is_derived(name):
             raise Overloaded(f"topic {name!r} cannot be created: there are too many topics", limit=TOPICS_MAX)
         topic = Topic(self._next_id, name, queues, now_ms, 0, *settings)
-        rows = _topic_rows(topic)[: 1 if settings == MIXED else 2]  # there are no settings to take away
+        rows = _topic_rows(topic)[: 1 if settings == MIXED else 2]  # a new topic has no settings row to delete
         return topic, [*rows, Emit(name_event(EventKind.TOPIC_CREATED, topic.topic_id))]
 
     @staticmethod
     def plan_change(topic: Topic, said: str = "") -> list[Op]:
-        """Return the ops that make a topic's queues and settings durable; ``add_topic`` it once they are submitted.
+        """Return the ops of a topic's queues and settings; call ``add_topic`` once they are submitted.
 
-        ``said`` is what the trail says of the change.
+        ``said`` describes the change in the audit trail.
         """
         return [*_topic_rows(topic), Emit(name_event(EventKind.TOPIC_CHANGED, topic.topic_id, said))]
 
     def add_topic(self, topic: Topic) -> None:
-        """Make a topic known."""
+        """Register a topic."""
         self._derived += self.is_derived(topic.name) and topic.name not in self.topics
         self.change_topics([topic])
         self._next_id = max(self._next_id, topic.topic_id + 1)
 
     def plan_first(self, taken: Mapping[str, int]) -> tuple[list[Topic], list[Op]]:
-        """Return topics, and the ops that ride with a send, if it is the first with, or without, a message group there.
+        """Return the topics that receive their first message with, or without, a message group, and the ops to commit
+        with it.
 
-        ``taken`` says what the send holds, by topic name; ``change_topics`` once it is submitted.
+        ``taken`` maps topic names to the ``holds`` flags of the send. Call ``change_topics`` once the ops are
+        submitted.
         """
         known = [(self.topics[name], holds) for name, holds in taken.items()]
         changed = [topic._replace(holds=topic.holds | holds) for topic, holds in known if holds & ~topic.holds]
@@ -177,7 +184,7 @@ class Names:
         ]
 
     def change_topics(self, topics: Iterable[Topic]) -> None:
-        """Make known what is changed of topics."""
+        """Register changed topics."""
         for topic in topics:
             self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic
             if topic.paused_since_ms is not None or topic.deliver_rate is not None:
@@ -190,7 +197,7 @@ class Names:
                 self.limited.pop(topic.topic_id, None)
 
     def dead_letters(self, group: Group, now_ms: int) -> tuple[Topic, list[Op]]:
-        """Return the group's dead-letter queue, and the ops that must ride with its first use."""
+        """Return the group's dead-letter queue, and the ops to commit with its first use."""
         name = dead_letter_topic(group.name)
         known = self.topics.get(name)
         if known is not None:
@@ -203,7 +210,7 @@ class Names:
         ]
 
     def lane(self, group: Group, topic_id: int, now_ms: int) -> tuple[Topic, list[Op]]:
-        """Return where the group's retries of a topic go, and the ops that must ride with its first use."""
+        """Return the group's retry lane of a topic, and the ops to commit with its first use."""
         known = self.lanes.get((group.group_id, topic_id))
         if known is not None:
             return known, []
@@ -219,7 +226,7 @@ class Names:
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def plan_group(self, name: str, now_ms: int) -> tuple[Group, list[Op]]:
-        """Return a new group and the ops that make it durable; ``add_group`` it once they are submitted."""
+        """Return a new group and its ops; call ``add_group`` once they are submitted."""
         if len(self.groups) >= GROUPS_MAX:
             raise Overloaded(f"group {name!r} cannot be created: there are too many groups", limit=GROUPS_MAX)
         group = Group(self._next_id, name, now_ms)
@@ -229,7 +236,7 @@ class Names:
         ]
 
     def plan_settings(self, group: Group, said: str = "") -> list[Op]:
-        """As ``plan_change``, of a group; ``add_group`` it once they are submitted."""
+        """As ``plan_change``, for a group; call ``add_group`` once the ops are submitted."""
         settings = GroupSettings(*group[3:])
         return [
             Put(Family.META, keys.settings_key(group.group_id), schema.encode_group_settings(settings)),
@@ -237,7 +244,7 @@ class Names:
         ]
 
     def group_of_letters(self, name: str) -> Group | None:
-        """Return whose dead letters lie under a name: the group that has it, else the last one that had it."""
+        """Return the group of the dead letters under a name: the current group, else the last one of that name."""
         known = self.groups.get(name)
         if known is not None:
             return known
@@ -245,12 +252,12 @@ class Names:
         return max(removed, key=lambda group: group.group_id, default=None)
 
     def is_left(self, topic: Topic) -> bool:
-        """Say whether a topic is one of retries or of dead letters whose group is gone, or never was."""
+        """Return True if a topic is a retry or dead-letter topic without an existing group."""
         name = topic.name.removeprefix(DEAD_LETTER_PREFIX).removeprefix(RETRY_PREFIX)
         return name != topic.name and name not in self.groups
 
     def add_group(self, group: Group) -> None:
-        """Make a group, or its new settings, known."""
+        """Register a group or its new settings."""
         self.groups[group.name] = self.groups_by_id[group.group_id] = group
         if group.paused_since_ms is not None:
             self.paused.add(group.name)
@@ -265,9 +272,9 @@ class Names:
     # -- removal ------------------------------------------------------------------------------------------------------
 
     def plan_removal(self, found: Topic | Group) -> list[Op]:
-        """Return the ops by which a topic or a group ceases to be known; ``forget`` it once they are submitted.
+        """Return the ops that remove a topic or a group; call ``forget`` once they are submitted.
 
-        Its id keeps its name, for the audit trail and for dead letters that came of it.
+        Its id keeps its name, for the audit trail and for its dead letters.
         """
         if isinstance(found, Topic):
             name_id, kind = found.topic_id, EventKind.TOPIC_REMOVED
@@ -278,7 +285,7 @@ class Names:
         return [Put(Family.META, keys.name_key(name_id), record), *rows, Emit(name_event(kind, name_id))]
 
     def forget(self, found: Topic | Group) -> None:
-        """Hide a topic or a group from look-ups by name, and keep its name taken until ``free_name``."""
+        """Hide a topic or a group from lookups by name; its name stays reserved until ``free_name``."""
         self.removing.add((type(found), found.name))
         if isinstance(found, Topic):
             self._derived -= self.is_derived(found.name) and found.name in self.topics
@@ -291,15 +298,15 @@ class Names:
             self.rates.pop(found.name, None)
 
     def free_name(self, found: Topic | Group) -> None:
-        """Let a name be taken again: nothing is left of who had it."""
+        """Free the name of a removed topic or group, once no data of it is left."""
         self.removing.discard((type(found), found.name))
 
     def lanes_of(self, name_id: int) -> list[tuple[int, int]]:
-        """Return the keys of the lanes that belong to a topic or a group."""
+        """Return the keys of the lanes of a topic or a group."""
         return [key for key in self.lanes if name_id in key]
 
     def drop_lane(self, key: tuple[int, int]) -> list[Op]:
-        """Forget a lane that is empty, and return the ops that do so; its id is not used again."""
+        """Remove an empty lane and return the ops; its id is not reused."""
         lane = self.lanes.pop(key)
         del self.topics_by_id[lane.topic_id]
         record = NameRecord(NameKind.LANE, lane.queues, lane.created_at_ms, is_removed=True)
@@ -320,7 +327,7 @@ class Names:
         elif kind is NameKind.GROUP:
             self.add_group(Group(name_id, name, created_at_ms))
         else:
-            group = self.groups_by_id.get(group_id)  # made before its lanes, so it has a smaller id
+            group = self.groups_by_id.get(group_id)  # created before its lanes, so it has a smaller id
             if group is None:
                 raise StoreCorrupt(f"retry lane {name_id} belongs to group {group_id}, which has no record")
             self._add_lane(Topic(name_id, retry_topic(group.name), queues, created_at_ms), group_id, topic_id)

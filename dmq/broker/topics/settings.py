@@ -1,4 +1,4 @@
-"""What an operator may change of a topic: how long it keeps messages, how fast they get there, how many may be sent."""
+"""Changes of topic settings by operators: retention, delivery rate and quotas."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BACK = -1
 
 
 class KeepChange(NamedTuple):
-    """What is to be changed of a ``Keep``: ``None`` stays, ``BACK`` and "default" are as configured again."""
+    """Change of a ``Keep``: ``None`` leaves a field unchanged, ``BACK`` and "default" reset it to the configuration."""
 
     time_ms: int | None = None
     size_bytes: int | None = None
     unread: Literal["yes", "no", "default"] | None = None
 
     def applied_to(self, keep: Keep) -> Keep:
-        """Return ``keep`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        """Return ``keep`` with the changes; raise ``Refused(REQUEST)`` for an invalid value."""
         if not (self.time_ms in {None, 0, BACK} or KEEP_TIME_MS_LEAST <= (self.time_ms or 0) <= DURATION_MS_MAX):
             limit = f"{KEEP_TIME_MS_LEAST} to {DURATION_MS_MAX} ms"
             raise Refused(Rule.REQUEST, "the keep time is out of range", value=self.time_ms, limit=limit)
@@ -46,16 +46,16 @@ DELIVER_RATE_MAX = 1_000_000
 
 
 class FlowChange(NamedTuple):
-    """What is to be changed of how delayed messages get to a topic's queues, or a group gets what it is handed out.
+    """Change of the pause and the delivery rate of a topic or a group.
 
-    ``None`` stays, rate 0 is no limit.
+    ``None`` leaves a field unchanged; rate 0 removes the limit.
     """
 
     is_paused: bool | None = None
     deliver_rate: int | None = None
 
     def applied_to(self, topic: Topic, now_ms: int) -> Topic:
-        """Return ``topic`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        """Return ``topic`` with the changes; raise ``Refused(REQUEST)`` for an invalid value."""
         self.check()
         rate = self.deliver_rate
         if (self.is_paused or rate) and topic.topic_id > HELD_TOPIC_ID_MAX:
@@ -67,20 +67,20 @@ class FlowChange(NamedTuple):
         )
 
     def check(self) -> None:
-        """Raise ``Refused(REQUEST)`` for a rate that cannot be."""
+        """Raise ``Refused(REQUEST)`` for an invalid rate."""
         if self.deliver_rate is not None and not 0 <= self.deliver_rate <= DELIVER_RATE_MAX:
             limit = f"1 to {DELIVER_RATE_MAX} messages a second, 0: no limit"
             raise Refused(Rule.REQUEST, "the delivery rate is out of range", value=self.deliver_rate, limit=limit)
 
     def said(self) -> str:
-        """Return what the trail says of it."""
+        """Return the text of the change for the audit trail."""
         said = {True: "paused", False: "resumed", None: ""}[self.is_paused]
         rate = f"deliver_rate={self.deliver_rate}" if self.deliver_rate is not None else ""
         return " ".join(filter(None, (said, rate)))
 
 
 def paused_since(before_ms: int | None, is_paused: bool | None, now_ms: int) -> int | None:
-    """Return since when a topic or a group is paused; one that is paused again is paused since it was."""
+    """Return the start of a pause; pausing again keeps the earlier start."""
     if is_paused is None:
         return before_ms
     return (now_ms if before_ms is None else before_ms) if is_paused else None
@@ -92,14 +92,14 @@ SEND_RATE_MAX = 1_000_000
 
 
 class QuotaChange(NamedTuple):
-    """What is to be changed of the quotas of a topic: ``None`` stays, ``BACK`` is as configured, 0 is no bound."""
+    """Change of topic quotas: ``None`` leaves one unchanged, ``BACK`` resets it to the configuration, 0 removes it."""
 
     max_pending: int | None = None
     max_pending_bytes: int | None = None
     send_rate: int | None = None
 
     def applied_to(self, quotas: TopicQuotas) -> TopicQuotas:
-        """Return ``quotas`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        """Return ``quotas`` with the changes; raise ``Refused(REQUEST)`` for an invalid value."""
         for what, value, most in (
             ("number of messages that may be pending", self.max_pending, PENDING_MAX),
             ("number of bytes that may be pending", self.max_pending_bytes, 2**63 - 1),
@@ -111,7 +111,7 @@ class QuotaChange(NamedTuple):
         return TopicQuotas(*(_bound(change, before) for change, before in zip(self, quotas, strict=True)))
 
     def said(self) -> str:
-        """Return what the trail says of it."""
+        """Return the text of the change for the audit trail."""
         told = {name: value for name, value in self._asdict().items() if value is not None}
         return " ".join(f"{name}={'default' if value == BACK else value}" for name, value in told.items())
 

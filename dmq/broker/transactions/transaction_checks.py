@@ -1,13 +1,13 @@
-"""Half messages that nobody decided, in the scheduler's thread: who is asked, how often, and what becomes of the rest.
+"""Checks of undecided half messages in the scheduler's thread, and their end as dead letters.
 
-A half message waits on the timeline under the time of its next check, in a scope of its own per topic. When that time
-comes it is not handed over: it waits again, with one more check counted, and once that is durable its producers are
-asked. With no producer to ask nothing is counted and it waits again, each time twice as long as before, up to
-``PAUSE_MS_MAX``. After its last check, or when it has waited for ``max_age_ms`` in all, it becomes a dead letter of the
-group ``unresolved-transactions``, where operators find it, send it again or throw it away.
+A half message has a timeline entry at the time of its next check, in a scope of its own per topic. When the entry is
+due, it is not handed over. It is rescheduled with one more check counted, and once that is durable a producer is asked.
+Without a live producer no check is counted, and the pause doubles each time, up to ``PAUSE_MS_MAX``. After its last
+check, or a total wait of ``max_age_ms``, it becomes a dead letter of the group ``unresolved-transactions``. Operators
+find it there, and can redrive or purge it.
 
 A check writes a small row. The body has a row of its own, written once and deleted in the batch that ends the half
-message. Rows of a store of format 2 hold their body themselves; their next check puts that right.
+message. Rows of a store of format 2 contain their body; their next check moves it to a row of its own.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.policy import Reason
 
 GIVEN_UP_GROUP = "unresolved-transactions"
-UNDER_WAY_MAX = 1024  # checks that are decided and not yet on their way to a producer
+UNDER_WAY_MAX = 1024  # planned checks not yet sent to a producer
 UNDER_WAY_BYTES_MAX = 32 * 1024 * 1024
 GIVEN_UP_BYTES_MAX = 8 * 1024 * 1024  # in a turn of the scheduler
 PAUSE_MS_MAX = 600_000  # unless the interval itself is longer
-BUSY_MS = 1_000  # until a check is tried again for which there was no room
+BUSY_MS = 1_000  # delay of a check that exceeds the limits
 _GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """When producers are asked, and how often; RocketMQ's defaults."""
+    """Times and number of checks, with RocketMQ's defaults."""
 
     first_after_ms: int = 6_000
     every_ms: int = 30_000
@@ -60,7 +60,7 @@ class CheckOptions:
 
 
 class Checks:
-    """Decides in the scheduler's thread; ``settled`` and the totals are for any thread."""
+    """Planner of checks in the scheduler's thread; ``settled`` and the totals are safe on any thread."""
 
     def __init__(self, names: Names, options: CheckOptions, handles: EntryHandles) -> None:
         self._names = names
@@ -71,21 +71,21 @@ class Checks:
         self._lock = threading.Lock()
         self._under_way = 0
         self._under_way_bytes = 0
-        self._asked: dict[bytes, Check] = {}  # of the turn, by timeline key
+        self._asked: dict[bytes, Check] = {}  # planned checks of this turn, by timeline key
         self.counted_total = 0
         self.given_up_total = 0
 
     def attach(self, *, is_live: Callable[[str], bool], ask: Callable[[list[Check]], None]) -> None:
-        """Ask producers from here on: whether a topic has one, and what to do with checks that are durable.
+        """Register the callbacks: ``is_live`` returns whether a topic has a producer, ``ask`` sends durable checks.
 
-        Both are called in the scheduler's thread and return at once.
+        Both are called in the scheduler's thread and must return at once.
         """
         self._ask, self._is_live = ask, is_live
 
     def plan(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int, get_many: _GetMany) -> list[HandOver | Reschedule]:
-        """Return what becomes of half messages whose time has come, in the order of ``rows``.
+        """Return the ops for due half messages, in the order of ``rows``.
 
-        Rows that were decided since they were read may be left out.
+        Rows decided since they were read may be left out.
         """
         self._asked.clear()
         bodies = _Bodies(get_many)
@@ -93,7 +93,7 @@ class Checks:
         return [op for op in planned if op is not None]
 
     def planned(self, ops: Sequence[HandOver | Reschedule], receipts: Sequence[Receipt]) -> None:
-        """What was planned is durable: pass on the checks, but of those that were decided meanwhile."""
+        """Send the checks of durable ops, except for half messages decided in the meantime."""
         checks: list[Check] = []
         for op, receipt in zip(ops, receipts, strict=True):
             if isinstance(op, HandOver):
@@ -108,7 +108,7 @@ class Checks:
             self._ask(checks)
 
     def settled(self, check: Check) -> None:
-        """Say that a check is on its way, or will never be."""
+        """Release the room of a check that was sent or dropped."""
         self._make_room(len(check.payload))
 
     def _plan(self, key: bytes, half: HalfRow, now_ms: int, bodies: _Bodies) -> HandOver | Reschedule | None:
@@ -182,7 +182,7 @@ class Checks:
 
 
 class _Bodies:
-    """Reads bodies of half messages, as many as a turn of the scheduler should put into one batch."""
+    """Reader of half-message bodies, limited to the size of one batch of the scheduler."""
 
     def __init__(self, get_many: _GetMany) -> None:
         self._get_many = get_many
@@ -192,22 +192,23 @@ class _Bodies:
         return self._read_bytes < GIVEN_UP_BYTES_MAX
 
     def read(self, key: bytes, half: HalfRow) -> bytes | None:
-        """Return the body, or ``None`` if the half message was decided since its row was read."""
+        """Return the body, or None if the half message was decided since its row was read."""
         self._read_bytes += half.vigil.payload_bytes
         if half.body is not None:
             return half.body
         (value,) = self._get_many(Family.TIMELINE, [_body_key(key)])
         if value is not None:
             return decode_half_body(value)
-        if self._get_many(Family.TIMELINE, [key])[0] is not None:  # the two are deleted together
+        if self._get_many(Family.TIMELINE, [key])[0] is not None:  # the row and its body are deleted together
             raise StoreCorrupt(f"the half message {unpack_id(half.message_id)} has lost its body")
         return None
 
 
 def pause_of(every_ms: int, unasked: int, sequence: int) -> int:
-    """Return how long to wait after ``unasked`` looks in a row that found no producer.
+    """Return the pause in ms after ``unasked`` consecutive checks without a live producer.
 
-    Doubled each time, and up to a quarter shorter, by the entry's number: those that were sent together drift apart.
+    It doubles each time. It is up to a quarter shorter depending on the sequence, so that half messages sent together
+    spread out.
     """
     if unasked <= 1:
         return every_ms

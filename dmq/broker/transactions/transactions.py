@@ -1,11 +1,12 @@
-"""Half messages from acceptance to decision: fits ``TransactionalBroker``. What happens without one is in ``checks``.
+"""Half messages from acceptance to decision: implements ``TransactionalBroker``.
 
-    accept      a row of the timeline, under the time of its first check
-    commit      the row is withdrawn, and in the same batch the message is in its queue, or waits for its delivery time
+    accept      a timeline row at the time of its first check
+    commit      the row is withdrawn; in the same batch the message is in its queue, or pending until its delivery time
     rollback    the row is withdrawn
 
-The writer decides between a commit, a rollback and a check that fall together; here is only found out what to ask it
-for, and what the answer means. How a half message ended is remembered as long as a message id is.
+``dmq.broker.transactions.transaction_checks`` handles undecided half messages. The writer decides between a concurrent
+commit, rollback and check; this module finds the entry, submits the op and interprets the answer. The outcome of a half
+message is remembered as long as a message id.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 log = structlog.get_logger("dmq.broker")
 
-_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
+_TRIES_MAX = 16  # reads of an entry that moves between two of them
 
 
 class Transactions:
-    """Accepts half messages and decides them. Belongs to the event loop."""
+    """Acceptance and decision of half messages. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Transactions:
         handles: EntryHandles,
         sends: Sends,
     ) -> None:
-        """``sends`` has the quotas, and counts what is refused because a bound is reached."""
+        """Create it; ``sends`` holds the quotas and counts refusals at a limit."""
         self._catalog = catalog
         self._names = catalog.names
         self._commits = commits
@@ -93,7 +94,7 @@ class Transactions:
         self._checks.attach(is_live=self._is_live, ask=self._on_checks)
 
     async def close(self) -> None:
-        """Stop asking; what was counted and not asked is asked in the next run."""
+        """Stop sending checks. A counted check that was not sent is repeated in the next run."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
@@ -117,7 +118,7 @@ class Transactions:
         changed, more = self._names.plan_first({topic.name: PLAIN for topic in topics})
         asked = self._quotas.ask(topics)
         try:
-            if more:  # others go by them from here on, also if this send is refused
+            if more:  # valid for other sends from now on, even if this one is refused
                 self._commits.submit_then(more, lambda _: None)
                 self._names.change_topics(changed)
             done = self._commits.submit([*ops, *asked.bounds], is_urgent=False)
@@ -141,7 +142,10 @@ class Transactions:
         return [_receipt(self._handles, half, receipt) for half, receipt in zip(halves, receipts, strict=True)]
 
     async def _make_place_for_given_up(self) -> None:
-        """The scheduler cannot make names, and must find these: they are there before the first half message is."""
+        """Create the group and the dead-letter queue for undecided half messages.
+
+        The scheduler cannot create names, so both must exist before the first half message.
+        """
         if dead_letter_topic(GIVEN_UP_GROUP) not in self._names.topics or GIVEN_UP_GROUP not in self._names.groups:
             if GIVEN_UP_GROUP not in self._names.groups:
                 await self._catalog.make_group(GIVEN_UP_GROUP)
@@ -162,7 +166,7 @@ class Transactions:
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     async def commit(self, topic: str, transaction_id: str, *, queue_id: int = -1) -> None:
-        """As ``TransactionalBroker.commit``; ``queue_id`` is where the message is to lie, if its sender chose."""
+        """As ``TransactionalBroker.commit``; ``queue_id`` is the target queue if the sender chose one."""
         if await self._end(topic, transaction_id, EntryState.COMMITTED, partial(self._commit_op, queue_id)):
             self.committed_total += 1
 
@@ -178,17 +182,17 @@ class Transactions:
         wanted: EntryState,
         make: Callable[[Topic, EntryHandle, bytes, HalfRow, bytes], Withdraw],
     ) -> bool:
-        """Give a half message its outcome; say whether it was this call that did."""
+        """Decide a half message; return True if this call did, False if it already had the same outcome."""
         transaction = _decode(self._handles, text)
         if transaction.topic != topic_name:
             why = f"it is of a message of topic {transaction.topic!r}"
             raise Refused(Rule.TRANSACTION_ID, why, value=topic_name)
         topic = self._catalog.known_topic(topic_name)
-        is_durable = False  # what was read last
+        is_durable = False  # whether the last read is durable
         for _ in range(_TRIES_MAX):
             found, value = await self._reader.entry(half_scope(topic.topic_id), transaction.message_id)
             if found is not None and found.sequence != transaction.sequence:
-                found = None  # of a later message with the same id: the one of the handle is forgotten
+                found = None  # a later message with the same id; the outcome of the handle's message is forgotten
             if found is not None and found.state is EntryState.WAITING:
                 if value is None:
                     continue
@@ -196,7 +200,7 @@ class Transactions:
                 body = half.body
                 if body is None and wanted is EntryState.COMMITTED:
                     (row,) = await self._reader.values(Family.TIMELINE, [half_body_key(found.sequence)])
-                    if row is None:  # decided meanwhile
+                    if row is None:  # decided in the meantime
                         continue
                     body = decode_half_body(row)
                 op = make(topic, transaction, found.key, half, body or b"")
@@ -206,8 +210,8 @@ class Transactions:
             elif is_durable:
                 _answer(found, wanted)
                 return False
-            # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
-            # another. Behind this unit it is both.
+            # The read may be neither durable nor final, because the entry may have been moving between two rows. After
+            # this unit it is both.
             await self._commits.flush()
             is_durable = True
         raise BrokerUnavailable("the half message moves all the time")
@@ -255,10 +259,10 @@ class Transactions:
         return False
 
     def _on_checks(self, checks: list[Check]) -> None:
-        """Take checks from the scheduler's thread to the loop."""
+        """Pass checks from the scheduler's thread to the event loop."""
         try:
             self._loop.call_soon_threadsafe(self._ask, checks)
-        except RuntimeError:  # the loop is closed: they are asked again in the next run
+        except RuntimeError:  # the loop is closed; the next run repeats the checks
             return
 
     def _ask(self, checks: list[Check]) -> None:
@@ -275,13 +279,13 @@ class Transactions:
             is_asked = False
             try:
                 is_asked = await self._is_asked(check)
-            except Exception:  # the others are to be asked all the same
+            except Exception:  # one failed check must not stop the others
                 log.exception("transaction_check_failed", topic=check.topic, message_id=check.message_id)
             finally:
                 self._checks.settled(check)
             if is_asked:
                 self.asked_total += 1
-            else:  # its producers left a moment ago, or do not read what they are told
+            else:  # its producers have just left, or do not read their stream
                 log.info("transaction_check_unsent", topic=check.topic, message_id=check.message_id, check=check.number)
 
 
@@ -320,7 +324,10 @@ def _receipt(handles: EntryHandles, half: Half, receipt: Receipt) -> HalfReceipt
 
 
 def _answer(found: Receipt | None, wanted: EntryState) -> None:
-    """Say what became of a half message that does not wait. Never as "not found": Node takes that code for success."""
+    """Raise ``Refused`` unless an ended half message has the outcome ``wanted``.
+
+    Never use "not found": the Node client treats that code as success.
+    """
     if found is None:
         why = "nothing is known of the transaction: it ended longer ago than ends are remembered, or never began here"
         raise Refused(Rule.TRANSACTION_ID, why)
