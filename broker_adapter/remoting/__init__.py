@@ -1,16 +1,16 @@
-"""Apache RocketMQ 4 and 5 over the classic protocol (remoting), which brokers and name servers speak themselves.
+"""Client for Apache RocketMQ 4 and 5 over the classic protocol (remoting) of brokers and name servers.
 
-    RemotingBroker    producers and consumers that divide queues among themselves: it fits ``ClassicBroker``
-    RemotingAdmin     topics, groups and who reads what, as an operator sees them
-    Survey            a whole cluster as it is now, though some of its brokers do not answer
-    RemotingClient    where queues are, where they begin and end, what is in them: it reads, and changes nothing
-     +- Calls         who is where, requests signed and answered in time, codes as our errors
-         +- Connection  answers matched with requests; a broken peer costs an error and a new connection
-             +- frames  bytes of a frame, in both forms of its header
+    RemotingBroker    producers and consumers that divide queues among themselves; implements ``ClassicBroker``
+    RemotingAdmin     administration of topics, groups and consumer positions
+    Survey            state of a whole cluster, complete even if some brokers do not answer
+    RemotingClient    read-only access: routes, offset ranges, messages
+     +- Calls         addresses, signed requests, timeouts, error codes mapped to our errors
+         +- Connection  matches answers with requests; a broken peer costs one error and a new connection
+             +- frames  bytes of a frame, in both header encodings
 
-Beside them, pure: ``stored`` messages as they lie in a broker, ``properties``, ``packing`` bodies that are compressed,
-``sending``, ``pulling``, ``transactions``, ``bodies``, ``running``, ``routes``, ``ids``. A proxy of RocketMQ 5 offers
-no reading by offset over gRPC. Importing this package loads neither gRPC nor protobuf.
+Pure modules: ``stored`` (message format of a broker), ``properties``, ``packing`` (compressed bodies), ``sending``,
+``pulling``, ``transactions``, ``bodies``, ``running``, ``routes``, ``ids``. A RocketMQ 5 proxy offers no read by
+offset over gRPC. Importing this package loads neither gRPC nor protobuf.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What operators ask of a cluster over the classic protocol: topics, groups, messages by key, who reads what.
+"""Administration of a cluster over the classic protocol: topics, groups, messages by key, consumer positions.
 
-Topics and groups are each broker's own: they are made at every master that the name servers know. Every method raises
-``BrokerUnavailable``, ``Overloaded``, ``Refused(UNAUTHORIZED)`` and ``Refused(FORBIDDEN)`` beside what it names.
+Each broker stores its own topics and groups, so they are created at every master that the name servers list. Every
+method raises ``BrokerUnavailable``, ``Overloaded``, ``Refused(UNAUTHORIZED)`` and ``Refused(FORBIDDEN)`` in addition
+to the errors of its docstring.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ _KEYS_MAX = 64
 
 
 class QueueStats(NamedTuple):
-    """A queue, and when a message was stored in it last; 0 if none ever was, or it is gone."""
+    """Offset range of a queue and the time of its last stored message; 0 if it never had one or the message was
+    deleted.
+    """
 
     readable: QueueRange
     stored_last_at_ms: int
 
 
 class GroupQueueStats(NamedTuple):
-    """How far a group has come in a queue. ``last_at_ms``: when what it finished last was stored."""
+    """Position of a group in a queue. ``last_at_ms``: store time of the last finished message."""
 
     end_offset: int
     committed_offset: int
@@ -49,7 +52,7 @@ class GroupQueueStats(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """A member of a group as a broker sees it."""
+    """Member of a group, as a broker reports it."""
 
     client_id: str
     address: str
@@ -58,23 +61,23 @@ class Connected(NamedTuple):
 
 
 class GroupSettings(NamedTuple):
-    """What a broker was told about a group."""
+    """Settings of a group at a broker."""
 
     is_enabled: bool
     retries_max: int
 
 
 class Connections(NamedTuple):
-    """A group as a broker sees it. ``filters`` are those that its members told last, by topic."""
+    """Members and subscriptions of a group at a broker. ``filters``: last subscription of each topic."""
 
     members: Sequence[Connected]
     filters: Mapping[str, Filter]
     is_broadcast: bool
-    start: str  # a value of Start; a newer RocketMQ may have others
+    start: str  # a value of Start, or a new value of a later RocketMQ
 
 
 class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
-    """Belongs to one event loop; connects when it is first used, ``close`` it."""
+    """Administration client. Belongs to one event loop, connects on first use, and must be closed with ``close``."""
 
     def __init__(self, options: RemotingOptions) -> None:
         self._calls = Calls(options)
@@ -92,13 +95,13 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         await self._calls.close()
 
     async def cluster(self) -> ClusterInfo:
-        """Return every broker that the name servers know."""
+        """Return every broker that the name servers list, and remember their addresses."""
         found = decode_cluster((await self._calls.ask_names(Operation.CLUSTER, {})).body)
         self._calls.remember(found.addresses)
         return found
 
     async def topics(self) -> Sequence[str]:
-        """Return the names of all topics, RocketMQ's own too, sorted."""
+        """Return the names of all topics, including RocketMQ's system topics, sorted."""
         what = "the list of topics"
         body = (await self._calls.ask_names(Operation.TOPICS, {})).body
         try:
@@ -107,16 +110,16 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
             raise unreadable(what, error) from None
 
     async def route(self, topic: str) -> Sequence[Part]:
-        """Return what each broker has of a topic. ``Refused(TOPIC_UNKNOWN)``."""
+        """Return the part of a topic at each broker. ``Refused(TOPIC_UNKNOWN)``."""
         return await self._calls.route(topic)
 
     # -- topics and groups ----------------------------------------------------------------------------------------
 
     async def make_topic(self, topic: str, *, queues: int = 8, kind: str = "", brokers: Sequence[str] = ()) -> None:
-        """Make a topic at all brokers, or those that are named; change it where it is there.
+        """Create or update a topic at all brokers, or at the named ones only.
 
-        ``kind`` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED, which clients of RocketMQ 5 over gRPC need; brokers
-        before it know none.
+        ``kind`` is NORMAL, FIFO, DELAY, TRANSACTION or MIXED. gRPC clients of RocketMQ 5 require it; brokers before
+        RocketMQ 5 do not support it.
         """
         fields = {
             "topic": topic,
@@ -132,7 +135,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         await self._at_masters(Operation.UPDATE_TOPIC, fields, brokers=brokers)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic everywhere, with its messages. One that is not there is none."""
+        """Delete a topic and its messages at all brokers and name servers. A missing topic is no error."""
         await self._at_masters(Operation.DELETE_TOPIC, {"topic": topic})
         asks = (self._calls.ask(each, Operation.FORGET_TOPIC, {"topic": topic}) for each in self._calls.names)
         await asyncio.gather(*asks)
@@ -140,7 +143,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     async def make_group(
         self, group: str, *, retries_max: int = 16, is_fifo: bool = False, brokers: Sequence[str] = ()
     ) -> None:
-        """Make a consumer group at all brokers, or those that are named; change it where it is there."""
+        """Create or update a consumer group at all brokers, or at the named ones only."""
         settings = {
             "groupName": group,
             "consumeEnable": True,
@@ -156,14 +159,14 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         await self._at_masters(Operation.UPDATE_GROUP, {}, json.dumps(settings).encode(), brokers=brokers)
 
     async def delete_group(self, group: str) -> None:
-        """Delete a consumer group everywhere, and where it had come to."""
+        """Delete a consumer group and its committed offsets at all brokers."""
         await self._at_masters(Operation.DELETE_GROUP, {"groupName": group, "cleanOffset": "true"})
 
     async def reset_offsets(self, group: str, topic: str, stored_at_ms: int) -> None:
-        """Have a group go on, in all queues of a topic, at the first message stored at or after a time.
+        """Reset a group, in all queues of a topic, to the first message stored at or after a time.
 
-        RocketMQ 5 does it itself. Brokers before it have the members do it: ``Refused(NOT_FOUND)`` if none is online,
-        or if the group never said how far it has come in one of the queues.
+        RocketMQ 5 performs the reset itself. Brokers before it delegate the reset to the online members:
+        ``Refused(NOT_FOUND)`` if no member is online, or if the group has no committed offset in one of the queues.
         """
         fields = {"topic": topic, "group": group, "timestamp": str(stored_at_ms), "isForce": "true"}
         try:
@@ -177,9 +180,9 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     # -- messages ----------------------------------------------------------------------------------------
 
     async def messages_by_key(self, topic: str, key: str) -> Sequence[StoredMessage | UnreadableMessage]:
-        """Return messages of a topic that have a key, or a message id, up to 64 of each broker.
+        """Return messages of a topic with a key or message id, up to 64 from each broker.
 
-        By the brokers' indexes: a key with the same hash code is found as well.
+        The brokers' indexes compare hash codes: messages with another key of the same hash code are included.
         """
         fields = {"topic": topic, "key": key, "maxNum": str(_KEYS_MAX), "beginTimestamp": "0"}
         fields["endTimestamp"] = str(DELIVER_AT_MS_MAX)
@@ -191,7 +194,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         return found
 
     async def message_by_id(self, offset_id: str, topic: str = "") -> StoredMessage | UnreadableMessage:
-        """Return the message that a broker has under an offset id, asking the broker whose address is in it."""
+        """Return the message with an offset id, read from the broker address in the id."""
         place = decode_offset_id(offset_id)
         fields = {"offset": str(place.log_offset), "topic": topic}
         answer = await self._calls.ask(place.host, Operation.MESSAGE_BY_ID, fields)
@@ -201,28 +204,30 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
             raise FrameBroken(f"{place.host} answers a question for one message with several, or none") from None
         return found
 
-    # -- who reads what ----------------------------------------------------------------------------------------
+    # -- positions and members ----------------------------------------------------------------------------------------
 
     async def topic_stats(self, topic: str) -> Mapping[MessageQueue, QueueStats]:
-        """Return the queues of a topic with what is in them."""
+        """Return the queues of a topic with their offset ranges and last store times."""
         found = [await self.topic_stats_at(each, topic) for each in await self._masters_of(topic)]
         return {queue: each for part in found for queue, each in sorted(part.items())}
 
     async def consume_stats(self, group: str, topic: str) -> Mapping[MessageQueue, GroupQueueStats]:
-        """Return how far a group has come in each queue of a topic."""
+        """Return the position of a group in each queue of a topic."""
         found = [await self.consume_stats_at(each, group, topic) for each in await self._masters_of(topic)]
         return {queue: each for part in found for queue, each in sorted(part.items())}
 
     async def members(self, group: str, topic: str) -> Sequence[Connected]:
-        """Return the members of a group that brokers of a topic see, sorted; none if nobody is online."""
+        """Return the members of a group that the brokers of a topic report, sorted; empty if none is online."""
         seen = [await self.connections_at(each, group) for each in await self._masters_of(topic)]
         found = {each.client_id: each for part in seen if part is not None for each in part.members}
         return [found[name] for name in sorted(found)]
 
-    # -- what one broker says, by its address -----------------------------------------------------------------------
+    # -- one broker, by its address -----------------------------------------------------------------------
 
     async def broker_facts(self, address: str) -> Mapping[str, str]:
-        """Return what a broker says of itself, a slave too, by RocketMQ's names: ``brokerVersionDesc``, ``putTps``."""
+        """Return the runtime facts of a master or slave by RocketMQ's names, for example ``brokerVersionDesc``,
+        ``putTps``.
+        """
         what = f"the facts of broker {address}"
         body = (await self._calls.ask(address, Operation.BROKER_FACTS, {})).body
         try:
@@ -231,7 +236,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
             raise unreadable(what, error) from None
 
     async def groups_at(self, address: str) -> Mapping[str, GroupSettings]:
-        """Return the groups that a broker knows, RocketMQ's own too."""
+        """Return the groups of a broker, including RocketMQ's system groups."""
         what = f"the groups of broker {address}"
         body = (await self._calls.ask(address, Operation.GROUPS, {})).body
         try:
@@ -244,7 +249,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
             raise unreadable(what, error) from None
 
     async def topic_stats_at(self, address: str, topic: str) -> Mapping[MessageQueue, QueueStats]:
-        """Return the queues that a broker has of a topic, with what is in them."""
+        """Return a broker's queues of a topic, with their offset ranges and last store times."""
         what = f"the queues of {topic}"
         table = await self._table(address, Operation.TOPIC_STATS, {"topic": topic}, what)
         return {
@@ -258,10 +263,10 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     async def consume_stats_at(
         self, address: str, group: str, topic: str = ""
     ) -> Mapping[MessageQueue, GroupQueueStats]:
-        """Return how far a group has come in a broker's queues of a topic, or of all topics that it ever committed in.
+        """Return the position of a group in a broker's queues of one topic, or of all topics with a committed offset.
 
-        A broker says 0 of a queue that the group never committed. While members are online, it passes over topics that
-        they do not subscribe to.
+        A broker reports 0 for a queue without a committed offset. While members are online, it omits topics without a
+        subscription.
         """
         what = f"how far {group} has come"
         fields = {"consumerGroup": group, **({"topic": topic} if topic else {})}
@@ -273,14 +278,17 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         }
 
     async def committed_at(self, address: str, group: str, queue: MessageQueue) -> int | None:
-        """As ``ClassicBroker.committed_offset``; a broker before RocketMQ 5 may say 0 in place of nothing."""
+        """Return the committed offset, as ``ClassicBroker.committed_offset`` does.
+
+        A broker before RocketMQ 5 may report 0 where no offset is committed.
+        """
         fields = {"consumerGroup": group, **offset_fields(queue), "setZeroIfNotFound": "false"}
         accepted = (Result.OK, Result.NOT_FOUND)
         answer = await self._calls.ask(address, Operation.COMMITTED_OFFSET, fields, accepted=accepted)
         return None if answer.code == Result.NOT_FOUND else number_of(answer, "offset", address)
 
     async def connections_at(self, address: str, group: str) -> Connections | None:
-        """Return the members of a group that a broker sees, ``None`` if nobody is online."""
+        """Return the members of a group that a broker reports, or ``None`` if none is online."""
         what = f"the members of {group}"
         accepted = (Result.OK, Result.NOBODY_ONLINE)
         answer = await self._calls.ask(
@@ -304,7 +312,9 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         return Connections(sorted(members), filters, is_broadcast, str(found.get("consumeFromWhere") or ""))
 
     async def state_of(self, address: str, group: str, client_id: str) -> MemberState:
-        """Have a broker ask a member how it is. ``BrokerUnavailable`` if the member does not answer."""
+        """Return the state of a member, requested through a broker. ``BrokerUnavailable`` if the member does not
+        answer.
+        """
         fields = {"consumerGroup": group, "clientId": client_id, "jstackEnable": "false"}
         return decode_running((await self._calls.ask(address, Operation.RUNNING_INFO, fields)).body)
 
@@ -319,7 +329,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     ) -> None:
         known = self._calls.brokers
         if not brokers or not known.keys() >= set(brokers):
-            known = (await self.cluster()).addresses  # those that are gone are not in it
+            known = (await self.cluster()).addresses  # drops brokers that are gone
         if not known:
             raise BrokerUnavailable("the name servers know no broker yet, or none any more")
         unknown = set(brokers) - known.keys()
@@ -333,7 +343,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     async def _table(
         self, address: str, operation: Operation, fields: Mapping[str, str], what: str
     ) -> Mapping[MessageQueue, Mapping[str, Any]]:
-        """Return what a broker says of each of its queues, sorted. Its JSON has queues for names."""
+        """Return a broker's statistics by queue, sorted. The keys of its JSON table are queues, encoded as JSON."""
         body = (await self._calls.ask(address, operation, fields)).body
         try:
             found = decode_object(body, what)["offsetTable"]

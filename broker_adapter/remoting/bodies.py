@@ -1,4 +1,4 @@
-"""Bodies of requests and answers that are JSON: heartbeats, members, locks. Pure."""
+"""JSON bodies of requests and answers: heartbeats, members, locks. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL = "*"
 def heartbeat_body(
     client_id: str, producers: Sequence[str], consumers: Sequence[Presence], version: Callable[[str, str, Filter], int]
 ) -> bytes:
-    """Return what a client says of itself. ``version`` of a group, topic and filter grows when the filter changes."""
+    """Return the heartbeat of a client. ``version`` of a group, topic and filter increases when the filter changes."""
     return _encoded(
         {
             "clientID": client_id,
@@ -42,7 +42,7 @@ def heartbeat_body(
 
 
 def subscription_body(topic: str, wanted: Filter, version: int) -> dict[str, Any]:
-    """Return what a consumer wants of a topic, as part of a body."""
+    """Return the subscription of a consumer to a topic, as part of a body."""
     tags = (
         [] if wanted.is_sql or wanted.expression == _ALL else [each.strip() for each in wanted.expression.split("||")]
     )
@@ -59,7 +59,7 @@ def subscription_body(topic: str, wanted: Filter, version: int) -> dict[str, Any
 
 
 def check_body(client_id: str, group: str, topic: str, wanted: Filter) -> bytes:
-    """Return the body of a question whether a filter is right."""
+    """Return the body of a request that validates a filter."""
     return _encoded({"clientId": client_id, "group": group, "subscriptionData": subscription_body(topic, wanted, 0)})
 
 
@@ -70,7 +70,7 @@ def lock_body(group: str, client_id: str, queues: Iterable[MessageQueue]) -> byt
 
 
 def decode_locked(body: bytes) -> frozenset[MessageQueue]:
-    """Read which queues a broker gave; ``FrameBroken`` for an answer that is none."""
+    """Return the queues that a broker locked; ``FrameBroken`` for an invalid answer."""
     what = "the list of locked queues"
     try:
         found = decode_object(body, what)["lockOKMQSet"] or ()
@@ -82,7 +82,7 @@ def decode_locked(body: bytes) -> frozenset[MessageQueue]:
 
 
 def decode_offsets(body: bytes) -> Mapping[MessageQueue, int]:
-    """Read where a group is to go on, as an operator has a broker say it; ``FrameBroken`` for what is none."""
+    """Return the offsets of an operator's reset, as a broker forwards them; ``FrameBroken`` for an invalid body."""
     what = "the list of offsets"
     try:
         return {queue_of_name(name): int(each) for name, each in decode_object(body, what)["offsetTable"].items()}
@@ -91,13 +91,16 @@ def decode_offsets(body: bytes) -> Mapping[MessageQueue, int]:
 
 
 def queue_of_name(name: str) -> MessageQueue:
-    """Return the queue that is a name in RocketMQ's JSON; ``ValueError``, ``TypeError`` or ``KeyError`` if none is."""
+    """Return the queue encoded in a key of RocketMQ's JSON.
+
+    ``ValueError``, ``TypeError`` or ``KeyError`` for an invalid key.
+    """
     queue = json.loads(name)
     return MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"]))
 
 
 def decode_members(body: bytes) -> tuple[str, ...]:
-    """Read the members of a group, sorted; ``FrameBroken`` for an answer that is none."""
+    """Return the members of a group, sorted; ``FrameBroken`` for an invalid answer."""
     what = "the list of members"
     try:
         return tuple(sorted(map(str, decode_object(body, what)["consumerIdList"])))

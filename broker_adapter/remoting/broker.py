@@ -1,7 +1,7 @@
-"""A cluster of RocketMQ 4 or 5, over the classic protocol, as ``ClassicBroker``.
+"""``ClassicBroker`` for a cluster of RocketMQ 4 or 5 over the classic protocol.
 
-Masters are asked; a slave is read from when its master says so, as RocketMQ's clients do it. Brokers before RocketMQ 5
-know delay levels and no delivery times: they would deliver such a message at once, so it is refused here.
+Requests go to masters. Pulls go to a slave if its master suggests it, as in RocketMQ's clients. Brokers before
+RocketMQ 5 support delay levels but ignore delivery times and deliver at once, so such a send is refused here.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 
 _log = LibraryLog("broker_adapter.remoting")
-# A broker ends a long poll when it next looks at all that wait, every 5 s. RocketMQ 5.5: 30 s in all for one of 15 s.
+# A broker checks long polls for their end every 5 s. RocketMQ 5.5: a poll of 15 s may last 30 s in all.
 _LATE_S = 12.0
 TIMERS_FROM_VERSION = 413  # 5.0.0; older brokers ignore delivery times
 _Found = TypeVar("_Found")
 _LOOK_S = 1.0
-_LOOK_AT_ALL_EVERY = 5  # looks
-_NOBODY_TEXT = "no consumer for this group"  # it has no code of its own
+_LOOK_AT_ALL_EVERY = 5  # calls of ``look``
+_NOBODY_TEXT = "no consumer for this group"  # the answer has no distinct code
 
 
 class RemotingBroker:
-    """Fits ``ClassicBroker``. Belongs to one event loop; connects where it is first needed."""
+    """Implementation of ``ClassicBroker``. Belongs to one event loop; connects on first use of an address."""
 
     def __init__(
         self,
@@ -78,9 +78,10 @@ class RemotingBroker:
         clock: Clock | None = None,
         told: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
-        """``compression`` is for bodies from 4 KiB on; brokers and clients of RocketMQ 4 know zlib alone.
+        """Store the options.
 
-        ``told`` hears, as a log does, of brokers and name servers that fall silent and return.
+        ``compression`` applies to bodies from 4 KiB; brokers and clients of RocketMQ 4 support zlib only. ``told`` is a
+        log function; it is called when a broker or name server stops or resumes answering.
         """
         self._client_id = client_id or f"{socket.gethostname()}@{os.getpid()}#{os.urandom(8).hex()}"
         self._compression = compression
@@ -90,26 +91,25 @@ class RemotingBroker:
         self._keys = unique_keys()
         self._looks = 0
         self._listener: Listener | None = None
-        self._heartbeat = b""  # the last one
-        self._filters: dict[tuple[str, str], tuple[Filter, int]] = {}  # by group and topic, as told; with its version
-        self._read_from: dict[MessageQueue, int] = {}  # the machine of its broker that is to be read from
+        self._heartbeat = b""  # body of the last heartbeat
+        self._filters: dict[tuple[str, str], tuple[Filter, int]] = {}  # registered, with versions, by group and topic
+        self._read_from: dict[MessageQueue, int] = {}  # broker number that the master suggested for reads
 
     @property
     def client_id(self) -> str:
-        """Who this client is."""
         return self._client_id
 
     def attach(self, listener: Listener) -> None:
-        """Tell ``listener`` what brokers say by themselves."""
+        """Register the listener for requests and notifications of brokers."""
         self._listener = listener
 
     async def close(self) -> None:
-        """Close all connections; calls that wait fail."""
+        """Close all connections; pending calls fail."""
         await self._calls.close()
 
     @property
     def is_away(self) -> bool:
-        """Whether no master of the cluster answers, as far as they are known."""
+        """True if no known master of the cluster answers."""
         return self._reach.is_away(self._masters, self._calls.names)
 
     @property
@@ -118,14 +118,14 @@ class RemotingBroker:
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """Why there was no answer, by the addresses of brokers and name servers that do not answer."""
+        """Failure reasons of unreachable brokers and name servers, by address."""
         return self._reach.errors
 
     async def look(self) -> None:
-        """Ask those that do not answer whether they do now; one that has not for an hour is forgotten.
+        """Probe all unreachable addresses. A broker address that has not answered for an hour of probes is forgotten.
 
-        Every few looks all name servers and masters are asked, so that an idle client notices an outage. As long as
-        no broker is known the name servers are asked each time.
+        Every fifth call also probes all name servers and masters, so that an idle client detects an outage. While no
+        broker is known, every call probes the name servers.
         """
         looks_at_all = self._looks % _LOOK_AT_ALL_EVERY == 0
         self._looks += 1
@@ -141,7 +141,7 @@ class RemotingBroker:
             self._calls.forget(address)
             return
         body = b"" if is_name_server else self._heartbeat or heartbeat_body(self._client_id, (), (), self._version_of)
-        timeout_s = _LOOK_S if is_silent else None  # a busy one that answered so far is given the usual time
+        timeout_s = _LOOK_S if is_silent else None  # it may only be busy: use the default timeout
         operation = Operation.CLUSTER if is_name_server else Operation.HEARTBEAT
         with suppress(BrokerUnavailable):
             answer = await self._calls.ask(address, operation, {}, body, accepted=None, timeout_s=timeout_s)
@@ -149,22 +149,22 @@ class RemotingBroker:
                 why = f"{address} answers code {answer.code} to a request that every name server serves"
                 self._reach.judged(address, "" if answer.code == Result.OK else why)
 
-    # -- who is where ----------------------------------------------------------------------------------------
+    # -- routes and groups ----------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
-        """Ask where a topic lies now."""
+        """Return the current route of a topic from a name server."""
         return route_of(topic, await self._calls.route(topic))
 
     async def heartbeat(self, producers: Sequence[str], consumers: Sequence[Presence]) -> None:
-        """Say to every machine of every known broker that this client lives."""
+        """Send a heartbeat to every master and slave of every known broker."""
         self._heartbeat = heartbeat_body(self._client_id, producers, consumers, self._version_of)
         await self._everywhere(Operation.HEARTBEAT, {}, self._heartbeat)
 
     async def leave(self, *, producer: str = "", consumer: str = "") -> None:
-        """Say to every known broker that this client left a group."""
+        """Unregister this client from a group at every known broker."""
         named = {"producerGroup": producer, "consumerGroup": consumer}
         fields = {"clientID": self._client_id, **{name: group for name, group in named.items() if group}}
-        self._heartbeat = b""  # nothing is said of groups to brokers that come back until the next one
+        self._heartbeat = b""  # a returning broker must not see the group that was left
         self._filters = {key: each for key, each in self._filters.items() if key[0] != consumer}
         try:
             await self._everywhere(Operation.LEAVE, fields)
@@ -172,7 +172,7 @@ class RemotingBroker:
             _log.info("leave_not_heard", group=producer or consumer, error=str(error))
 
     async def members(self, group: str, topic: str) -> Sequence[str]:
-        """Return the client ids of a group, sorted, as the first broker of ``topic`` that answers knows them."""
+        """Return the client ids of a group, sorted, from the first master of ``topic`` that answers."""
         fields, failure = {"consumerGroup": group}, BrokerUnavailable(f"no broker of topic {topic} has a master now")
         for part in await self._calls.route(topic):
             if MASTER not in part.addresses:
@@ -194,7 +194,9 @@ class RemotingBroker:
     async def send(
         self, group: str, queue: MessageQueue, messages: Sequence[Outgoing], *, timeout_ms: int, one_way: bool = False
     ) -> QueueReceipt:
-        """Store messages in one queue, in one attempt. ``Refused(UNSUPPORTED)``: a delivery time at an old broker."""
+        """Store messages in one queue, in one attempt. ``Refused(UNSUPPORTED)``: delivery time at a broker before
+        RocketMQ 5.
+        """
         now_ms, timeout_s = self._clock.now_ms(), timeout_ms / 1000
         ids = [each.message.message_id or self._keys.new(now_ms) for each in messages]
         if len(messages) == 1:
@@ -219,7 +221,7 @@ class RemotingBroker:
         return receipt_of(answer, queue, message_id, address)
 
     async def _check_timers(self, address: str, queue: MessageQueue, timeout_s: float) -> None:
-        """Refuse a delivery time at a broker that would ignore it. Any answer of it has its version."""
+        """Refuse a delivery time at a broker that ignores it. Every answer of a broker contains its version."""
         version, fields = self._calls.version(address), offset_fields(queue)
         if not version:
             asked = self._calls.ask(address, Operation.END_OFFSET, fields, accepted=None, timeout_s=timeout_s)
@@ -234,13 +236,13 @@ class RemotingBroker:
     async def end_transaction(
         self, group: str, receipt: QueueReceipt, decision: Decision, *, check: Check | None = None
     ) -> None:
-        """Tell the broker of a half message how its transaction ended."""
+        """Report the decision of a transaction to the broker of its half message."""
         broker = check.broker if check is not None else receipt.queue.broker
         address = await self._calls.master(broker, receipt.queue.topic)
         await self._calls.tell(address, Operation.END_TRANSACTION, end_fields(group, receipt, decision, check))
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Take back a delayed message; a broker says so too of one that it does not have."""
+        """Recall a delayed message. A broker also reports success for a message that it does not have."""
         broker = broker_of_handle(recall_handle)
         address = await self._calls.master(broker, topic)
         fields = {"producerGroup": self._client_id, "topic": topic, "recallHandle": recall_handle, "bname": broker}
@@ -249,7 +251,7 @@ class RemotingBroker:
         except Refused as refused:
             if refused.code == Result.FORBIDDEN:  # recallMessageEnable is off by default
                 raise Refused(Rule.UNSUPPORTED, refused.why, code=refused.code) from None
-            if refused.code == Result.ILLEGAL and "timestamp" in refused.why:  # its time has come
+            if refused.code == Result.ILLEGAL and "timestamp" in refused.why:  # the message is due
                 raise Refused(Rule.NOT_FOUND, refused.why, code=refused.code) from None
             raise
 
@@ -258,13 +260,11 @@ class RemotingBroker:
     async def pull(
         self, group: str, queue: MessageQueue, wanted: Filter, queue_offset: int, *, batch_max: int, wait_ms: int
     ) -> PulledMessages:
-        """Return messages of a queue from an offset on. A filter that no heartbeat told is brought along."""
+        """Return messages of a queue from an offset on. The request includes a filter that no heartbeat registered."""
         told, version = self._filters.get((group, queue.topic), (None, 0))
         brought = None if told in {None, wanted} else wanted
         address = await self._reads_at(queue)
-        if (
-            brought is not None and brought.is_sql
-        ):  # a pull that brings a wrong one is answered as if it let all through
+        if brought is not None and brought.is_sql:  # a pull with an invalid filter returns all messages
             body = check_body(self._client_id, group, queue.topic, brought)
             await self._calls.ask(address, Operation.CHECK_FILTER, {}, body)
         fields = pull_fields(
@@ -280,7 +280,7 @@ class RemotingBroker:
         try:
             answer = await self._calls.ask(address, Operation.PULL, fields, accepted=PULLED, wait_s=wait_s)
         except BrokerUnavailable:
-            self._read_from.pop(queue, None)  # a slave that is gone: its master is asked next
+            self._read_from.pop(queue, None)  # the slave may be gone: pull from the master next
             raise
         found, next_offset = pulled(answer, queue_offset, address)
         if "suggestWhichBrokerId" in answer.fields:
@@ -289,7 +289,7 @@ class RemotingBroker:
         return PulledMessages([received(each, queue) for each in found], next_offset, moved)
 
     async def queue_range(self, queue: MessageQueue) -> QueueRange:
-        """Return the readable part of a queue."""
+        """Return the range of readable offsets of a queue."""
         address = await self._calls.master(queue.broker, queue.topic)
         fields = offset_fields(queue)
         begin = await self._calls.offset(address, Operation.BEGIN_OFFSET, fields)
@@ -297,14 +297,14 @@ class RemotingBroker:
         return QueueRange(begin, max(begin, end))
 
     async def offset_at(self, queue: MessageQueue, stored_at_ms: int) -> int:
-        """Return the offset of the first message that was stored at or after a time; the end if none was."""
+        """Return the offset of the first message stored at or after a time, or the end offset if there is none."""
         address = await self._calls.master(queue.broker, queue.topic)
         return await offset_at(self._calls, address, queue, stored_at_ms)
 
     async def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """Return where the group goes on in a queue, ``None`` if it never said.
+        """Return the committed offset of the group in a queue, or ``None`` if there is none.
 
-        A broker before RocketMQ 5 says 0 in place of nothing where the queue begins at 0 and lies in its memory.
+        A broker before RocketMQ 5 returns 0 for no committed offset if the queue begins at 0 and is in its memory.
         """
         address = await self._calls.master(queue.broker, queue.topic)
         fields = {"consumerGroup": group, **offset_fields(queue), "setZeroIfNotFound": "false"}
@@ -313,15 +313,15 @@ class RemotingBroker:
         return None if answer.code == Result.NOT_FOUND else number_of(answer, "offset", address)
 
     async def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Say where the group goes on in a queue."""
+        """Commit the offset at which the group continues in a queue."""
         address = await self._calls.master(queue.broker, queue.topic)
         fields = {"consumerGroup": group, **offset_fields(queue), "commitOffset": str(queue_offset)}
         await self._calls.ask(address, Operation.COMMIT_OFFSET, fields)
 
-    # -- what members of a group do ----------------------------------------------------------------------------------
+    # -- queue locks and retries ----------------------------------------------------------------------------------
 
     async def lock(self, group: str, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
-        """Lease queues to this client for 60 s; return those it holds."""
+        """Lease queues to this client for 60 s; return the queues that it holds."""
 
         async def at(address: str, body: bytes) -> frozenset[MessageQueue]:
             return decode_locked((await self._calls.ask(address, Operation.LOCK, {}, body)).body)
@@ -332,7 +332,7 @@ class RemotingBroker:
         return frozenset(queues) & frozenset(queue for each in _answers(given, "lock") for queue in each)
 
     async def unlock(self, group: str, queues: Sequence[MessageQueue]) -> None:
-        """Give leases back."""
+        """Release the leases of queues."""
         asks = (
             self._calls.ask(address, Operation.UNLOCK, {}, body)
             for address, body in await self._by_broker(group, queues)
@@ -340,7 +340,7 @@ class RemotingBroker:
         _answers(await asyncio.gather(*asks, return_exceptions=True), "unlock")
 
     async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
-        """Have a message come again from ``%RETRY%<group>``, or end in ``%DLQ%<group>``."""
+        """Return a message to the broker, for a retry through ``%RETRY%<group>`` or as a dead letter."""
         address = await self._calls.master(received.queue.broker, received.queue.topic)
         fields = send_back_fields(group, received, delay_level=delay_level, attempts_max=attempts_max)
         await self._calls.ask(address, Operation.SEND_BACK, fields)
@@ -355,7 +355,7 @@ class RemotingBroker:
         return version
 
     def _greeting(self) -> Frame | None:
-        """A broker forgets a client with its connection: the next one begins with what was said last."""
+        """Return the last heartbeat as first request of a reconnection: a broker drops a client with its connection."""
         return self._calls.request(Operation.HEARTBEAT, {}, self._heartbeat) if self._heartbeat else None
 
     async def _everywhere(self, operation: Operation, fields: dict[str, str], body: bytes = b"") -> None:
@@ -385,7 +385,7 @@ class RemotingBroker:
         return slave or await self._calls.master(queue.broker, queue.topic)
 
     def _asked(self, address: str, request: Frame) -> Frame | None:
-        """Take what a broker asks or says by itself."""
+        """Handle a request or notification of a broker."""
         listener, fields = self._listener, request.fields
         try:
             if listener is not None and request.code == Operation.MEMBERS_CHANGED:
@@ -407,7 +407,7 @@ class RemotingBroker:
 
 
 def _answers(found: Sequence[_Found | BaseException], what: str) -> Sequence[_Found]:
-    """Return the answers of several brokers; those that did not answer are told to the log."""
+    """Return the answers of several brokers; log the brokers that failed."""
     for each in found:
         if isinstance(each, BrokerError):
             _log.warning("broker_passed_over", what=what, error=str(each))

@@ -1,4 +1,4 @@
-"""Calls to the name servers and brokers of one cluster: who is where, signed, answered in time, or an error of ours."""
+"""Calls to the name servers and brokers of one cluster: addresses, signatures, timeouts, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from broker_adapter.remoting.signature import signed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingOptions:
-    """How to reach a cluster. ``tls_ca`` is a file of certificates; without it and ``tls`` nothing is encrypted."""
+    """Connection settings of a cluster. ``tls_ca`` is a certificate file; without it and ``tls`` there is no
+    encryption.
+    """
 
     names: tuple[str, ...]  # its name servers
     access_key: str = ""
@@ -32,10 +34,11 @@ class RemotingOptions:
 
 
 class Calls:
-    """Belongs to one event loop; connects where it is first needed, ``close`` it. Every call is tried once.
+    """Calls to one cluster. Belongs to one event loop, connects on first use of an address, and must be closed.
 
-    ``on_request`` is told the address of a peer and what it asks by itself; ``greeting`` gives what is said first when
-    a connection to a broker is made anew; ``on_answer`` is told of each call why there was no answer, or nothing.
+    Every call has one attempt. ``on_request`` handles a request of a peer, given its address. ``greeting`` returns the
+    first request of a reconnection to a broker. ``on_answer`` receives the address of each call and its failure reason,
+    or an empty one.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Calls:
         self._names_at = 0  # the name server that answered last
 
     async def close(self) -> None:
-        """Close all connections; calls that wait fail."""
+        """Close all connections; pending calls fail."""
         await asyncio.gather(*(each.close() for each in self._connections.values()))
 
     async def ask(
@@ -68,9 +71,9 @@ class Calls:
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> Frame:
-        """Return the answer to a request if its code is one of ``accepted``; any other is raised as an error.
+        """Return the answer to a request if its code is in ``accepted``; raise any other code as an error.
 
-        ``accepted`` none: whatever its code is.
+        With ``accepted=None`` every code is accepted.
         """
         request = self.request(operation, fields, body)
         try:
@@ -92,11 +95,11 @@ class Calls:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Send a request that nobody answers."""
+        """Send a one-way request."""
         await self._connection(address).tell(self.request(operation, fields, body), timeout_s=timeout_s)
 
     async def ask_names(self, operation: Operation, fields: Mapping[str, str]) -> Frame:
-        """Ask one name server after the other, from the one that answered last, until one answers."""
+        """Send a request to the name servers in turn, starting with the last responsive one, until one answers."""
         failure: BrokerError | None = None
         for step in range(len(self._options.names)):
             at = (self._names_at + step) % len(self._options.names)
@@ -111,7 +114,7 @@ class Calls:
         raise failure
 
     async def route(self, topic: str) -> tuple[Part, ...]:
-        """Ask where a topic lies, and remember where its brokers are. ``Refused(TOPIC_UNKNOWN)``."""
+        """Request the route of a topic and remember the addresses of its brokers. ``Refused(TOPIC_UNKNOWN)``."""
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
         parts = decode_route(topic, (await self.ask_names(Operation.ROUTE, fields)).body)
         for part in parts:
@@ -120,28 +123,28 @@ class Calls:
         return parts
 
     def forget(self, address: str) -> None:
-        """Forget that a broker is at an address, until a route says so again."""
+        """Remove a broker address until a route contains it again."""
         self._addresses = {
             name: {number: each for number, each in at.items() if each != address}
             for name, at in self._addresses.items()
         }
 
     def remember(self, brokers: Mapping[str, Mapping[int, str]]) -> None:
-        """Remember where brokers are, by their names."""
+        """Store the addresses of brokers, by their names."""
         self._addresses.update(brokers)
 
     @property
     def names(self) -> Sequence[str]:
-        """The addresses of the name servers."""
+        """Addresses of the name servers."""
         return self._options.names
 
     @property
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
-        """Where each broker is that is known: its addresses, by number."""
+        """Addresses of each known broker, by number."""
         return self._addresses
 
     async def master(self, broker: str, topic: str) -> str:
-        """Return the address of the broker that writes, asking for the route of a topic if it is not known."""
+        """Return the address of a broker's master; request the route of the topic if the address is unknown."""
         address = self._addresses.get(broker, {}).get(MASTER)
         if address is None:
             await self.route(topic)
@@ -151,19 +154,19 @@ class Calls:
         return address
 
     def broker_at(self, address: str) -> str:
-        """Return the name of the broker at an address, empty if it is nobody's."""
+        """Return the name of the broker at an address, or an empty string if no broker has it."""
         return next((name for name, each in self._addresses.items() if address in each.values()), "")
 
     def version(self, address: str) -> int:
-        """Return the version that a peer gave over the connection to it, 0 if it said nothing yet."""
+        """Return the RocketMQ version of a peer, or 0 if it has sent no frame over its connection."""
         return self._connection(address).version
 
     async def offset(self, address: str, operation: Operation, fields: Mapping[str, str]) -> int:
-        """Ask for an offset of a queue."""
+        """Request an offset of a queue."""
         return number_of(await self.ask(address, operation, fields), "offset", address)
 
     def request(self, operation: Operation, fields: Mapping[str, str], body: bytes = b"") -> Frame:
-        """Return a request as it is sent, signed if there is a key."""
+        """Return a request frame, signed if there is an access key."""
         request = Frame(code=operation, fields=fields, body=body)
         if self._options.access_key:
             return signed(request, self._options.access_key, self._options.secret_key)
@@ -184,7 +187,7 @@ class Calls:
 
 
 def number_of(answer: Frame, name: str, address: str) -> int:
-    """Return a number among the fields of an answer; ``FrameBroken`` if it is none."""
+    """Return a numeric field of an answer; raise ``FrameBroken`` if it is not a number."""
     text = answer.fields.get(name, "")
     try:
         return int(text)

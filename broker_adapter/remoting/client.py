@@ -1,6 +1,6 @@
-"""Reading a cluster over the classic protocol, by offset: nothing that is called here changes anything in it.
+"""Read-only access to a cluster by offset, over the classic protocol.
 
-A queue is a broker's, and numbered there. Only masters are asked: a slave may not have all of it yet.
+A queue belongs to a broker, and its number is local to that broker. Reads go to masters only: a slave may lag.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from broker_adapter.remoting.routes import MASTER, decode_route
 from broker_adapter.remoting.searching import PULL_MAX, READER_GROUP, offset_at
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage
 
-_PAUSES_S = (0.2, 1.0)  # before a read is tried again
+_PAUSES_S = (0.2, 1.0)  # before the retries of a read
 _Found = TypeVar("_Found")
 
 
 class Queue(NamedTuple):
-    """One queue of a topic, at one broker."""
+    """Queue of a topic at one broker."""
 
     topic: str
     broker: str
@@ -36,17 +36,20 @@ class Queue(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """What a pull found, and where to go on. No messages and ``next_offset`` as asked: the end of the queue."""
+    """Messages of a pull and the next offset. Without messages, an unchanged ``next_offset`` means the end of the
+    queue.
+    """
 
     messages: Sequence[StoredMessage | UnreadableMessage]
     next_offset: int
 
 
 class RemotingClient(AbstractAsyncContextManager["RemotingClient"]):
-    """One client of a cluster. Belongs to one event loop; connects when it is first used, ``close`` it.
+    """Read-only client of a cluster. Belongs to one event loop, connects on first use, and must be closed with
+    ``close``.
 
-    Every method raises ``BrokerUnavailable`` after some tries within seconds, ``Refused(TOPIC_UNKNOWN)``,
-    ``Refused(UNAUTHORIZED)``, ``Refused(FORBIDDEN)``.
+    Every method raises ``BrokerUnavailable`` or ``Overloaded`` after three attempts, ``Refused(TOPIC_UNKNOWN)``,
+    ``Refused(UNAUTHORIZED)`` or ``Refused(FORBIDDEN)``.
     """
 
     def __init__(self, options: RemotingOptions) -> None:
@@ -65,28 +68,28 @@ class RemotingClient(AbstractAsyncContextManager["RemotingClient"]):
         await self._calls.close()
 
     async def queues(self, topic: str) -> Sequence[Queue]:
-        """Return the queues of a topic that can be read, by broker and number."""
+        """Return the readable queues of a topic, by broker and number."""
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
         return queues_of(topic, (await _again(lambda: self._calls.ask_names(Operation.ROUTE, fields))).body)
 
     async def queue_range(self, queue: Queue) -> QueueRange:
-        """Return the readable part of a queue; what lies below it is gone."""
+        """Return the range of readable offsets; messages below it are deleted."""
         begin, end = [
             await self._offset(queue, operation) for operation in (Operation.BEGIN_OFFSET, Operation.END_OFFSET)
         ]
         return QueueRange(begin, max(begin, end))
 
     async def offset_at(self, queue: Queue, stored_at_ms: int) -> int:
-        """Return the offset of the first message that was stored at or after a time; the end if none was.
+        """Return the offset of the first message stored at or after a time, or the end offset if there is none.
 
-        By the clock of the broker, and as long as that was never stepped back.
+        Times are those of the broker's clock. The result is only correct if that clock was never stepped back.
         """
         return await _again(lambda: offset_at(self._calls, queue.address, _message_queue(queue), stored_at_ms))
 
     async def pull(self, queue: Queue, queue_offset: int, *, batch_max: int = PULL_MAX) -> Pull:
-        """Return messages of a queue from an offset on, without waiting for any.
+        """Return messages of a queue from an offset on, without a long poll.
 
-        From an offset below what is readable it goes on where that begins. ``Refused(OFFSET)`` behind the end.
+        An offset below the readable range continues at its start. ``Refused(OFFSET)`` for an offset after the end.
         """
         fields = pull_fields(READER_GROUP, _message_queue(queue), queue_offset, batch_max=batch_max, brought=Filter())
 
@@ -106,8 +109,9 @@ class RemotingClient(AbstractAsyncContextManager["RemotingClient"]):
 
 
 def queues_of(topic: str, body: bytes) -> Sequence[Queue]:
-    """Read a name server's answer about a topic; ``FrameBroken`` for one that is none, ``BrokerUnavailable`` for one
-    that names a broker without a master.
+    """Return the readable queues in a name server's answer about a topic.
+
+    ``FrameBroken`` for an invalid answer, ``BrokerUnavailable`` if a broker in it has no master.
     """
     queues = []
     for part in decode_route(topic, body):
@@ -124,7 +128,7 @@ def _message_queue(queue: Queue) -> MessageQueue:
 
 
 async def _again(ask: Callable[[], Awaitable[_Found]]) -> _Found:
-    """Ask up to three times: whatever is asked here changes nothing."""
+    """Attempt a read up to three times: reads have no side effects."""
     for pause_s in _PAUSES_S:
         try:
             return await ask()

@@ -1,4 +1,4 @@
-"""The one table from the codes of the classic protocol to our errors, and the numbers of its operations."""
+"""Operation and result codes of the classic protocol, and the one table that maps result codes to our errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEXT_CHARS_MAX = 300
 
 
 class Operation(IntEnum):
-    """What is asked. Codes of requests."""
+    """Operation codes of requests."""
 
     PULL = 11
     MESSAGES_BY_KEY = 12
@@ -30,8 +30,8 @@ class Operation(IntEnum):
     SEND_BACK = 36
     END_TRANSACTION = 37
     MEMBERS = 38
-    CHECK_TRANSACTION = 39  # a broker asks it
-    MEMBERS_CHANGED = 40  # a broker says it
+    CHECK_TRANSACTION = 39  # sent by a broker
+    MEMBERS_CHANGED = 40  # sent by a broker
     LOCK = 41
     UNLOCK = 42
     CHECK_FILTER = 46
@@ -45,17 +45,17 @@ class Operation(IntEnum):
     DELETE_GROUP = 207
     CONSUME_STATS = 208
     DELETE_TOPIC = 215
-    FORGET_TOPIC = 216  # of a name server
-    RESET_OFFSETS_HERE = 220  # a broker says it
+    FORGET_TOPIC = 216  # sent to a name server
+    RESET_OFFSETS_HERE = 220  # sent by a broker
     RESET_OFFSETS = 222
-    RUNNING_INFO = 307  # of a member: a broker passes the question on to it
+    RUNNING_INFO = 307  # about a member: a broker relays the request to it
     SEND = 310
     SEND_BATCH = 320
     RECALL = 370
 
 
 class Result(IntEnum):
-    """What is answered, where it is no error, or one that means more than its text. Codes of answers."""
+    """Result codes of answers that are no errors or need special handling."""
 
     OK = 0
     FAILED = 1
@@ -66,12 +66,12 @@ class Result(IntEnum):
     FORBIDDEN = 16
     TOPIC_UNKNOWN = 17
     NOTHING_THERE = 19  # to a pull: at the end of the queue
-    NOTHING_MATCHED = 20  # to a pull: go on behind what the filter passed over
-    OFFSET_MOVED = 21  # to a pull: its offset lies outside of the queue
-    NOT_FOUND = 22  # to a question for a committed offset, or a message by its key
+    NOTHING_MATCHED = 20  # to a pull: continue after the messages that the filter skipped
+    OFFSET_MOVED = 21  # to a pull: its offset is outside the range of the queue
+    NOT_FOUND = 22  # to a request for a committed offset, or for a message by key
     NOBODY_ONLINE = 206
     ILLEGAL = 604
-    GO_AWAY = 1500  # the peer is about to end: connect anew
+    GO_AWAY = 1500  # the peer is shutting down: reconnect
 
 
 _TOO_MANY = frozenset({2, 209, 215})  # busy, too many long polls, flow control
@@ -86,7 +86,7 @@ _RULES: Mapping[int, Rule] = MappingProxyType(
         24: Rule.REQUEST,
         25: Rule.REQUEST,
         26: Rule.GROUP_UNKNOWN,
-        27: Rule.FILTER,  # that a heartbeat told, and could not be compiled
+        27: Rule.FILTER,  # the filter of a heartbeat does not compile
         29: Rule.REQUEST,
         206: Rule.NOT_FOUND,
         208: Rule.NOT_FOUND,
@@ -98,14 +98,14 @@ _NO_SQL_TEXT = "does not support consumer to filter"
 
 
 def error_of(answer: Frame, address: str, operation: int) -> BrokerError:
-    """Return the error that an answer stands for; its ``code`` is the answer's."""
+    """Return the error for an answer; its ``code`` is the result code."""
     code, text = answer.code, " ".join(answer.remark.split())[:_TEXT_CHARS_MAX]
     said = f"{text or 'no reason given'} ({code}, said by {address} to operation {int(operation)})"
     if code in _RULES:
         return Refused(_RULES[code], said, code=code)
     if code in _TOO_MANY:
         return Overloaded(f"the cluster refuses: {said}", limit="its own", code=code)
-    if any(each in text for each in _SIGNATURE_TEXTS):  # it has no code of its own in 4.x
+    if any(each in text for each in _SIGNATURE_TEXTS):  # 4.x has no distinct code for it
         return Refused(Rule.UNAUTHORIZED, said, code=code)
     if _NO_SQL_TEXT in text:
         return Refused(Rule.UNSUPPORTED, said, code=code)

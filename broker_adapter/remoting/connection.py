@@ -1,7 +1,7 @@
-"""One connection of the classic protocol: requests go out in any number, answers are matched by their number.
+"""Connection of the classic protocol: requests are pipelined, and answers are matched by their request number.
 
-A peer that breaks the protocol, falls silent or goes away fails the calls that wait with one clear error each; the next
-call connects anew. One that says it is about to go away is asked nothing new, and answers what it was asked.
+A peer that breaks the protocol, stays silent or disconnects fails each pending call with one error. The next call
+opens a new connection. A peer that announces its shutdown gets no new requests but may answer the pending ones.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from broker_adapter.remoting.codes import Result
 from broker_adapter.remoting.frames import LENGTH_BYTES, Frame, FrameBroken, decode_frame, encode_frame, frame_bytes
 
 _OPAQUE_MAX = 2**31 - 1
-# Given a request of the peer's, returns the answer to it, or none if the peer expects none. Returns at once.
+# Handles a request of the peer: returns the answer, or None if the peer expects none. Must not block.
 OnRequest = Callable[[Frame], Frame | None]
 
 
 def not_served(request: Frame) -> Frame | None:
-    """Answer a request of a peer as a client does that knows nothing of it."""
+    """Return the answer for a request that this client does not support."""
     return Frame(code=Result.UNSUPPORTED, remark=f"operation {request.code} is not served by this client")
 
 
 class Connection:
-    """To one address. Belongs to one event loop; ``close`` it.
+    """Connection to one address. Belongs to one event loop; must be closed with ``close``.
 
-    ``greeting`` is asked for a request that goes first over each connection but the first one: what a peer forgot with
-    the one before. Its answer is not waited for.
+    ``greeting`` returns the first request of each reconnection, not of the first connection. It restores the state that
+    a peer drops with a connection. The connection does not wait for its answer.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Connection:
 
     @property
     def version(self) -> int:
-        """The version of RocketMQ that the peer gave last, 0 before it said anything over this connection."""
+        """RocketMQ version in the last frame of the peer over this connection; 0 before the first frame."""
         return self._link.version if self._link is not None else 0
 
     async def ask(self, request: Frame, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Frame:
-        """Send a request and return its answer, whatever it says. ``wait_s``: how long the peer may take beside.
+        """Send a request and return its answer, with any result code. ``wait_s``: additional time for a long poll.
 
-        ``BrokerUnavailable`` if there is none in time, ``BrokerAway`` if there was no connection to send it over. A
-        peer that said nothing at all meanwhile is given up.
+        ``BrokerUnavailable`` if no answer arrives in time, ``BrokerAway`` if no connection was available. A connection
+        that received no frame at all during the full timeout is closed.
         """
         patience_s = (self._timeout_s if timeout_s is None else timeout_s) + wait_s
         link, heard, answer = None, 0, asyncio.get_running_loop().create_future()
@@ -94,26 +94,26 @@ class Connection:
                 link.waiting.pop(opaque, None)
                 self._leave(link)
             if answer.done() and not answer.cancelled():
-                answer.exception()  # it is told by the error that is raised, if by any
+                answer.exception()  # marks it as retrieved: the caller gets the error that is raised
         if found.code == Result.GO_AWAY:
             self._go_away(link)
         return found
 
     async def tell(self, request: Frame, *, timeout_s: float | None = None) -> None:
-        """Send a request that nobody answers. ``BrokerUnavailable`` if it cannot be written; else nothing is known."""
+        """Send a one-way request. ``BrokerUnavailable`` if it cannot be written; otherwise its outcome is unknown."""
         link = None
         try:
             async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                 link = await self._linked()
                 await link.write(replace(request, opaque=self._next(), is_one_way=True))
-        except (TimeoutError, OSError) as error:  # the first is one of the second
+        except (TimeoutError, OSError) as error:  # TimeoutError is an OSError
             failure = self._failed(_text(error))
             if link is not None:
                 self._give_up(link, failure)
             raise failure from None
 
     async def close(self) -> None:
-        """End the connection; calls that wait fail."""
+        """Close the connection; pending calls fail."""
         links = [*self._leaving, *([self._link] if self._link is not None else [])]
         for link in links:
             self._give_up(link, BrokerUnavailable(f"the connection to {self.address} was closed"))
@@ -159,7 +159,7 @@ class Connection:
 
 
 class _Link:
-    """A connection while it lasts: what it broke by is told once, to all who wait."""
+    """TCP connection until it breaks. All pending calls fail with the error of the first failure."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _Link:
         broke: Callable[[_Link, str], None],
     ) -> None:
         self.waiting: dict[int, asyncio.Future[Frame]] = {}
-        self.heard = 0  # frames
+        self.heard = 0  # number of received frames
         self.version = 0
         self.ended: BrokerUnavailable | None = None
         self._reader, self._writer = reader, writer
@@ -183,7 +183,7 @@ class _Link:
     def _put(self, frame: Frame) -> None:
         try:
             self._writer.write(encode_frame(frame))
-        except RuntimeError as error:  # uvloop's word for a connection that broke, and was not heard to break yet
+        except RuntimeError as error:  # uvloop raises it for a broken connection before it reports the break
             raise ConnectionResetError(str(error)) from None
 
     def end(self, error: BrokerUnavailable) -> None:
@@ -209,7 +209,7 @@ class _Link:
             why = f"what came is not the classic protocol: {broken}"
         except OSError as error:
             why = _text(error)
-        except Exception as error:  # noqa: BLE001 - a fault of ours: without this reader no answer would be heard
+        except Exception as error:  # noqa: BLE001 - a bug of ours: without this reader no answer is received
             why = f"what came could not be served: {type(error).__name__}: {error}"
         self._broke(self, why)
 

@@ -1,14 +1,14 @@
 """Frames of the classic protocol, as bytes. Pure.
 
-    length 4 | how the header is written 1 | header length 3 | header | body
+    length 4 | header encoding 1 | header length 3 | header | body
 
-``length`` counts everything behind itself. A header is JSON (0) or RocketMQ's binary form (1):
+``length`` counts the bytes after itself. A header is JSON (0) or RocketMQ's binary form (1):
 
     code 2 | language 1 | version 2 | opaque 4 | flag 4 | remark length 4 | remark | fields length 4 | fields
     of each field: name length 2 | name | value length 4 | value
 
-``opaque`` is a number that its sender chose; an answer has that of its request. What is not a frame is a
-``FrameBroken``: from there on the stream means nothing.
+``opaque`` is a number chosen by the sender of a request; the answer repeats it. Invalid bytes raise ``FrameBroken``:
+the rest of the stream is then unusable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # RocketMQ's own bound (com.rocketmq.remoting.frameMaxLength)
 VERSION = 513  # of RocketMQ 5.5.0; from 401 on a name server answers proper JSON
-_HEADER_BYTES_MAX = 1024 * 1024  # ours; a send has up to 32 KiB of properties in it
+_HEADER_BYTES_MAX = 1024 * 1024  # our limit; a send has up to 32 KiB of properties in its header
 _LENGTH = struct.Struct(">I")
 _JSON, _BINARY = 0, 1
 _ANSWER, _ONE_WAY = 1, 2  # bits of flag
@@ -33,25 +33,25 @@ _SHOWN_CHARS = 60
 
 
 class FrameBroken(BrokerUnavailable):
-    """What came is not the classic protocol, or is damaged; whether the call took effect is not known."""
+    """Invalid or damaged bytes of the classic protocol; it is unknown whether the call took effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A request, or the answer to one. ``code`` is the operation of a request and the result of an answer."""
+    """Request or answer. ``code`` is the operation of a request and the result of an answer."""
 
     code: int
     opaque: int = 0
     is_answer: bool = False
-    is_one_way: bool = False  # a request that nobody answers
+    is_one_way: bool = False  # a request without an answer
     remark: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
-    version: int = VERSION  # of who sent it
+    version: int = VERSION  # of the sender
 
 
 def encode_frame(frame: Frame, *, is_binary: bool = False) -> bytes:
-    """Return the bytes of a frame, its length included."""
+    """Return the bytes of a frame, including its length."""
     header = _binary_header(frame) if is_binary else _json_header(frame)
     form = _BINARY if is_binary else _JSON
     length = LENGTH_BYTES + len(header) + len(frame.body)
@@ -59,7 +59,7 @@ def encode_frame(frame: Frame, *, is_binary: bool = False) -> bytes:
 
 
 def frame_bytes(head: bytes) -> int:
-    """Return how many bytes follow on the four that a frame begins with."""
+    """Return the number of bytes after the length field, given its four bytes."""
     (length,) = _LENGTH.unpack(head)
     if not LENGTH_BYTES <= length <= FRAME_BYTES_MAX:
         raise FrameBroken(f"a frame of {length} bytes: {LENGTH_BYTES} to {FRAME_BYTES_MAX} are allowed")
@@ -67,7 +67,7 @@ def frame_bytes(head: bytes) -> int:
 
 
 def decode_frame(content: bytes) -> Frame:
-    """Return the frame of what followed on its length."""
+    """Return the frame in the bytes after a length field."""
     if len(content) < LENGTH_BYTES:
         raise FrameBroken(f"a frame of {len(content)} bytes has no header")
     (head,) = _LENGTH.unpack_from(content)

@@ -1,10 +1,10 @@
-"""Ids of messages: those that clients make, and those by which a broker finds a message.
+"""Ids of messages: unique keys made by clients, and offset ids by which a broker finds a message.
 
-    unique key   address 4 | process 2 | loader 4 | ms since the month began 4 | number 2    16 bytes as RocketMQ's
-                 clients have it; ``loader`` is random here, so that containers with one address never agree
+    unique key   address 4 | process 2 | loader 4 | ms since the month began 4 | number 2    16 bytes, the format of
+                 RocketMQ's clients; ``loader`` is random here, so that containers with one address do not collide
     offset id    address 4 or 16 | port 4 | offset in the log 8
 
-A recall handle says in words where a delayed message waits.
+A recall handle is encoded text that contains the broker of a delayed message.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ADDRESS_BYTES = (4, 16)
 
 
 class OffsetId(NamedTuple):
-    """Where a broker has a message."""
+    """Broker address and log offset of a message."""
 
-    host: str  # that it was stored at, with its port
+    host: str  # broker that stored it, with its port
     log_offset: int
 
 
 class UniqueKeys:
-    """Makes ids of messages, no two of them alike."""
+    """Generator of unique message ids."""
 
     def __init__(self, address: bytes, process_id: int, random: bytes) -> None:
         assert len(address) == 4
@@ -42,7 +42,7 @@ class UniqueKeys:
         self._number = 0
 
     def new(self, now_ms: int) -> str:
-        """Return an id, of 32 hex digits, for a message born now."""
+        """Return an id of 32 hex digits for a message born at ``now_ms``."""
         self._number = (self._number + 1) % _NUMBERS
         began = datetime.fromtimestamp(now_ms / 1000, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         passed_ms = (now_ms - int(began.timestamp()) * 1000) % _MS_BITS
@@ -50,17 +50,17 @@ class UniqueKeys:
 
 
 def unique_keys() -> UniqueKeys:
-    """Return a maker of ids for this process."""
+    """Return an id generator for this process."""
     return UniqueKeys(_own_address(), os.getpid(), os.urandom(_LOADER_BYTES))
 
 
 def encode_offset_id(host: bytes, log_offset: int) -> str:
-    """Return an id from an address with its port, as they lie in a stored message, and an offset in the log."""
+    """Return an offset id from the packed address and port of a stored message and an offset in the log."""
     return (host + struct.pack(">q", log_offset)).hex().upper()
 
 
 def decode_offset_id(offset_id: str) -> OffsetId:
-    """Undo ``encode_offset_id``; ``Refused(MESSAGE_ID)`` for what has not its form."""
+    """Decode an offset id; ``Refused(MESSAGE_ID)`` for an invalid one."""
     try:
         packed = binascii.unhexlify(offset_id)
     except ValueError:
@@ -75,7 +75,7 @@ def decode_offset_id(offset_id: str) -> OffsetId:
 
 
 def broker_of_handle(recall_handle: str) -> str:
-    """Return the broker that a delayed message waits at; ``Refused(REQUEST)`` for what is no recall handle."""
+    """Return the broker of a delayed message from its recall handle; ``Refused(REQUEST)`` for an invalid handle."""
     try:
         form, _, broker, _, _ = base64.urlsafe_b64decode(recall_handle).decode().split(" ")
     except ValueError:
@@ -86,10 +86,10 @@ def broker_of_handle(recall_handle: str) -> str:
 
 
 def _own_address() -> bytes:
-    """Return the address this host has towards others; nothing is sent to find out."""
+    """Return the IPv4 address of this host on its default route; sends no packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation
+            probe.connect(("192.0.2.1", 9))  # address reserved for documentation
             return socket.inet_aton(probe.getsockname()[0])
         except OSError:
             return socket.inet_aton("127.0.0.1")

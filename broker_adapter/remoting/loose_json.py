@@ -1,4 +1,4 @@
-"""JSON as RocketMQ writes it: names may be numbers, or objects, without quotes around them. Pure."""
+"""JSON as RocketMQ writes it: keys may be numbers or objects without quotes around them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _SHOWN_CHARS = 80
 
 
 def decode_object(body: bytes, what: str) -> dict[str, Any]:
-    """Return the object that ``body`` is; a name that was an object is that object's JSON. ``FrameBroken`` if none."""
+    """Return the object in ``body``; a key that is an object becomes its JSON text. ``FrameBroken`` if it is not an
+    object.
+    """
     try:
         try:
             found = json.loads(body)
@@ -29,7 +31,7 @@ def decode_object(body: bytes, what: str) -> dict[str, Any]:
 
 
 def unreadable(what: str, why: object) -> FrameBroken:
-    """Return the error about an answer that is not what it should be."""
+    """Return the error for an answer that cannot be decoded."""
     kind = f"{type(why).__name__}: " if isinstance(why, Exception) else ""
     return FrameBroken(f"{what} cannot be read: {kind}{str(why)[:_SHOWN_CHARS]}")
 

@@ -1,4 +1,4 @@
-"""Opening a cluster by its address."""
+"""Constructor of a cluster client from its address."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _ALLOWED = [each.name for each in fields(RemotingOptions) if each.name != "names
 
 
 async def open_remoting(address: str, *, client_id: str = "", **options: Any) -> RemotingBroker:  # noqa: ANN401
-    """Return a client of the cluster whose name servers are ``address``: ``host:port``, several with ``;`` or ``,``.
+    """Return a client of the cluster with the name servers ``address``: ``host:port``, separated by ``;`` or ``,``.
 
-    ``options`` are those of ``RemotingOptions``. Connects where it is first needed. ``ValueError`` for what is wrong.
+    ``options`` are the fields of ``RemotingOptions``. The client connects on first use. ``ValueError`` for an invalid
+    address or option.
     """
     names = tuple(each.strip() for each in address.replace(",", ";").strip("/").split(";") if each.strip())
     for name in names or ("",):

@@ -1,6 +1,6 @@
-"""Bodies that clients compress and brokers do not. Pure.
+"""Compression of message bodies by clients; brokers store them as they are. Pure.
 
-LZ4 and Zstandard come with the extra ``classic``; without it their bodies can be neither made nor read.
+LZ4 and Zstandard require the extra ``classic``; without it their bodies can be neither written nor read.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from broker_adapter.runtime.extras import command, require
 
 COMPRESS_FROM_BYTES = 4096  # default of RocketMQ's clients
 _LEVEL = 5  # default of RocketMQ's clients, of all methods
-_BITS_AT, _BITS = 8, 7  # where a message says which method it is
-_DEFLATE_OR_GZIP = 47  # of zlib: tell which by the first bytes; clients of the gRPC protocol call both GZIP
-_STEP_BYTES = 256  # a block of Zstandard has four bytes at least, and unpacks to 128 KiB at most
+_BITS_AT, _BITS = 8, 7  # position and mask of the method in a message's bits
+_DEFLATE_OR_GZIP = 47  # zlib wbits that detect the format; gRPC clients call both GZIP
+_STEP_BYTES = 256  # a block of Zstandard has at least 4 bytes and expands to at most 128 KiB
 _WINDOW_BYTES_MAX = 8 * 1024 * 1024
 
 
 class Compression(IntEnum):
-    """How a body is compressed. Numbers of RocketMQ 5; 4 knows zlib alone and gives it none."""
+    """Compression method of a body. Numbers of RocketMQ 5; RocketMQ 4 supports zlib only and sets no number."""
 
     LZ4 = 1
     ZSTD = 2
@@ -28,17 +28,17 @@ class Compression(IntEnum):
 
 
 def method_bits(method: Compression) -> int:
-    """Return the bits by which a message says how its body is compressed."""
+    """Return the flag bits for a compression method."""
     return method << _BITS_AT
 
 
 def pack(body: bytes, method: Compression) -> bytes:
-    """Return a body compressed; ``ImportError`` if the library for it is not there."""
+    """Return a compressed body; raise ``ImportError`` if the library is not installed."""
     if method is Compression.LZ4:
         require("compression by LZ4", "classic", "lz4")
         from lz4 import frame
 
-        # blocks that refer to each other are what the Java client does not read
+        # the Java client does not read linked blocks
         return bytes(frame.compress(body, compression_level=_LEVEL, block_linked=False))
     if method is Compression.ZSTD:
         require("compression by Zstandard", "classic", "zstandard")
@@ -49,7 +49,10 @@ def pack(body: bytes, method: Compression) -> bytes:
 
 
 def unpack(body: bytes, bits: int) -> bytes:
-    """Return a body as its sender had it; ``ValueError`` says why not. Never makes much more than 4 MiB of it."""
+    """Return a decompressed body; raise ``ValueError`` with the reason if it is invalid.
+
+    The output buffer is bounded: it never grows much beyond 4 MiB.
+    """
     number = bits >> _BITS_AT & _BITS
     try:
         method = Compression(number) if number else Compression.ZLIB

@@ -1,6 +1,6 @@
-"""Properties of a message: as the text that travels, and what of the message model stands in them. Pure.
+r"""Properties of a message: their wire format, and the fields of the message model in them. Pure.
 
-``name \\x01 value \\x02``, for each of them. RocketMQ keeps what it knows about a message under names of its own.
+Each property is ``name \\x01 value \\x02``. RocketMQ stores its own fields under reserved names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message
 
-PROPERTIES_BYTES_MAX = 32_767  # their length is a signed number of two bytes
+PROPERTIES_BYTES_MAX = 32_767  # the length field is a signed 16-bit number
 MESSAGE_ID = "UNIQ_KEY"
 RETRY_TOPIC = "RETRY_TOPIC"
 PRODUCER_GROUP = "PGROUP"
@@ -19,7 +19,7 @@ IS_HALF = "TRAN_MSG"
 _KEYS, _TAGS, _MESSAGE_GROUP, _WAIT = "KEYS", "TAGS", "__SHARDINGKEY", "WAIT"
 _BORN_HOST, _BORN_AT = "__BORNHOST", "BORN_TIMESTAMP"
 _NAME_ENDS, _VALUE_ENDS = "\x01", "\x02"
-# What is no property of its sender's: the names RocketMQ keeps for itself.
+# Names reserved by RocketMQ.
 SYSTEM_PROPERTIES = frozenset(
     {
         *(
@@ -48,7 +48,7 @@ SYSTEM_PROPERTIES = frozenset(
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return them as they travel.
+    """Return properties in their wire format.
 
     ``Refused(PROPERTY_KEY)`` for an empty name or a separator, ``Refused(PROPERTIES_SIZE)`` over 32767 bytes.
     """
@@ -68,13 +68,13 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(text: bytes) -> dict[str, str]:
-    """Undo ``encode_properties``; ``ValueError`` for what is no text."""
+    """Decode properties from their wire format; raise ``ValueError`` if the bytes are not UTF-8."""
     pairs = (each.split(_NAME_ENDS, 1) for each in text.decode().split(_VALUE_ENDS) if each)
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 def of_message(message: Message, message_id: str) -> dict[str, str]:
-    """Return properties that say what the message model says; ``Refused(PROPERTY_KEY)`` for a name of RocketMQ's."""
+    """Return the properties of a message in RocketMQ's form; ``Refused(PROPERTY_KEY)`` for a reserved name."""
     taken = SYSTEM_PROPERTIES.intersection(message.properties)
     if taken:
         raise Refused(Rule.PROPERTY_KEY, "RocketMQ keeps this name for itself", value=min(taken))
@@ -82,7 +82,7 @@ def of_message(message: Message, message_id: str) -> dict[str, str]:
     return {
         **message.properties,
         **{name: value for name, value in own.items() if value},
-        _WAIT: "true",  # for the disk and the replicas, as the broker is set up
+        _WAIT: "true",  # wait for disk and replicas as the broker is configured
         MESSAGE_ID: message_id,
     }
 
@@ -90,7 +90,7 @@ def of_message(message: Message, message_id: str) -> dict[str, str]:
 def to_message(
     topic: str, body: bytes, properties: Mapping[str, str], *, message_id: str, born_at_ms: int, born_host: str
 ) -> Message:
-    """Return it in the message model, without what RocketMQ added."""
+    """Return a message in the message model, without RocketMQ's system properties."""
     return Message(
         topic=topic,
         message_id=message_id,

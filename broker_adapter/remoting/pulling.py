@@ -1,4 +1,4 @@
-"""Pulls and what they find, as fields of the protocol and in the message model. Pure."""
+"""Pull requests as fields of the protocol, and their results in the message model. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
 
-# Answers to a pull that are no errors.
+# Result codes of successful pulls.
 PULLED = (Result.OK, Result.NOTHING_THERE, Result.NOTHING_MATCHED, Result.OFFSET_MOVED)
 SQL = "SQL92"
-_SUSPEND, _BRINGS_FILTER = 2, 4  # bits of a pull: may wait; brings its filter, so that no heartbeat is needed before
+_SUSPEND, _BRINGS_FILTER = 2, 4  # bits of a pull: long poll allowed; filter included, no heartbeat needed
 
 
 def offset_fields(queue: MessageQueue) -> dict[str, str]:
-    """Return the fields by which a broker knows one of its queues, and a proxy the broker."""
+    """Return the fields that identify a queue; ``bname`` identifies the broker to a proxy."""
     return {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker}
 
 
@@ -36,7 +36,10 @@ def pull_fields(
     brought: Filter | None = None,
     version: int = 0,
 ) -> Mapping[str, str]:
-    """Return the fields of a pull. ``brought``: by this filter; none: by that of the heartbeat of this version."""
+    """Return the fields of a pull.
+
+    ``brought`` is the filter of this request; without it the broker uses the filter of the heartbeat with this version.
+    """
     wanted = brought or Filter("")
     return {
         "consumerGroup": group,
@@ -53,12 +56,12 @@ def pull_fields(
 
 
 def expression_type(wanted: Filter) -> str:
-    """Return what RocketMQ calls the language of a filter."""
+    """Return RocketMQ's name for the language of a filter."""
     return SQL if wanted.is_sql else "TAG"
 
 
 def pulled(answer: Frame, queue_offset: int, address: str) -> tuple[Sequence[StoredMessage | UnreadableMessage], int]:
-    """Return the messages of an answer to a pull, and the offset to go on at."""
+    """Return the messages in the answer to a pull, and the next offset."""
     next_offset = number_of(answer, "nextBeginOffset", address)
     if answer.code != Result.OK:
         return (), next_offset
@@ -68,7 +71,7 @@ def pulled(answer: Frame, queue_offset: int, address: str) -> tuple[Sequence[Sto
 
 
 def received(stored: StoredMessage | UnreadableMessage, queue: MessageQueue) -> ReceivedMessage:
-    """Return what lies in ``queue`` in the message model, under the topic that it was sent to first."""
+    """Return a stored message of ``queue`` in the message model, under its original topic."""
     if isinstance(stored, UnreadableMessage):
         return ReceivedMessage(
             message=Message(queue.topic, b""),

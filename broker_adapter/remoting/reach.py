@@ -1,28 +1,28 @@
-"""Which machines of a cluster answer, as the calls to them tell. Pure."""
+"""Reachability of the brokers and name servers of a cluster, from the results of calls. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-FORGOTTEN_AFTER_LOOKS = 3_600  # an hour of them: by then it is gone for good, or a route names it again
+FORGOTTEN_AFTER_LOOKS = 3_600  # an hour of probes: the broker is gone, or a route lists it again
 
 
 class Reach:
-    """Belongs to one event loop. ``told`` hears of each change."""
+    """Failure state of addresses. Belongs to one event loop. ``told`` is called for each change."""
 
     def __init__(self, told: Callable[..., None]) -> None:
         self._told = told
         self._errors: dict[str, str] = {}
         self._looks: dict[str, int] = {}
-        self._misplaced: set[str] = set()  # they answer, but are not what they were configured as
+        self._misplaced: set[str] = set()  # responsive, but not of the configured kind
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """Why there was no answer, by the addresses of those that do not answer."""
+        """Failure reasons of unreachable addresses."""
         return self._errors
 
     def answered(self, address: str, why: str) -> None:
-        """Note a call: ``why`` there was no answer, empty if there was one."""
+        """Record the result of a call: the reason ``why`` there was no answer, or an empty string for an answer."""
         if not why and address in self._misplaced:
             return
         was_well = address not in self._errors
@@ -35,7 +35,7 @@ class Reach:
             self._told("broker_returned", address=address)
 
     def judged(self, address: str, why: str) -> None:
-        """Note ``why`` an address that answers cannot be used, empty if it can."""
+        """Record the reason ``why`` a responsive address is unusable, or an empty string if it is usable."""
         if why:
             self._misplaced.add(address)
         else:
@@ -43,15 +43,15 @@ class Reach:
         self.answered(address, why)
 
     def is_away(self, brokers: Collection[str], names: Collection[str]) -> bool:
-        """Say whether none of the brokers answers; of a cluster that was never seen, none of its name servers."""
+        """Return True if no broker answers; if no broker is known yet, if no name server answers."""
         return all(each in self._errors for each in brokers or names)
 
     def looked(self, address: str) -> bool:
-        """Note that it was asked on purpose; say whether it has not answered for so long that it can be forgotten."""
+        """Count a probe of a silent address. Return True after 3,600 probes: the address can then be forgotten."""
         self._looks[address] = self._looks.get(address, 0) + 1
         return self._looks[address] >= FORGOTTEN_AFTER_LOOKS
 
     def forget(self, address: str) -> None:
-        """Remove all that is known of an address."""
+        """Remove the state of an address."""
         self._errors.pop(address, None)
         self._looks.pop(address, None)

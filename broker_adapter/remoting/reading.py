@@ -1,4 +1,4 @@
-"""Reading a topic back from a time on: what lies in all of its queues, in the order it was stored."""
+"""Reading of a topic from a time on: the messages of all its queues, merged by store time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage
 
 
 class Removed(NamedTuple):
-    """A queue whose beginning is gone: the cluster's retention removed it, perhaps behind the time that was asked for.
+    """Queue whose first messages retention deleted, possibly including messages after the requested time.
 
-    ``first_stored_at_ms`` is of the first message that is left; 0 if none is.
+    ``first_stored_at_ms`` is the store time of the first message that remains; 0 if none remains.
     """
 
     queue: Queue
@@ -24,39 +24,41 @@ class Removed(NamedTuple):
 
 @dataclass(slots=True)
 class _Cursor:
-    """One queue on the way to the end that it had at the beginning."""
+    """Read position in one queue, bounded by its end offset at the start."""
 
     queue: Queue
     at: int
     end: int
-    found: list[StoredMessage | UnreadableMessage] = field(default_factory=list)  # the next one last
+    found: list[StoredMessage | UnreadableMessage] = field(default_factory=list)  # in reverse order
 
 
 class Reading:
-    """One pass over a topic. What is stored after it began is not read. Belongs to one event loop."""
+    """One pass over a topic. Messages stored after its start are not read. Belongs to one event loop."""
 
     def __init__(self, client: RemotingClient, topic: str, since_ms: int, until_ms: int = 0) -> None:
-        """Messages stored at or after ``since_ms`` and before ``until_ms`` (0: no bound), by the brokers' clocks."""
+        """Select messages stored at or after ``since_ms`` and before ``until_ms`` (0: no bound), by the brokers'
+        clocks.
+        """
         self.removed: Sequence[Removed] = ()
-        self.total = 0  # messages to read at most, once it has begun
-        self.missing = 0  # offsets that nothing lay at: retention went on meanwhile
+        self.total = 0  # upper bound of messages to read, set by ``begin``
+        self.missing = 0  # offsets without a message: deleted by retention meanwhile
         self._client = client
         self._topic = topic
         self._since_ms, self._until_ms = since_ms, until_ms
         self._cursors: list[_Cursor] | None = None
 
     async def begin(self) -> int:
-        """Find where it begins and ends, and return how many messages that is at most; nothing is given yet."""
+        """Find the first and last offsets, and return the maximum number of messages between them."""
         self._cursors = await self._begin()
         self.total = sum(each.end - each.at + len(each.found) for each in self._cursors)
         return self.total
 
     async def messages(self) -> AsyncIterator[StoredMessage | UnreadableMessage]:
-        """Give them. Errors are those of the client; what was given before is good."""
+        """Yield the messages. Raises the errors of the client; messages yielded before an error are valid."""
         if self._cursors is None:
             await self.begin()
         cursors = self._cursors or []
-        waiting: list[tuple[int, int]] = []  # when its next message was stored, and which queue
+        waiting: list[tuple[int, int]] = []  # store time of the next message, queue number
         for number, cursor in enumerate(cursors):
             await self._push(waiting, number, cursor)
         while waiting:

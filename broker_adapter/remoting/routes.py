@@ -1,4 +1,4 @@
-"""Where topics and brokers are, as a name server tells it. Pure."""
+"""Routes of topics and addresses of brokers, decoded from the answers of a name server. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.loose_json import decode_object, unreadable
 
-MASTER = 0  # the number of the broker that writes; its slaves have others
+MASTER = 0  # number of the broker that accepts writes; slaves have other numbers
 READABLE, WRITABLE = 4, 2  # bits of perm
 _QUEUES_MAX = 65_536  # of one topic at one broker
 
 
 class Part(NamedTuple):
-    """What one broker has of a topic: how many queues can be read and written, and where its machines are."""
+    """Part of a topic at one broker: the numbers of readable and writable queues, and the addresses of the broker."""
 
     broker: str
     readable: int
     writable: int
     addresses: Mapping[int, str]  # by number
-    perm: int = READABLE | WRITABLE  # what it may be used for, in these bits
+    perm: int = READABLE | WRITABLE  # permission bits
 
 
 class ClusterInfo(NamedTuple):
-    """Every broker that a name server knows, with its addresses by number, and the clusters they belong to."""
+    """Brokers that a name server lists: their addresses by number, and their clusters."""
 
     addresses: Mapping[str, Mapping[int, str]]
     clusters: Mapping[str, tuple[str, ...]]
 
 
 def decode_route(topic: str, body: bytes) -> tuple[Part, ...]:
-    """Read a name server's answer about a topic, sorted by the brokers' names; ``FrameBroken`` for one that is none."""
+    """Decode a name server's answer about a topic, sorted by broker name; ``FrameBroken`` for an invalid answer."""
     what = f"the route of {topic}"
     found = decode_object(body, what)
     try:
@@ -44,7 +44,7 @@ def decode_route(topic: str, body: bytes) -> tuple[Part, ...]:
 
 
 def route_of(topic: str, parts: tuple[Part, ...]) -> Route:
-    """Return the queues of a topic. One that no machine serves is not readable, one without a master not writable."""
+    """Return the queues of a topic. A queue without any address is not readable; without a master it is read-only."""
     read = ((part, part.readable if part.addresses else 0) for part in parts)
     written = ((part, part.writable if MASTER in part.addresses else 0) for part in parts)
     return Route(
@@ -55,7 +55,7 @@ def route_of(topic: str, parts: tuple[Part, ...]) -> Route:
 
 
 def decode_cluster(body: bytes) -> ClusterInfo:
-    """Read a name server's answer about the cluster; ``FrameBroken`` for one that is none."""
+    """Decode a name server's answer about the cluster; ``FrameBroken`` for an invalid answer."""
     what = "the list of brokers"
     found = decode_object(body, what)
     try:

@@ -1,6 +1,7 @@
-"""What a member of a group says of itself when an operator asks it, through a broker. Pure.
+"""State that a group member reports when an operator requests it through a broker. Pure.
 
-RocketMQ calls it the running info of a consumer. Its table has queues for names, which are JSON objects without quotes.
+RocketMQ calls it the running info of a consumer. The keys of its queue table are JSON objects without quotes around
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MIB = 1024 * 1024
 
 
 def running_body(state: MemberState, names: Sequence[str]) -> bytes:
-    """Return the answer of a consumer, as RocketMQ's own tools read it. ``names``: its name servers."""
+    """Return the state of a consumer in the format of RocketMQ's own tools. ``names``: its name servers."""
     properties = {
         "PROP_NAMESERVER_ADDR": ";".join(names),
         "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
@@ -32,9 +33,9 @@ def running_body(state: MemberState, names: Sequence[str]) -> bytes:
 
 
 def decode_running(body: bytes) -> MemberState:
-    """Read the answer of a member, Java's too; ``FrameBroken`` for one that is none.
+    """Decode the state of a member, including Java clients; ``FrameBroken`` for an invalid answer.
 
-    Sizes are rounded down to MiB by Java's. Queues that it is giving up are left out.
+    Java clients round sizes down to MiB. Queues that the member is releasing are omitted.
     """
     what = "what a member says of itself"
     found = decode_object(body, what)
@@ -67,7 +68,7 @@ def _process_queue(held: HeldQueue) -> Mapping[str, int | bool]:
         "locked": held.is_locked,
         "droped": False,
         "lastPullTimestamp": held.pulled_at_ms,
-        "lastConsumeTimestamp": held.consumed_at_ms,  # messages that are held a minute later: it is said to be blocked
+        "lastConsumeTimestamp": held.consumed_at_ms,  # RocketMQ's tools report a block a minute later
     }
 
 

@@ -1,4 +1,4 @@
-"""Where in a queue a time lies."""
+"""Search for the offset of a store time in a queue."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from broker_adapter.remoting.calls import Calls
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
 
-# A group that every broker has from its start, for tools: so none is made, and nobody's progress changes.
+# RocketMQ's built-in group for tools: no group is created, and no committed offset changes.
 READER_GROUP = "TOOLS_CONSUMER"
-PULL_MAX = 32  # a broker's own bound for one pull, unless its operators raised it
-_EXACT_FROM_VERSION = 413  # 5.0.0; older brokers name the message nearest to a time, on either side of it
+PULL_MAX = 32  # default limit of a broker for one pull
+_EXACT_FROM_VERSION = 413  # 5.0.0; older brokers return the message nearest to the time, before or after it
 _BACK = 16
 
 
 async def offset_at(calls: Calls, address: str, queue: MessageQueue, stored_at_ms: int) -> int:
-    """Return the offset of the first message that was stored at or after a time; the end if none was.
+    """Return the offset of the first message stored at or after a time, or the end offset if there is none.
 
-    By the clock of the broker, and as long as that was never stepped back.
+    Times are those of the broker's clock. The result is only correct if that clock was never stepped back.
     """
     fields = {**offset_fields(queue), "timestamp": str(stored_at_ms)}
     found = await calls.offset(address, Operation.OFFSET_AT, fields)
     if calls.version(address) >= _EXACT_FROM_VERSION:
         return found
     begin = await calls.offset(address, Operation.BEGIN_OFFSET, offset_fields(queue))
-    at, border = max(begin, found - _BACK), begin  # what lies before ``border`` was stored earlier
+    at, border = max(begin, found - _BACK), begin  # all messages before ``border`` were stored earlier
     while True:
         asked = pull_fields(READER_GROUP, queue, at, batch_max=PULL_MAX, brought=Filter())
         answer = await calls.ask(address, Operation.PULL, asked, accepted=PULLED)

@@ -1,6 +1,6 @@
-"""Sends, as fields and bodies of the protocol, and what a broker says of them. Pure.
+"""Send requests as fields and bodies of the protocol, and their answers. Pure.
 
-A batch is one body: of each message ``size 4 | 0 4 | 0 4 | flag 4 | body length 4 | body | properties length 2 |
+A batch is one body. Each message in it is ``size 4 | 0 4 | 0 4 | flag 4 | body length 4 | body | properties length 2 |
 properties``.
 """
 
@@ -29,13 +29,13 @@ STORED: Mapping[int, SendStatus] = {
     Result.REPLICA_TIMEOUT: SendStatus.REPLICA_TIMEOUT,
 }
 _COMPRESSED, _HALF = 1, 4  # bits of a message
-_TEMPLATE_TOPIC, _TEMPLATE_QUEUES = "TBW102", "4"  # what a broker makes an unknown topic of, if it does so at all
+_TEMPLATE_TOPIC, _TEMPLATE_QUEUES = "TBW102", "4"  # template of an auto-created topic, if the broker allows it
 _ITEM = struct.Struct(">iiiii")
 _ITEM_BYTES_MIN = _ITEM.size + 2
 
 
 class Send(NamedTuple):
-    """A request to store messages. ``delay`` says that the broker has to know delivery times."""
+    """Request to store messages. ``has_delivery_time``: the broker must support delivery times."""
 
     operation: Operation
     fields: Mapping[str, str]
@@ -52,7 +52,7 @@ def send_one(
     now_ms: int,
     compression: Compression | None = Compression.ZLIB,
 ) -> Send:
-    """Return the request that stores one message; its body is compressed from 4 KiB on (RocketMQ's default).
+    """Return the request that stores one message; its body is compressed from 4 KiB (RocketMQ's default).
 
     ``Refused`` with ``BODY_EMPTY``, ``BODY_SIZE``, ``PROPERTY_KEY`` or ``PROPERTIES_SIZE``.
     """
@@ -60,7 +60,7 @@ def send_one(
     properties = _properties(group, outgoing, message_id)
     body, bits = _checked(message.body), _HALF * outgoing.is_half
     if message.body_encoding is BodyEncoding.GZIP:
-        bits |= _COMPRESSED  # as the proxy of RocketMQ 5 says it: whoever unpacks it finds out
+        bits |= _COMPRESSED  # without method bits, like RocketMQ 5's proxy: consumers detect the method
     elif compression is not None and len(body) >= COMPRESS_FROM_BYTES:
         packed = pack(body, compression)
         if len(packed) < len(body):
@@ -75,8 +75,9 @@ def send_one(
 def send_batch(
     group: str, queue: MessageQueue, batch: Sequence[Outgoing], *, message_ids: Sequence[str], now_ms: int
 ) -> Send:
-    """Return the request that stores several messages. Raises as ``send_one``; ``Refused(REQUEST)`` for what a batch
-    cannot have: delays, half messages, several topics.
+    """Return the request that stores several messages. Raises the errors of ``send_one``.
+
+    ``Refused(REQUEST)`` for a batch with delayed, compressed or half messages, or with several topics.
     """
     items, topics = bytearray(), {each.message.topic for each in batch}
     for outgoing, message_id in zip(batch, message_ids, strict=True):
@@ -91,13 +92,13 @@ def send_batch(
 
 
 def encode_item(body: bytes, properties: bytes) -> bytes:
-    """Return one message of a batch."""
+    """Return the bytes of one message of a batch."""
     size = _ITEM_BYTES_MIN + len(body) + len(properties)
     return _ITEM.pack(size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
 
 
 def decode_batch(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Give body and properties of each message of a batch; ``FrameBroken`` where it is none."""
+    """Yield body and properties of each message of a batch; raise ``FrameBroken`` at invalid content."""
     at = 0
     while at < len(content):
         try:
@@ -116,7 +117,7 @@ def decode_batch(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 def send_back_fields(
     group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int
 ) -> Mapping[str, str]:
-    """Return the fields by which a broker is given a message back. ``Refused(MESSAGE_ID)`` if it has no offset id."""
+    """Return the fields that return a message to its broker. ``Refused(MESSAGE_ID)`` if it has no offset id."""
     return {
         "offset": str(decode_offset_id(received.offset_id).log_offset),
         "group": group,
@@ -130,7 +131,7 @@ def send_back_fields(
 
 
 def receipt_of(answer: Frame, queue: MessageQueue, message_id: str, address: str) -> QueueReceipt:
-    """Return what an answer says of a send that was stored."""
+    """Return the receipt of a stored send from its answer."""
     fields = answer.fields
     return QueueReceipt(
         status=STORED[answer.code],

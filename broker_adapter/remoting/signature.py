@@ -1,4 +1,4 @@
-"""The signature of the classic protocol: ``AccessKey`` and ``Signature`` among the fields of a request."""
+"""Signature of the classic protocol: the fields ``AccessKey`` and ``Signature`` of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ACCESS_KEY, _SIGNATURE = "AccessKey", "Signature"
 
 
 def signed(frame: Frame, access_key: str, secret_key: str) -> Frame:
-    """Return a request that says whose it is: HMAC-SHA1 over the values of its fields by name, and its body."""
+    """Return a signed request: HMAC-SHA1 over the values of its fields, ordered by name, and its body."""
     fields = {**frame.fields, _ACCESS_KEY: access_key}
     content = "".join(fields[name] for name in sorted(fields)).encode() + frame.body
     signature = b64encode(hmac.digest(secret_key.encode(), content, "sha1")).decode()

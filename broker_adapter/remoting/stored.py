@@ -1,11 +1,10 @@
-"""Messages as a classic broker stores and sends them. Pure.
+"""Message format in which a classic broker stores and sends messages. Pure.
 
     size 4 | magic 4 | crc of the body 4 | queue 4 | flag 4 | queue offset 8 | log offset 8 | bits 4 | born 8 |
     born host | stored 8 | stored host | attempts failed 4 | offset of the half message 8 | body length 4 | body |
     topic length 1 (2 in the second form) | topic | properties length 2 | properties
 
-A host is an address of 4 or 16 bytes and a port of 4. Several messages follow on each other without anything in
-between.
+A host is an address of 4 or 16 bytes and a port of 4 bytes. Consecutive messages have no separator.
 """
 
 from __future__ import annotations
@@ -22,35 +21,35 @@ from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.ids import encode_offset_id
 from broker_adapter.remoting.packing import unpack
 
-_HEAD = struct.Struct(">iIIiiqqiq")  # up to the time of its birth
+_HEAD = struct.Struct(">iIIiiqqiq")  # up to born_at_ms
 _SECOND = struct.Struct(">iq")
 _PORT_BYTES = 4
 _SIZE = struct.Struct(">i")
 _LONG = struct.Struct(">q")
-_MAGICS = {0xDAA320A7: 1, 0xDAA320AB: 2}  # and how many bytes the length of the topic has
+_MAGICS = {0xDAA320A7: 1, 0xDAA320AB: 2}  # size of the topic length field, in bytes
 _COMPRESSED, _BORN_V6, _STORED_V6, _BATCH = 1, 16, 32, 64 | 128  # bits
 _CRC_BITS = 0x7FFFFFFF
 
 
 class StoredMessage(NamedTuple):
-    """One message of a queue. ``properties`` are all of them, RocketMQ's own too."""
+    """Message of a queue. ``properties`` includes RocketMQ's system properties."""
 
     topic: str
     queue_id: int
     queue_offset: int
-    message_id: str  # as its client made it; the broker's own if it made none
+    message_id: str  # unique key of its client, or else the offset id
     stored_at_ms: int
     born_at_ms: int
     born_host: str
     attempts_failed: int
     body: bytes
     properties: Mapping[str, str]
-    offset_id: str = ""  # the broker's own, by which it finds the message again
+    offset_id: str = ""  # the broker's own id: address and offset in its log
     size_bytes: int = 0
 
 
 class UnreadableMessage(NamedTuple):
-    """One that is there and cannot be read; what lies around it can."""
+    """Message that cannot be decoded; its neighbours can."""
 
     queue_offset: int
     stored_at_ms: int
@@ -59,7 +58,7 @@ class UnreadableMessage(NamedTuple):
 
 
 def decode_messages(content: bytes) -> Iterator[StoredMessage | UnreadableMessage]:
-    """Give the messages that ``content`` consists of. ``FrameBroken`` where it cannot be seen where the next begins."""
+    """Yield the messages in ``content``. ``FrameBroken`` if the start of the next message cannot be found."""
     at = 0
     while at < len(content):
         if at + _SIZE.size > len(content):
@@ -72,7 +71,7 @@ def decode_messages(content: bytes) -> Iterator[StoredMessage | UnreadableMessag
 
 
 def to_message(stored: StoredMessage) -> Message:
-    """Return it in the message model, without what RocketMQ added."""
+    """Return a stored message in the message model, without RocketMQ's system properties."""
     return known.to_message(
         stored.topic,
         stored.body,
@@ -84,7 +83,7 @@ def to_message(stored: StoredMessage) -> Message:
 
 
 def _decode(raw: bytes) -> StoredMessage | UnreadableMessage:
-    """Read one message; ``FrameBroken`` if not even its place can be read."""
+    """Decode one message; raise ``FrameBroken`` if not even its offset can be read."""
     _, magic, crc, queue_id, _, queue_offset, log_offset, bits, born_at_ms = _HEAD.unpack_from(raw)
     if magic not in _MAGICS:
         raise FrameBroken(f"a message does not begin as one: magic {magic:#010x}")

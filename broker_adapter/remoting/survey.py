@@ -1,4 +1,4 @@
-"""A whole cluster as it is now, for operators: who does not answer is told beside what the others say."""
+"""State of a whole cluster for operators; brokers that do not answer are reported next to the answers of the others."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.admin import Connected, Connections, GroupSettings, QueueStats, RemotingAdmin
 from broker_adapter.remoting.routes import MASTER, Part, route_of
 
-_AT_ONCE_MAX = 32  # questions
+_AT_ONCE_MAX = 32  # concurrent requests
 _VERSION_5, _VERSION_4 = 413, 213  # 5.0.0 and 4.0.0 in RocketMQ's list of versions, with a snapshot before each
 _Found = TypeVar("_Found")
 
 
 class BrokerSeen(NamedTuple):
-    """A machine of a broker. ``why``: it does not answer; then no other fact is known."""
+    """Master or slave of a broker. ``why``: reason why it does not answer; all other facts are then unknown."""
 
     cluster: str
     broker: str
     number: int  # 0: the master
     address: str
     version: str = ""
-    stored_per_s: float = 0.0  # in the last ten seconds, as the next one
+    stored_per_s: float = 0.0  # both rates: over the last ten seconds
     read_per_s: float = 0.0
     why: str = ""
 
 
 class TopicSeen(NamedTuple):
-    """A topic, and how many of its queues can be read and written, at how many brokers."""
+    """Topic with the number of its readable and writable queues and of its brokers."""
 
     topic: str
     brokers: int
@@ -40,7 +40,10 @@ class TopicSeen(NamedTuple):
 
 
 class GroupSeen(NamedTuple):
-    """A group as brokers see it. ``connections``: by broker, of those that see a member; ``lag`` of all topics."""
+    """Group as its brokers report it.
+
+    ``connections``: by broker, only brokers that see a member. ``lag``: sum over all topics.
+    """
 
     group: str
     settings: GroupSettings | None
@@ -50,27 +53,27 @@ class GroupSeen(NamedTuple):
 
     @property
     def members(self) -> Mapping[str, Connected]:
-        """Its members that are online, by client id."""
+        """Online members by client id, sorted."""
         found = {each.client_id: each for seen in self.connections.values() for each in seen.members}
         return dict(sorted(found.items()))
 
     @property
     def filters(self) -> Mapping[str, Filter]:
-        """What its members told last, by topic."""
+        """Last subscription of the members, by topic."""
         return {topic: each for seen in self.connections.values() for topic, each in sorted(seen.filters.items())}
 
 
 class MemberSeen(NamedTuple):
-    """A member of a group. ``state``: what it says of itself, ``None`` if it does not, and ``why``."""
+    """Member of a group. ``state``: its own report, or ``None`` if it gives none; ``why`` then has the reason."""
 
     connected: Connected
-    brokers: tuple[str, ...]  # that see it
+    brokers: tuple[str, ...]  # that report it
     state: MemberState | None
     why: str = ""
 
 
 class Shares(NamedTuple):
-    """Whose the queues of a group's topics are: of each, the client ids of the members that say it is their own."""
+    """Assignment of the queues of a group's topics. ``owners``: client ids of the members that claim each queue."""
 
     seen: GroupSeen
     members: Sequence[MemberSeen]
@@ -78,27 +81,28 @@ class Shares(NamedTuple):
 
     @property
     def are_known(self) -> bool:
-        """Whether all members said what is theirs: a queue that nobody claims is nobody's then."""
+        """True if all members reported their queues; an unclaimed queue then has no owner."""
         return all(each.state is not None for each in self.members)
 
 
 class Position(NamedTuple):
-    """How far a group has come in a queue. ``last_at_ms``: when what it finished last was stored; 0 if it is gone."""
+    """Position of a group in a queue. ``last_at_ms``: store time of the last finished message; 0 if it is deleted."""
 
     end_offset: int
-    committed_offset: int | None  # None: it never said
+    committed_offset: int | None  # None: none committed
     last_at_ms: int
 
     @property
     def lag(self) -> int | None:
-        """How many messages are not finished; not known where the group never committed."""
+        """Number of unfinished messages; ``None`` if the group never committed an offset."""
         return None if self.committed_offset is None else self.end_offset - self.committed_offset
 
 
 class Survey:
-    """Asks many brokers at once. Belongs to one event loop.
+    """Survey that queries many brokers concurrently, up to 32 requests at once. Belongs to one event loop.
 
-    Every method raises what ``RemotingAdmin`` does if nobody answers; ``silent`` says of the others that did not why.
+    Every method raises the errors of ``RemotingAdmin`` if no broker answers. If only some fail, ``silent`` has the
+    reason by broker.
     """
 
     def __init__(self, admin: RemotingAdmin) -> None:
@@ -109,7 +113,7 @@ class Survey:
     # -- routes and queues ----------------------------------------------------------------------------------------
 
     async def brokers(self) -> Sequence[BrokerSeen]:
-        """Return all machines that the name servers know, by cluster, name and number."""
+        """Return all masters and slaves that the name servers list, by cluster, name and number."""
         known = await self._admin.cluster()
         cluster_of = {broker: cluster for cluster, brokers in known.clusters.items() for broker in brokers}
         places = sorted(
@@ -120,16 +124,16 @@ class Survey:
         return await asyncio.gather(*(self._facts(each) for each in places))
 
     async def topics(self) -> Sequence[TopicSeen]:
-        """Return all topics, RocketMQ's own too."""
+        """Return all topics, including RocketMQ's system topics."""
         names = await self._admin.topics()
         return await asyncio.gather(*(self._size(each) for each in names))
 
     async def route(self, topic: str) -> Sequence[Part]:
-        """Return what each broker has of a topic. ``Refused(TOPIC_UNKNOWN)``."""
+        """Return the part of a topic at each broker. ``Refused(TOPIC_UNKNOWN)``."""
         return await self._admin.route(topic)
 
     async def queues(self, topic: str) -> Mapping[MessageQueue, QueueStats]:
-        """Return the queues of a topic with what is in them. ``Refused(TOPIC_UNKNOWN)``."""
+        """Return the queues of a topic with their offset ranges and last store times. ``Refused(TOPIC_UNKNOWN)``."""
         found = await self._at_each(
             await self._masters_of(topic), lambda address: self._admin.topic_stats_at(address, topic)
         )
@@ -138,7 +142,7 @@ class Survey:
     # -- groups ----------------------------------------------------------------------------------------
 
     async def groups(self) -> Sequence[GroupSeen]:
-        """Return all groups, RocketMQ's own too, with their members and lags."""
+        """Return all groups, including RocketMQ's system groups, with their members and lags."""
         masters = await self._masters()
         known = await self._at_each(masters, self._admin.groups_at)
         settings = {group: each for part in known.values() for group, each in part.items()}
@@ -146,7 +150,7 @@ class Survey:
         return await asyncio.gather(*(self._seen(group, settings[group], answering) for group in sorted(settings)))
 
     async def shares(self, group: str) -> Shares:
-        """Return the members of a group, and what each says is its own. ``Refused(GROUP_UNKNOWN)``."""
+        """Return the members of a group and the queues that each one claims. ``Refused(GROUP_UNKNOWN)``."""
         masters = await self._masters()
         seen = await self._group(group, masters)
         asks = (self._member(group, each, seen, masters) for each in seen.members.values())
@@ -160,9 +164,9 @@ class Survey:
         return Shares(seen, members, {queue: tuple(owners[queue]) for queue in sorted(owners)})
 
     async def positions(self, group: str) -> Mapping[MessageQueue, Position]:
-        """Return how far a group has come in each queue of its topics. ``Refused(GROUP_UNKNOWN)``.
+        """Return the position of a group in each queue of its topics. ``Refused(GROUP_UNKNOWN)``.
 
-        Those are the topics that it ever committed in, and those that its members subscribe to.
+        The topics are those with a committed offset and those to which its members subscribe.
         """
         masters = await self._masters()
         seen = await self._group(group, masters)
@@ -179,7 +183,7 @@ class Survey:
                 facts = await self._admin.broker_facts(place.address)
         except BrokerError as error:
             return place._replace(why=str(error))
-        read = facts.get("getTransferredTps") or facts.get("getTransferedTps", "")  # the second is how 4.x spells it
+        read = facts.get("getTransferredTps") or facts.get("getTransferedTps", "")  # 4.x has the second spelling
         version = facts.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".")
         return place._replace(version=version, stored_per_s=_first(facts.get("putTps", "")), read_per_s=_first(read))
 
@@ -190,7 +194,7 @@ class Survey:
         except Refused as refused:
             if refused.rule is not Rule.TOPIC_UNKNOWN:
                 raise
-            parts = ()  # its brokers are gone, or it is just now
+            parts = ()  # its brokers are gone, or it was deleted meanwhile
         counts = route_of(topic, tuple(parts))
         return TopicSeen(topic, len(parts), len(counts.readable), len(counts.writable))
 
@@ -235,7 +239,7 @@ class Survey:
             masters = await self._masters_of(topic)
         except Refused as refused:
             if refused.rule is Rule.TOPIC_UNKNOWN:
-                return {}  # deleted since
+                return {}  # deleted meanwhile
             raise
         stats = await self._at_each(masters, lambda address: self._admin.consume_stats_at(address, group, topic))
 
@@ -256,7 +260,7 @@ class Survey:
             return route_of(topic, tuple(await self._admin.route(topic))).readable
         except Refused as refused:
             if refused.rule is Rule.TOPIC_UNKNOWN:
-                return ()  # a member may subscribe to what is not there yet
+                return ()  # a member may subscribe to a topic before it exists
             raise
 
     async def _masters(self) -> Mapping[str, str]:
@@ -281,7 +285,7 @@ class Survey:
     async def _at_each(
         self, masters: Mapping[str, str], ask: Callable[[str], Awaitable[_Found]]
     ) -> Mapping[str, _Found]:
-        """Return the answers by broker. If nobody answers, the first error is raised."""
+        """Return the answers by broker. Raise the first error if no broker answers."""
 
         async def asked(address: str) -> _Found:
             async with self._room:
@@ -304,7 +308,7 @@ class Survey:
 
 
 def version_text(number: int) -> str:
-    """Return the version of a client by its number, such as ``5.5.0`` for 513."""
+    """Return the client version for a RocketMQ version number, for example ``5.5.0`` for 513."""
     if number < _VERSION_4:
         return f"before 4.0 ({number})"
     patches = 500 + (number - _VERSION_5) // 2

@@ -1,4 +1,4 @@
-"""How transactions end, and how a broker asks for it, as fields of the protocol. Pure."""
+"""Transaction decisions and transaction checks, as fields of the protocol. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _DECISIONS: Mapping[Decision, int] = {Decision.COMMIT: 8, Decision.ROLLBACK: 12,
 def end_fields(
     group: str, receipt: QueueReceipt, decision: Decision, check: TransactionCheck | None
 ) -> Mapping[str, str]:
-    """Return the fields that end a transaction. A broker may have stored its half message anew since it was sent: an
-    answer to a question says where it lies by that question.
+    """Return the fields that end a transaction.
+
+    A broker may store a half message again after its send. An answer to a check therefore uses the position in the
+    check.
     """
     offset_id, queue_offset = receipt.offset_id, receipt.queue_offset
     message_id, transaction_id = receipt.message_id, receipt.transaction_id
@@ -43,7 +45,7 @@ def end_fields(
 
 
 def check_of(request: Frame, broker: str) -> TransactionCheck:
-    """Read a broker's question; ``FrameBroken`` for one that is none."""
+    """Decode a broker's transaction check; ``FrameBroken`` for an invalid one."""
     try:
         (stored,) = decode_messages(request.body)
     except ValueError:

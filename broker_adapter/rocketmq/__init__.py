@@ -1,11 +1,11 @@
-"""Apache RocketMQ 5 behind its gRPC proxies, as a ``PopBroker``.
+"""``PopBroker`` for Apache RocketMQ 5 through its gRPC proxies.
 
-    RocketMQBroker  what a broker promises, as far as a proxy offers it; the rest is refused by name
+    RocketMQBroker  the broker contract, as far as a proxy supports it; other requests are refused
      +- Polls       long polls at several proxies, shared by receives
-     +- Gathered    messages that are sent at the same time, in one call
-     +- Routes      where the queues of a topic are, remembered for 30 s
-     +- Sessions    who this client is: a telemetry stream to each proxy it uses, for each group
-         +- Proxies one connection to each proxy, signed calls, deadlines; one that fails is left alone for a while
+     +- Gathered    concurrent messages of a topic, batched into one call
+     +- Routes      queues of a topic, cached for 30 s
+     +- Sessions    identity of this client: one telemetry stream for each proxy and group
+         +- Proxies one connection to each proxy, signed calls, deadlines; a failing proxy is isolated
 
 Importing this package loads gRPC and the wire definitions.
 """
@@ -16,7 +16,7 @@ from broker_adapter.runtime.extras import require
 
 require("a RocketMQ cluster behind its proxies", "client", "grpc", "google.protobuf")
 
-from broker_adapter.rocketmq.broker import RocketMQBroker  # noqa: E402 - nothing before it is known to be there
+from broker_adapter.rocketmq.broker import RocketMQBroker  # noqa: E402 - after the check of the dependencies
 from broker_adapter.rocketmq.proxies import ClusterOptions  # noqa: E402
 
 __all__ = ["ClusterOptions", "RocketMQBroker"]

@@ -1,4 +1,4 @@
-"""Addresses of proxies, and names that say which proxy gave them."""
+"""Addresses of proxies, and handles that include the proxy that issued them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTH_DIGITS_MAX = 4
 
 
 def address_of(endpoints: wire.Endpoints) -> str:
-    """Return where to dial what a route names; empty if it names nothing that can be dialled."""
+    """Return the address to connect to for an entry of a route; empty if the entry has no usable address."""
     for each in endpoints.addresses:
         if each.host and 0 < each.port <= PORT_MAX:
             return f"[{each.host}]:{each.port}" if ":" in each.host else f"{each.host}:{each.port}"
@@ -21,7 +21,7 @@ def address_of(endpoints: wire.Endpoints) -> str:
 
 
 def endpoints_of(address: str) -> wire.Endpoints:
-    """Return an address as the protocol writes it."""
+    """Return an address in the form of the protocol."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
@@ -32,12 +32,15 @@ def endpoints_of(address: str) -> wire.Endpoints:
 
 
 class Name(NamedTuple):
-    """What a proxy gave out for a message, and to whom: only that one is sure to know it. As text it is a handle."""
+    """Handle of a proxy, with the proxy and client that it was issued to. Only that proxy is sure to accept it.
+
+    Its text form is the handle given to our clients.
+    """
 
     address: str  # of the proxy
     client_id: str
     message_id: str
-    given: str  # a receipt handle, a recall handle, a transaction id
+    given: str  # receipt handle, recall handle or transaction id
 
     def __str__(self) -> str:
         return (
@@ -46,7 +49,7 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, handle: str, rule: Rule) -> Name:
-        """Undo ``str``; ``Refused(rule)`` for what is no handle of ours."""
+        """Parse the text form of a handle; ``Refused(rule)`` for a handle that this adapter did not issue."""
         try:
             address, client_chars, id_chars, rest = handle.split(" ", 3)
             (checked,) = parse_endpoints(address)

@@ -1,13 +1,13 @@
-"""The broker contract in front of Apache RocketMQ 5 (``PopBroker`` and ``TransactionalBroker``).
+"""Broker contract for Apache RocketMQ 5 (``PopBroker`` and ``TransactionalBroker``).
 
-What a proxy cannot do is refused with ``Rule.UNSUPPORTED`` and says so: several messages in one send that are not all
-normal ones, or of several topics. What it does differently from what the contract says:
+Requests that a proxy does not support are refused with ``Rule.UNSUPPORTED``: a send of several messages that are not
+all normal messages of one topic. Differences from the contract:
 
-- a send is not idempotent: the same message id sent twice is stored twice, under that id;
-- a delay is bounded (one day, unless the cluster's operators changed it), and ends up to two seconds late;
-- a recall says nothing of what became of the message;
-- a receive waits for 5 s at least, and one of one queue is one of any: a proxy does not look at its number;
-- extending an invisible duration counts as an attempt, and the earlier handle is of no use any more.
+- A send is not idempotent: two sends of one message id store two messages with that id.
+- A delay is bounded (one day, unless the cluster's operators changed it), and ends up to two seconds late.
+- A recall does not report the fate of the message.
+- A receive waits for at least 5 s. A receive of one queue reads any queue: a proxy ignores the queue number.
+- Extending an invisible duration counts as an attempt and invalidates the earlier handle.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REPORT, TIMEOUT_S, report_of
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
 
-_MARGIN_MS = 3_000  # a proxy needs the deadline of a receive to lie behind its long poll
+_MARGIN_MS = 3_000  # a proxy requires the deadline of a receive to be later than its long poll
 _SESSION_IDLE_S = 120.0
 _SESSIONS_MAX = 10_000
-_POLLS_MAX = 10_000  # kinds of receives at once,
-_LEFT_MAX = 256  # and from how many on polls end with the last receive that waits
-_OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
+_POLLS_MAX = 10_000  # distinct parameters of receives
+_LEFT_MAX = 256  # above it, polls end with their last pending receive
+_OF_THE_SERVER = (  # fields that the server sets
     "store_timestamp",
     "store_host",
     "receipt_handle",
@@ -53,7 +53,7 @@ _OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
     "delivery_attempt",
 )
 _ANY_QUEUE = -1
-_TRANSACTION_ID = "__transactionId__"  # a property that RocketMQ leaves on what a transaction committed
+_TRANSACTION_ID = "__transactionId__"  # property that RocketMQ leaves on committed half messages
 _TYPES: Mapping[MessageType, wire.MessageType] = MappingProxyType(
     {
         MessageType.NORMAL: wire.NORMAL,
@@ -65,7 +65,7 @@ _TYPES: Mapping[MessageType, wire.MessageType] = MappingProxyType(
 
 
 class _Asked(NamedTuple):
-    """What a receive asks for: whatever answers one of a kind answers any of it."""
+    """Parameters of a receive. Receives with equal parameters share polls: any result serves any of them."""
 
     session: Session
     subscription: Subscription
@@ -75,7 +75,7 @@ class _Asked(NamedTuple):
 
 
 class RocketMQBroker:
-    """One client of a cluster. Needs a running event loop; connects when it is first used."""
+    """Client of a cluster. Requires a running event loop; connects on first use."""
 
     def __init__(self, options: ClusterOptions, clock: Clock, log: CallLog = log_nothing) -> None:
         self.proxies = Proxies(options, clock, log)
@@ -87,18 +87,18 @@ class RocketMQBroker:
         self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
         self._groups: dict[str, set[str]] = {}  # of push consumers, by client id
         self._used_s: dict[tuple[str, str], float] = {}
-        self._gathered: dict[str, Gathered] = {}  # by topic, while something of it is under way
-        self._polls: dict[_Asked, Polls] = {}  # by what receives ask for
+        self._gathered: dict[str, Gathered] = {}  # by topic, while it has pending sends
+        self._polls: dict[_Asked, Polls] = {}  # by parameters of a receive
         self._checker: Checker | None = None
         self._reporting: set[asyncio.Task[None]] = set()
         self._background = [asyncio.ensure_future(self._beat())]
 
     def watch(self) -> None:
-        """Notice also while nothing is called whether the proxies answer: connects at once. Call it once."""
+        """Monitor the proxies while no calls are made: connect at once and probe idle proxies. Call at most once."""
         self._background.append(asyncio.ensure_future(self.proxies.watch()))
 
     async def close(self) -> None:
-        """Say goodbye to the cluster and close all connections."""
+        """Unregister from the cluster and close all connections."""
         ending = [*self._background, *self._reporting]
         for each in ending:
             each.cancel()
@@ -114,16 +114,16 @@ class RocketMQBroker:
 
     @property
     def is_away(self) -> bool:
-        """Whether no proxy of the cluster answers."""
+        """True if no proxy of the cluster answers."""
         return self.proxies.is_away
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """Why proxies are left alone, by address."""
+        """Failure reasons of isolated proxies, by address."""
         return self.proxies.errors
 
     def owns(self, handle: str) -> bool:
-        """Say whether a proxy gave a handle, or what tells a transaction."""
+        """Return True if this adapter issued a receipt handle, recall handle or transaction id."""
         try:
             Name.of(handle, Rule.REQUEST)
         except Refused:
@@ -131,22 +131,24 @@ class RocketMQBroker:
         return True
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """Return what the cluster said of a topic last, however long ago; ``None`` if it never did."""
+        """Return the last route of a topic at any age, or ``None`` if there was none."""
         known = self.routes.known(topic)
         return known.as_topic_route if known is not None else None
 
     # -- names --------------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRoute:
-        """As ``PopBroker.route``. The cluster makes topics on first use if its operators let it."""
+        """Implement ``PopBroker.route``. The cluster creates topics on first use if its operators enabled it."""
         return (await self.routes.of(topic)).as_topic_route
 
     async def ensure_group(self, group: str) -> None:
-        """As ``PopBroker.ensure_group``: a proxy makes no groups, so the cluster must have it."""
+        """Implement ``PopBroker.ensure_group``. A proxy cannot create groups, so the cluster must have the group."""
         await self._ready(self._consumer(group, ""), self.proxies.choose())
 
-    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - it says itself
-        """As ``PopBroker.group_settings``: what the cluster said last, RocketMQ's defaults before it said anything."""
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - by contract
+        """Implement ``PopBroker.group_settings``: the last settings of the cluster, or RocketMQ's defaults before the
+        first.
+        """
         session = self._consumers.get((group, ""))
         if session is None or session.settings is None:
             return ROCKETMQ_GROUP
@@ -157,7 +159,10 @@ class RocketMQBroker:
         )
 
     def is_known(self, kind: str, name: str) -> bool:
-        """Say whether the cluster was heard to have one of ``topics`` or ``groups``."""
+        """Return True if the cluster has confirmed the topic or group ``name``.
+
+        ``kind`` is ``topics`` or ``groups``.
+        """
         if kind == "topics":
             return self.routes.known(name) is not None
         session = self._consumers.get((name, ""))
@@ -166,9 +171,10 @@ class RocketMQBroker:
     # -- producing ----------------------------------------------------------------------------------------------------
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
-        """As ``PopBroker.send``, but that nothing is known of ids that were sent before.
+        """Implement ``PopBroker.send``, without deduplication of message ids.
 
-        ``BrokerUnavailable`` after ``sends_max`` attempts at different proxies: each may have stored the message.
+        ``BrokerUnavailable`` after ``sends_max`` attempts at different proxies: each of them may have stored the
+        message.
         """
         first = envelopes[0]
         if len(envelopes) > 1 and (
@@ -206,12 +212,12 @@ class RocketMQBroker:
         check(answer.status, proxy.address)
         if not answer.entries:
             raise BrokerUnavailable(f"{proxy.address} answered a send without a result")
-        # Apache's proxy has one entry for a whole batch, with an id of its own and the offset of the first message.
+        # Apache's proxy returns one entry for a whole batch, with its own id and the offset of the first message.
         offset = answer.entries[0].offset
         return [SendReceipt(each.envelope.message_id, -1, offset + number) for number, each in enumerate(outgoing)]
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
-        """As ``PopBroker.recall``, but that the cluster's OK does not say that the message was still there."""
+        """Implement ``PopBroker.recall``. The cluster's OK does not prove that the message was still pending."""
         name = Name.of(recall_handle, Rule.REQUEST)
         request = wire.RecallMessageRequest(topic=resource_of(topic), recall_handle=name.given)
         proxy = await self._proxy_of(name, topic, Rule.REQUEST)
@@ -222,11 +228,11 @@ class RocketMQBroker:
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def attach(self, checker: Checker) -> None:
-        """As ``TransactionalBroker.attach``."""
+        """Implement ``TransactionalBroker.attach``."""
         self._checker = checker
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
-        """As ``TransactionalBroker.prepare``, for one half message without a delay."""
+        """Implement ``TransactionalBroker.prepare``, for one half message without a delay."""
         (half, *others) = halves
         if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
             why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
@@ -245,11 +251,11 @@ class RocketMQBroker:
         return [HalfReceipt(message_id, str(name))]
 
     async def commit(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.commit``."""
+        """Implement ``TransactionalBroker.commit``."""
         await self._end(topic, transaction_id, wire.COMMIT)
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.roll_back``."""
+        """Implement ``TransactionalBroker.roll_back``."""
         await self._end(topic, transaction_id, wire.ROLLBACK)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
@@ -264,12 +270,13 @@ class RocketMQBroker:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        """As ``PopBroker.receive``, but that it waits for 5 s at least, as a proxy does.
+        """Implement ``PopBroker.receive``, with a wait of at least 5 s because of the proxies.
 
-        Where several brokers have the topic all of them are asked, and the first that has messages answers. What came
-        before a failure is returned: it is hidden, and nobody else would get it in time. Who waits for less cancels it,
-        and its polls go on for the next one: a proxy would find out only with the next message in its hand, again and
-        again, and each time the message would lose an attempt.
+        If several brokers have the topic, all are polled, and the first one with messages answers. Messages received
+        before a failure are returned: they are leased, and no other consumer would get them in time.
+
+        A caller that wants a shorter wait cancels the call. Its polls continue for the next receive. A cancelled poll
+        at a proxy would receive the next message and lose it, and each loss costs an attempt.
         """
         places = await self._places(subscription.topic)
         session = self._consumer(group, renew_for)
@@ -286,7 +293,7 @@ class RocketMQBroker:
                 del self._polls[asked]
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
-        """As ``PopBroker.ack``."""
+        """Implement ``PopBroker.ack``."""
         results: list[Exception | None] = [None] * len(receipt_handles)
         by_place: dict[tuple[str, str], list[tuple[int, Name]]] = {}
         for number, handle in enumerate(receipt_handles):
@@ -306,7 +313,7 @@ class RocketMQBroker:
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
-        """As ``PopBroker.change_invisible``, but that the earlier handle is no good any more."""
+        """Implement ``PopBroker.change_invisible``. The earlier handle becomes invalid."""
         name = Name.of(receipt_handle, Rule.RECEIPT_HANDLE)
         request = wire.ChangeInvisibleDurationRequest(
             group=resource_of(group), topic=resource_of(topic), receipt_handle=name.given, message_id=name.message_id
@@ -318,7 +325,7 @@ class RocketMQBroker:
         return str(name._replace(given=answer.receipt_handle)) if answer.receipt_handle else receipt_handle
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
-        """As ``PopBroker.dead_letter``; the cluster believes whatever it is told."""
+        """Implement ``PopBroker.dead_letter``. The cluster does not verify the number of attempts."""
         name = Name.of(receipt_handle, Rule.RECEIPT_HANDLE)
         request = wire.ForwardMessageToDeadLetterQueueRequest(
             group=resource_of(group),
@@ -331,7 +338,9 @@ class RocketMQBroker:
         await self._settle(name, topic, "ForwardMessageToDeadLetterQueue", request)
 
     def report_failure(self, group: str, receipt_handle: str, error: BaseException | str) -> None:
-        """As ``FailureReporter.report_failure``; Apache's proxies know no such call, and are asked rarely."""
+        """Implement ``FailureReporter.report_failure``. Apache's proxies do not support the call, and it is rarely
+        retried.
+        """
         with suppress(Refused):
             name = Name.of(receipt_handle, Rule.RECEIPT_HANDLE)
             if not self.proxies.is_known(name.address):
@@ -339,7 +348,7 @@ class RocketMQBroker:
             proxy = self.proxies.at(name.address)
             if proxy.is_isolated or self._clock.monotonic_s() < proxy.reports_again_s:
                 return
-            # The call begins here, so it is ahead of that of the failure on the connection.
+            # Start the call now, so that it precedes the call that ends the delivery on the connection.
             request, metadata = report_of(group, name.given, error), self.proxies.metadata(name.client_id)
             call = proxy.call(REPORT.name)(request, timeout=TIMEOUT_S, metadata=metadata)
             task = asyncio.ensure_future(self.proxies.report(proxy, call))
@@ -347,12 +356,12 @@ class RocketMQBroker:
             task.add_done_callback(self._reporting.discard)
 
     def client_seen(self, client_id: str) -> None:
-        """As ``PopBroker.client_seen``."""
+        """Implement ``PopBroker.client_seen``."""
         for group in self._groups.get(client_id, ()):
             self._used_s[group, client_id] = self._clock.monotonic_s()
 
     def client_gone(self, client_id: str) -> None:
-        """As ``PopBroker.client_gone``."""
+        """Implement ``PopBroker.client_gone``."""
         for group in self._groups.get(client_id, ()):
             self._used_s[group, client_id] = float("-inf")
 
@@ -368,7 +377,7 @@ class RocketMQBroker:
     async def _send(
         self, topic: str, request: wire.SendMessageRequest, *, message_group: str = "", is_checked: bool = False
     ) -> tuple[Proxy, wire.SendMessageResponse]:
-        """Send at one proxy after another until one answers, within the time of one request behind that for a route."""
+        """Send to one proxy after another until one answers, within one request timeout after the route lookup."""
         await self.routes.of(topic)
         until_s = self._clock.monotonic_s() + self.proxies.options.request_timeout_ms / 1000
         tried: set[str] = set()
@@ -377,7 +386,7 @@ class RocketMQBroker:
             addresses = self._all_of((await self.routes.of(topic)).writable())
             if not addresses:
                 raise Refused(Rule.FORBIDDEN, "the cluster lets nobody write to the topic", value=topic)
-            if message_group:  # always the same place, and no other one while that is away: else order is lost
+            if message_group:  # no fallback to another proxy: it would break the order
                 addresses = [place_of_message_group(message_group, addresses)]
             others = [each for each in addresses if each not in tried] or addresses
             proxy = self.proxies.choose(others)
@@ -385,7 +394,7 @@ class RocketMQBroker:
             left_ms = int((until_s - self._clock.monotonic_s()) * 1000)
             if left_ms <= 0:
                 break
-            if len(others) > 1:  # one that says nothing leaves time for another one
+            if len(others) > 1:  # leave time for another proxy after a timeout
                 left_ms //= attempts_left
             try:
                 if is_checked:
@@ -403,7 +412,10 @@ class RocketMQBroker:
         raise error or BrokerUnavailable(f"no proxy answered a send to {topic} in time")
 
     async def _proxy_of(self, name: Name, topic: str, rule: Rule) -> Proxy:
-        """Return the proxy of a handle. A handle comes from clients: it must not make us dial what nobody named."""
+        """Return the proxy of a handle.
+
+        Handles come from clients. Connections go only to addresses in the configuration or a route.
+        """
         if not self.proxies.is_known(name.address):
             for address in (await self.routes.of(topic)).addresses():
                 self.proxies.at(address)
@@ -412,9 +424,10 @@ class RocketMQBroker:
         return self.proxies.at(name.address)
 
     def _all_of(self, routed: list[str]) -> list[str]:
-        """Return the proxies to ask: those in a route, and those that were named, if several were.
+        """Return the proxies to call: those of a route, plus the configured ones if there are several.
 
-        A proxy may name none but itself in a route. One address alone may stand for all of them, so it adds nothing.
+        A proxy may list only itself in a route. A single configured address may stand for all proxies, so it is not
+        added.
         """
         named = self.proxies.options.endpoints
         return list(dict.fromkeys([*routed, *named])) if routed and len(named) > 1 else routed
@@ -444,7 +457,7 @@ class RocketMQBroker:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     async def _places(self, topic: str) -> Sequence[str]:
-        """Return which proxies to ask, by their addresses."""
+        """Return the addresses of the proxies to poll."""
         route = await self.routes.of(topic)
         addresses = self._all_of(route.readable())
         if not addresses:
@@ -476,7 +489,7 @@ class RocketMQBroker:
         return self.proxies.at(address).is_isolated
 
     async def _poll(self, asked: _Asked, address: str, poll_ms: int) -> Batch:
-        """Ask one proxy once."""
+        """Poll one proxy once."""
         session, subscription = asked.session, asked.subscription
         place, expression = self.proxies.at(address), _expression(subscription)
         await self._ready(session, place, subscription.topic, expression)
@@ -507,7 +520,7 @@ class RocketMQBroker:
                         deliveries.append(_delivery(place, session.client_id, route, frame.message, asked.invisible_ms))
                     elif content == "status" and frame.status.code not in {wire.OK, wire.MESSAGE_NOT_FOUND}:
                         if frame.status.code in {wire.INTERNAL_SERVER_ERROR, wire.UNRECOGNIZED_CLIENT_TYPE}:
-                            session.forget(place)  # what it says when it has lost its settings
+                            session.forget(place)  # its answer after it lost the session
                         check(frame.status, place.address)
         except BrokerError:
             if not deliveries:
@@ -515,7 +528,7 @@ class RocketMQBroker:
         return Batch(deliveries, came_s)
 
     async def _give_back(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        """Let others have messages that nobody took here; what cannot be given back comes back by itself."""
+        """Release the leases of unclaimed messages. If a release fails, the lease expires by itself."""
         await asyncio.gather(
             *(self.change_invisible(group, each.topic, each.receipt_handle, 0, suspend=True) for each in deliveries),
             return_exceptions=True,
@@ -530,7 +543,7 @@ class RocketMQBroker:
         await session.close()
 
     async def _ack(self, group: str, topic: str, asked: Sequence[Name]) -> Sequence[Exception | None]:
-        """Acknowledge what one proxy gave to one client."""
+        """Acknowledge messages that one proxy delivered to one client."""
         request = wire.AckMessageRequest(group=resource_of(group), topic=resource_of(topic))
         for name in asked:
             request.entries.add(message_id=name.message_id, receipt_handle=name.given)
@@ -567,7 +580,7 @@ class RocketMQBroker:
     async def _ready(
         self, session: Session, place: Proxy, topic: str = "", expression: wire.FilterExpression | None = None
     ) -> None:
-        """Have the proxy know a consumer; of one that no proxy ever took nothing is kept."""
+        """Register a consumer at the proxy. A consumer that no proxy ever accepted is removed."""
         try:
             await session.ready(place, topic, expression)
         except BrokerError:
@@ -592,19 +605,19 @@ class RocketMQBroker:
         return a_client_id(self._numbers)
 
     async def _beat(self) -> None:
-        """Send heartbeats, and let go of consumers that nobody needs any more."""
+        """Send heartbeats, and end consumer sessions that were idle for 120 s."""
         while True:
             await asyncio.sleep(self.proxies.options.heartbeat_ms / 1000)
             idle_since_s = self._clock.monotonic_s() - _SESSION_IDLE_S
             for key in [each for each, used_s in self._used_s.items() if used_s < idle_since_s]:
-                if self._used_s.get(key, idle_since_s) < idle_since_s:  # it may have come back while others were ended
+                if self._used_s.get(key, idle_since_s) < idle_since_s:  # it may have been used again meanwhile
                     await self._end_session(key)
             self._forget_idle_polls()
             await asyncio.gather(*(each.heartbeat() for each in [self._producer, *self._consumers.values()]))
 
 
 def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
-    """Return the wire message of an envelope, saying what the envelope says; ``Refused(MESSAGE_CORRUPTED)``."""
+    """Return the wire message of an envelope, with the envelope's fields; ``Refused(MESSAGE_CORRUPTED)``."""
     try:
         message = wire.Message.FromString(envelope.payload)
     except DecodeError:
@@ -616,7 +629,7 @@ def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
         system.ClearField(name)
     system.message_id = envelope.message_id
     system.message_type = _TYPES[envelope.message_type]
-    if not epoch_ms(system.born_timestamp):  # a broker never asks about a half message that is older than its files
+    if not epoch_ms(system.born_timestamp):  # a broker never checks a half message older than its files
         set_timestamp(system.born_timestamp, now_ms)
     if envelope.deliver_at_ms:
         set_timestamp(system.delivery_timestamp, envelope.deliver_at_ms)
@@ -634,7 +647,10 @@ def _is_packed(outgoing: Outgoing) -> bool:
 
 
 def _goes_with_others(outgoing: Outgoing) -> bool:
-    """Whether a call may carry it beside others: not if order or time belongs to it, or others would change it."""
+    """Return True if a message may share a call.
+
+    False for messages with order or time, for retries and dead letters, and for packed bodies.
+    """
     envelope = outgoing.envelope
     return (
         envelope.message_type is MessageType.NORMAL

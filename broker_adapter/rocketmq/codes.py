@@ -1,4 +1,4 @@
-"""The one table from a proxy's codes to our errors."""
+"""The one table that maps status codes of a proxy to our errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RULES: Mapping[int, Rule] = MappingProxyType(
     }
 )
 _TOO_MANY = frozenset({wire.TOO_MANY_REQUESTS, wire.LITE_TOPIC_QUOTA_EXCEEDED, wire.LITE_SUBSCRIPTION_QUOTA_EXCEEDED})
-# Nobody can say what became of the call. The broker's own disk or its slave was slow: the message is most likely there.
+# The outcome of the call is unknown. After a persistence timeout of a disk or slave the message is most likely stored.
 _IN_DOUBT = frozenset(
     {
         wire.REQUEST_TIMEOUT,
@@ -79,11 +79,11 @@ _TRANSPORT_RULES: Mapping[grpc.StatusCode, Rule] = MappingProxyType(
     }
 )
 _TEXT_CHARS_MAX = 300
-_SHOWN_CLASS_NUMBER = 10_000  # a code's first digit is its class
+_SHOWN_CLASS_NUMBER = 10_000  # the first digit of a code is its class
 
 
 def error_of(status: wire.Status, address: str) -> BrokerError | None:
-    """Return the error that a status stands for, ``None`` for OK. Codes nobody knows yet go by their class."""
+    """Return the error for a status, or ``None`` for OK. Unknown codes are mapped by their class."""
     code = int(status.code)
     if code == wire.OK:
         return None
@@ -98,13 +98,13 @@ def error_of(status: wire.Status, address: str) -> BrokerError | None:
 
 
 def check(status: wire.Status, address: str) -> None:
-    """Raise what a status stands for, unless it is OK."""
+    """Raise the error for a status that is not OK."""
     if (error := error_of(status, address)) is not None:
         raise error
 
 
 def error_of_call(error: grpc.aio.AioRpcError, address: str) -> BrokerError:
-    """Return our error for a call that ended without an answer."""
+    """Return our error for a call without an answer."""
     code = error.code()
     said = f"{_text(error.details() or '')} ({code.name}, calling {address})"
     if code in _TRANSPORT_RULES:

@@ -1,11 +1,11 @@
-"""Messages of one topic that are sent at the same time, gathered into one call.
+"""Batching of concurrent messages of one topic into one call.
 
-A call costs a proxy and this process about the same whether it carries one message or 32. So while two calls of a
-topic are under way, what is sent meanwhile waits for the first of them to end, for milliseconds at most, and goes
-together. Where few send at a time nothing waits.
+The cost of a call to a proxy and to this process is about the same for one message as for 32. While two calls of a
+topic are pending, new messages wait for the end of the first one, for milliseconds at most. Then they share a call. At
+low concurrency no message waits.
 
-The cluster takes a call as a whole or not at all. If it refuses one, each of its messages is sent alone and gets an
-answer of its own.
+The cluster accepts or refuses a call as a whole. After a refusal each of its messages is sent alone and gets its own
+answer.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from broker_adapter.contracts.message import Envelope, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 
-_CALLS = 2  # under way before others are gathered: measured, more of them gain nothing
-_WAIT_S = 0.005  # a call that hangs holds up no other
+_CALLS = 2  # pending calls before batching starts; measured: more calls bring no gain
+_WAIT_S = 0.005  # bounds the delay by a hanging call
 _TOGETHER_MAX = 32
-_TOGETHER_BYTES_MAX = 512 * 1024  # far below what a cluster takes
+_TOGETHER_BYTES_MAX = 512 * 1024  # far below the limit of a cluster
 
 _CLOSED = BrokerUnavailable("the client of the cluster was closed before an answer came")
 
 
 class Outgoing(NamedTuple):
-    """A message, and what a proxy is sent of it."""
+    """Message envelope and its wire message."""
 
     envelope: Envelope
     message: wire.Message
@@ -39,7 +39,7 @@ _Waiting = tuple[Outgoing, asyncio.Future[SendReceipt]]
 
 
 class Gathered:
-    """Belongs to the event loop."""
+    """Batcher of the sends to one topic. Belongs to the event loop."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -50,11 +50,11 @@ class Gathered:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no call is pending."""
         return not self._calls
 
     async def send(self, outgoing: Outgoing) -> SendReceipt:
-        """As ``PopBroker.send``, for one message, alone or together with others."""
+        """Send one message, alone or batched; as ``PopBroker.send``."""
         if self._calls < _CALLS:
             self._calls += 1
             try:
@@ -70,7 +70,7 @@ class Gathered:
         return await answer
 
     async def close(self) -> None:
-        """Wait for no answers any more; whoever does is told that they are in doubt."""
+        """Cancel pending calls; their callers get an in-doubt error."""
         _tell(self._waiting, _CLOSED)
         self._all_go()
         tasks = list(self._tasks)
@@ -90,7 +90,7 @@ class Gathered:
             self._late = None
 
     def _go(self) -> None:
-        """Begin a call with what waits, as far as it goes together."""
+        """Start a call with queued messages, up to the limits of a batch."""
         together: list[_Waiting] = []
         size = 0
         while self._waiting and len(together) < _TOGETHER_MAX:
@@ -99,7 +99,7 @@ class Gathered:
             if together and size > _TOGETHER_BYTES_MAX:
                 break
             self._waiting.popleft()
-            if not answer.done():  # nobody waits for it any more: it need not be sent
+            if not answer.done():  # skip a message whose caller was cancelled
                 together.append((outgoing, answer))
         if together:
             self._calls += 1
@@ -121,7 +121,7 @@ class Gathered:
                 await asyncio.gather(*(self._carry([each]) for each in together))
                 return
             _tell(together, refused)
-        except Exception as error:  # noqa: BLE001 - theirs
+        except Exception as error:  # noqa: BLE001 - forwarded to the callers
             _tell(together, error)
         else:
             for (_, answer), receipt in zip(together, receipts, strict=True):

@@ -1,15 +1,15 @@
-"""Long polls at the proxies of a cluster, shared by the receives of one consumer that ask for the same.
+"""Long polls at the proxies of a cluster, shared by the receives of one consumer with equal parameters.
 
-A proxy knows the messages of its own broker only, so a receive of "any queue" that asks one of them waits there while
-messages lie at another one. Here one is asked, then, if it has nothing at once, all others too, and whichever brings
-messages first answers.
+A proxy sees only the messages of its own broker. A receive of any queue that polls one proxy would wait there while
+another broker has messages. So ``Polls`` polls one proxy first, then all others if the first has no message at once.
+The first poll with messages answers the receive.
 
-A poll is not cancelled because another one was quicker or its receive went away: the broker goes on with it all the
-same, and its next message then comes three seconds late (RocketMQ 5.5.0). So it goes on to its end, for the next
-receive. What it brings is kept for a while, and given back if nobody comes, at the cost of no attempt.
+A poll is not cancelled when another one is faster or its receive ends. The broker continues a cancelled poll, and its
+next message then comes three seconds late (RocketMQ 5.5.0). An unneeded poll runs to its end for the next receive. Its
+messages are cached for a while; unclaimed ones are released at no cost of an attempt.
 
-    polls       one at each proxy at most, or as many as receives wait, if those are more
-    kept        what as many polls brought, for a quarter of its invisible duration at most
+    polls       at most one at each proxy, or as many as there are pending receives, if that is more
+    kept        batches of as many polls, for at most a quarter of their invisible duration
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.runtime.clock import Clock
 
-_SPREAD_S = 0.05  # a proxy that has messages answers sooner; what others bring meanwhile would only have to be kept
-_MARGIN_S = 0.5  # by which a receive waits for longer than its polls do: they are to end by themselves
-_AGAIN_S = 1.0  # before a proxy that had nothing is asked again within one receive
-_LEFT_MAX = 8  # polls that go on though fewer receives wait
+_SPREAD_S = 0.05  # a proxy with messages answers sooner; batches of other proxies would have to be cached
+_MARGIN_S = 0.5  # added to the wait of a receive, so that its polls end first
+_AGAIN_S = 1.0  # pause before another poll at a proxy without messages
+_LEFT_MAX = 8  # polls that continue with fewer pending receives
 _KEPT_SHARE = 4
 _KEPT_MS_MAX = 15_000
 
 
 class Batch(NamedTuple):
-    """What one poll brought."""
+    """Messages of one poll."""
 
     deliveries: Sequence[Delivery]
     came_s: float  # monotonic; the invisible durations began no later
 
 
-Poll = Callable[[str, int], Awaitable[Batch]]  # of a proxy, by its address, for so many ms
+Poll = Callable[[str, int], Awaitable[Batch]]  # (address of the proxy, duration in ms)
 GiveBack = Callable[[Sequence[Delivery]], Awaitable[object]]
 
 
 class Polls:
-    """All receives of one consumer that ask for the same. Belongs to the event loop."""
+    """Polls for all receives of one consumer with equal parameters. Belongs to the event loop."""
 
     def __init__(self, poll: Poll, give_back: GiveBack, is_isolated: Callable[[str], bool], clock: Clock) -> None:
         self._poll = poll
@@ -56,7 +56,7 @@ class Polls:
         self._turn = random.randrange(1 << 16)
         self._waiting: deque[asyncio.Future[Batch | None]] = deque()
         self._polls: dict[asyncio.Task[Batch], str] = {}
-        self._nothing_s: dict[str, float] = {}  # when a poll ended without a message
+        self._nothing_s: dict[str, float] = {}  # time of the last poll without a message
         self._kept: deque[Batch] = deque()
         self._giving_back: set[asyncio.Future[object]] = set()
         self._spreads: asyncio.TimerHandle | None = None
@@ -64,18 +64,18 @@ class Polls:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits, nothing is asked and nothing is kept."""
+        """True if there is no pending receive, poll or release, and no cached batch."""
         return not (self._waiting or self._polls or self._kept or self._giving_back)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a receive waits."""
+        """True if a receive is pending."""
         return bool(self._waiting)
 
     async def receive(self, addresses: Sequence[str], wait_ms: int) -> Sequence[Delivery]:
-        """Return what one poll brings, of any of these proxies, or nothing after ``wait_ms``.
+        """Return the messages of one poll at any of the proxies, or none after ``wait_ms``.
 
-        Raises what the last poll raised if none is left, or what one refused.
+        Raise the error of the last poll if no other poll is left, or a refusal at once.
         """
         self._addresses, self._wait_ms = addresses, wait_ms
         while self._kept:
@@ -109,7 +109,7 @@ class Polls:
             task.cancel()
 
     async def close(self) -> None:
-        """Ask no more, and give back what was kept."""
+        """End all receives and polls, and release cached messages."""
         for waiter in self._waiting:
             _end(waiter)
         for timer in (self._spreads, self._expires):
@@ -123,13 +123,13 @@ class Polls:
             self._return(self._kept.popleft())
         await asyncio.gather(*self._giving_back, return_exceptions=True)
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- polls --------------------------------------------------------------------------------------------------------
 
     def _well(self) -> Sequence[str]:
         return [each for each in self._addresses if not self._is_isolated(each)] or self._addresses
 
     def _ask_one(self) -> None:
-        """Ask one more that nobody asks yet, or any if there are more receives than polls."""
+        """Start a poll at one proxy without a poll, or at any if there are more receives than polls."""
         well, asked = self._well(), set(self._polls.values())
         unasked = [each for each in well if each not in asked]
         if unasked or len(self._polls) < len(self._waiting):
@@ -146,7 +146,7 @@ class Polls:
         task.add_done_callback(self._ended)
 
     def _ask_others(self) -> None:
-        """Ask all that nobody asks, but those that had nothing a moment ago."""
+        """Start polls at all proxies without a poll, except those that returned no message within the last second."""
         asked, since_s = set(self._polls.values()), self._clock.monotonic_s() - _AGAIN_S
         for address in self._addresses:
             is_quiet = self._nothing_s.get(address, since_s) > since_s
@@ -160,7 +160,7 @@ class Polls:
             self._spreads = asyncio.get_running_loop().call_later(_AGAIN_S, self._spread)
 
     def _leave(self) -> None:
-        """Cancel polls that were begun for receives that went away, but for a few."""
+        """Cancel surplus polls of receives that ended, except a few."""
         surplus = len(self._polls) - max(len(self._waiting), len(self._addresses), _LEFT_MAX)
         for task in list(self._polls)[: max(0, surplus)]:
             task.cancel()
@@ -180,7 +180,7 @@ class Polls:
         if not self._polls and self._waiting:
             self._ask_others()
         if self._polls and not isinstance(error, Refused):
-            return  # others may bring something yet
+            return  # other polls may still return messages
         while self._waiting:
             waiter = self._waiting.popleft()
             if error is None:
@@ -188,7 +188,7 @@ class Polls:
             elif not waiter.done():
                 waiter.set_exception(error)
 
-    # -- what came ----------------------------------------------------------------------------------------------------
+    # -- batches ------------------------------------------------------------------------------------------------------
 
     def _came(self, batch: Batch) -> None:
         while self._waiting:
@@ -213,7 +213,7 @@ class Polls:
             self._expire_later()
 
     def _left_s(self, batch: Batch) -> float:
-        """How much longer it may be kept."""
+        """Remaining cache time of a batch, in seconds."""
         kept_ms = min(batch.deliveries[0].invisible_ms // _KEPT_SHARE, _KEPT_MS_MAX)
         return batch.came_s + kept_ms / 1000 - self._clock.monotonic_s()
 
@@ -221,7 +221,7 @@ class Polls:
         return self._left_s(batch) > 0
 
     def _reckoned(self, batch: Batch) -> Sequence[Delivery]:
-        """Return deliveries with what is left of their invisible durations."""
+        """Return deliveries with the remaining part of their invisible durations."""
         age_ms = int((self._clock.monotonic_s() - batch.came_s) * 1000)
         if not age_ms:
             return batch.deliveries
@@ -235,7 +235,7 @@ class Polls:
     def _returned(self, returning: asyncio.Future[object]) -> None:
         self._giving_back.discard(returning)
         if not returning.cancelled():
-            returning.exception()  # the end of the lease gives it back as well
+            returning.exception()  # the expiry of the lease also releases it
 
 
 def _end(waiter: asyncio.Future[Batch | None]) -> None:

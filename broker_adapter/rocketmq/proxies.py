@@ -1,4 +1,4 @@
-"""Connections to proxies: signed calls with a deadline, and which proxies are well enough to be asked."""
+"""Connections to proxies: signed calls with a deadline, and the isolation of failing proxies."""
 
 # ruff: noqa: ANN401 - one class of requests and answers per RPC
 
@@ -22,15 +22,15 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REFUSED_S, REPORT
 from broker_adapter.wire.signature import Signer
 
-CLIENT_VERSION = "5.1.2"  # of the official Python client, whose requests these resemble
+CLIENT_VERSION = "5.1.2"  # of the official Python client, the model of these requests
 _LANGUAGE = "PYTHON"
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take, by gRPC's code: a busy proxy takes long
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also gRPC's connect timeout: a busy proxy is slow
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Apache's proxy ends connections that were idle for 120 s; a dead host would be noticed by nothing else.
+    # Apache's proxy closes connections idle for 120 s. Only keepalive detects a dead host.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -38,12 +38,14 @@ _CHANNEL_OPTIONS = (
 _PROBE_EVERY_S = 1.0
 _PROBE_MS = 1_000
 _WATCH_EVERY_S = 5.0
-_PROBE_SHARE = 4  # one that keeps a probe waiting is asked less often: gRPC connects again and again meanwhile
+_PROBE_SHARE = 4  # a proxy with slow probes is probed less often: gRPC keeps reconnecting meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """How to reach a cluster. ``tls_ca`` is a file of certificates; without it and ``tls`` nothing is encrypted."""
+    """Connection settings of a cluster. ``tls_ca`` is a certificate file; without it and ``tls`` there is no
+    encryption.
+    """
 
     endpoints: tuple[str, ...]
     access_key: str = ""
@@ -52,37 +54,37 @@ class ClusterOptions:
     tls_ca: Path | None = None
     request_timeout_ms: int = 3_000  # default of the official clients
     sends_max: int = 3  # attempts within one send: default of the official clients
-    route_ms: int = 30_000  # how long a route is believed: default of the official clients
+    route_ms: int = 30_000  # cache time of a route: default of the official clients
     heartbeat_ms: int = 10_000  # default of the official clients
 
 
 class CallLog(Protocol):
-    """Is told what happens to proxies."""
+    """Log function for events of proxies."""
 
     def __call__(self, event: str, **fields: object) -> None:
-        """Note an event."""
+        """Log an event."""
         ...
 
 
 def log_nothing(event: str, **fields: object) -> None:
-    """Keep nothing."""
+    """Discard an event."""
 
 
 class Proxy:
-    """One proxy: its connection, and whether it is left alone for now."""
+    """Connection to one proxy, and its isolation state."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
         self.is_isolated = False
-        self.error = ""  # why it is left alone
-        self.answered_s = float("-inf")  # when it answered last, monotonic
+        self.error = ""  # reason of the isolation
+        self.answered_s = float("-inf")  # time of the last answer, monotonic
         self.probing: asyncio.Task[None] | None = None
         self.channel = channel
         self._calls: dict[str, Callable[..., Any]] = {}
-        self.reports_again_s = 0.0  # by the monotonic clock: when it may be told again why deliveries fail
+        self.reports_again_s = 0.0  # monotonic; no failure report before it
 
     def call(self, rpc: str) -> Callable[..., Any]:
-        """Return what begins an RPC of the protocol."""
+        """Return the callable that starts an RPC of the protocol."""
         made = self._calls.get(rpc)
         if made is None:
             method = REPORT if rpc == REPORT.name else wire.METHODS[rpc]
@@ -98,10 +100,10 @@ class Proxy:
 
 
 class Proxies:
-    """All proxies that this client has to do with. For one event loop.
+    """All proxies in use by this client. Belongs to one event loop.
 
-    A proxy that fails to answer is isolated: others are asked in its place. Once a second it is tried, less often if it
-    keeps that waiting, and from its first answer on it is used again.
+    A proxy that does not answer is isolated: other proxies serve its calls. It is probed once a second, less often if a
+    probe takes long. Its first answer ends the isolation.
     """
 
     def __init__(self, options: ClusterOptions, clock: Clock, log: CallLog = log_nothing) -> None:
@@ -116,7 +118,7 @@ class Proxies:
     # -- which --------------------------------------------------------------------------------------------------------
 
     def at(self, address: str) -> Proxy:
-        """Return the proxy at an address; its connection is made when it is needed."""
+        """Return the proxy at an address; it connects on first use."""
         proxy = self._proxies.get(address)
         if proxy is None:
             if self._ssl is None:
@@ -127,9 +129,9 @@ class Proxies:
         return proxy
 
     def choose(self, addresses: Sequence[str] = ()) -> Proxy:
-        """Return the next of ``addresses`` (the configured ones if there are none) that is well, in turn.
+        """Return the next healthy proxy of ``addresses`` (default: the configured ones), round-robin.
 
-        If none is well the next one is given all the same: it may have come back this very moment.
+        If all are isolated, return the next one anyway: it may have recovered.
         """
         candidates = [self.at(each) for each in addresses or self.options.endpoints]
         self._turn += 1
@@ -137,17 +139,17 @@ class Proxies:
         return well[self._turn % len(well)]
 
     def is_known(self, address: str) -> bool:
-        """Say whether the user or a route named this address: no other one is ever dialled."""
+        """Return True if the user or a route named this address. No other address is ever contacted."""
         return address in self._proxies or address in self.options.endpoints
 
     @property
     def errors(self) -> dict[str, str]:
-        """Why proxies are left alone, by address."""
+        """Failure reasons of isolated proxies, by address."""
         return {each.address: each.error for each in self._proxies.values() if each.is_isolated}
 
     @property
     def is_away(self) -> bool:
-        """Whether none of those that were asked answers."""
+        """True if at least one proxy is in use and all of them are isolated."""
         return bool(self._proxies) and all(each.is_isolated for each in self._proxies.values())
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -161,9 +163,9 @@ class Proxies:
         *,
         timeout_ms: int = 0,
     ) -> Any:
-        """Return the answer to a unary RPC, whatever its status says.
+        """Return the answer to a unary RPC, with any status.
 
-        Raises ``Refused`` or ``BrokerUnavailable`` (in doubt) where none came.
+        Raise ``Refused`` or ``BrokerUnavailable`` (in doubt) if there is no answer.
         """
         timeout_s = (timeout_ms or self.options.request_timeout_ms) / 1000
         try:
@@ -174,7 +176,7 @@ class Proxies:
         return answer
 
     async def report(self, proxy: Proxy, call: Any) -> None:
-        """Wait for the answer to a report of a failure that is under way, and note if the proxy keeps none."""
+        """Wait for the answer to a pending failure report, and remember if the proxy does not support reports."""
         try:
             is_refused = (await call).status.code == wire.NOT_IMPLEMENTED
         except grpc.aio.AioRpcError as error:
@@ -191,7 +193,7 @@ class Proxies:
         *,
         timeout_ms: int,
     ) -> AsyncGenerator[Any, None]:
-        """Give the answers to an RPC with a stream of them; raises as ``ask``. Closing it cancels the call."""
+        """Yield the answers of a streaming RPC; raises as ``ask``. Closing the generator cancels the call."""
         call = proxy.call(rpc)(request, timeout=timeout_ms / 1000, metadata=self.metadata(client_id))
         try:
             async for frame in call:
@@ -203,7 +205,7 @@ class Proxies:
         self._well(proxy)
 
     def metadata(self, client_id: str) -> tuple[tuple[str, str], ...]:
-        """Return what goes with every call."""
+        """Return the metadata of every call."""
         signed = self._signer.metadata() if self._signer is not None else ()
         return (
             ("x-mq-client-id", client_id),
@@ -214,9 +216,9 @@ class Proxies:
         )
 
     def failed(self, proxy: Proxy, error: grpc.aio.AioRpcError) -> BrokerError:
-        """Note that a call ended without an answer, and return what to raise."""
+        """Record a call without an answer, isolate the proxy if it is unavailable, and return the error to raise."""
         found = error_of_call(error, proxy.address)
-        if isinstance(found, Refused):  # an answer, whatever it says
+        if isinstance(found, Refused):  # a refusal is an answer, too
             self._well(proxy)
         if isinstance(found, BrokerUnavailable) and not proxy.is_isolated:
             proxy.is_isolated, proxy.error = True, str(found)
@@ -232,9 +234,9 @@ class Proxies:
             self.log("proxy_returned", address=proxy.address)
 
     async def watch(self) -> None:
-        """Call every proxy that was idle for a few seconds, at once and again and again, so that an outage is noticed.
+        """Call every proxy that was idle for five seconds, at once and then every five seconds, to detect outages.
 
-        Never returns. A proxy that does not answer within the time of a request is isolated, as after any call.
+        Never returns. A proxy that does not answer within the request timeout is isolated, as after any call.
         """
         while True:
             known = dict.fromkeys([*self.options.endpoints, *self._proxies])
@@ -248,13 +250,13 @@ class Proxies:
             await self.ask(proxy, "Heartbeat", wire.HeartbeatRequest(client_type=wire.PRODUCER), "probe")
 
     async def _probe(self, proxy: Proxy) -> None:
-        """Ask an isolated one for a sign of life, until it gives one."""
+        """Probe an isolated proxy until it answers."""
         request = wire.HeartbeatRequest(client_type=wire.PRODUCER)
         while proxy.is_isolated:
             began_s = self._clock.monotonic_s()
             with suppress(BrokerError):
                 await self.ask(proxy, "Heartbeat", request, "probe", timeout_ms=_PROBE_MS)
-            took_s = min(self._clock.monotonic_s() - began_s, _PROBE_MS / 1000)  # more: this process was stopped
+            took_s = min(self._clock.monotonic_s() - began_s, _PROBE_MS / 1000)  # more if this process was stopped
             await asyncio.sleep(max(_PROBE_EVERY_S, took_s * _PROBE_SHARE))
 
     async def close(self) -> None:
@@ -268,7 +270,7 @@ class Proxies:
 
 
 def a_client_id(number: int) -> str:
-    """Return a client id as the official clients make them: host, process, a number, something random."""
+    """Return a client id in the format of the official clients: host, process, number, random suffix."""
     return f"{socket.gethostname()}@{os.getpid()}@{number}@{os.urandom(4).hex()}"
 
 

@@ -1,4 +1,4 @@
-"""Where the queues of a topic are: asked once, believed for a while, by many at a time."""
+"""Routes of topics: cached for a while, with one request for concurrent callers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITABLE = frozenset({wire.WRITE, wire.READ_WRITE})
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """One message queue of the cluster. Its number in a topic is its place in the route."""
+    """Message queue of the cluster. Its number in a topic is its index in the route."""
 
     broker: str
     broker_queue_id: int
@@ -36,7 +36,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A topic at one moment."""
+    """Route of a topic at one time."""
 
     topic: str
     queues: tuple[Queue, ...]
@@ -45,23 +45,23 @@ class Route:
 
     @property
     def as_topic_route(self) -> TopicRoute:
-        """The route as every broker tells it."""
+        """The route in the form of the broker contract."""
         return TopicRoute(self.topic, len(self.queues), self.types)
 
     def addresses(self) -> list[str]:
-        """All proxies that it names."""
+        """Return the addresses of all proxies in the route."""
         return list(dict.fromkeys(each.address for each in self.queues))
 
     def writable(self) -> list[str]:
-        """Where it can be sent to."""
+        """Return the addresses of proxies with writable queues."""
         return list(dict.fromkeys(each.address for each in self.queues if each.is_writable))
 
     def readable(self) -> list[str]:
-        """Where it can be received from."""
+        """Return the addresses of proxies with readable queues."""
         return list(dict.fromkeys(each.address for each in self.queues if each.is_readable))
 
     def number_of(self, address: str, broker_queue_id: int) -> int:
-        """Return the number of a queue; -1 if the route does not know it (any more)."""
+        """Return the number of a queue, or -1 if it is not in the route."""
         for number, queue in enumerate(self.queues):
             if queue.address == address and queue.broker_queue_id == broker_queue_id:
                 return number
@@ -69,9 +69,9 @@ class Route:
 
 
 def place_of_message_group(message_group: str, addresses: Iterable[str]) -> str:
-    """Return the proxy of a message group: the one of the highest hash with it.
+    """Return the proxy of a message group by rendezvous hashing: the one with the highest hash.
 
-    So a proxy that leaves a route moves none but its own message groups, and one that is new only takes some over.
+    A removed proxy only moves its own message groups. A new proxy only takes over some groups.
     """
 
     def weight(address: str) -> bytes:
@@ -81,7 +81,7 @@ def place_of_message_group(message_group: str, addresses: Iterable[str]) -> str:
 
 
 class Routes:
-    """The routes of all topics in use. A route that cannot be refreshed is believed on: its proxies may be well."""
+    """Routes of all topics in use. A route that cannot be refreshed stays in use: its proxies may still work."""
 
     def __init__(self, proxies: Proxies, clock: Clock, client_id: str) -> None:
         self._proxies = proxies
@@ -107,17 +107,17 @@ class Routes:
             return known
 
     def known(self, topic: str) -> Route | None:
-        """Return the route that was told last, however long ago; ``None`` if none was."""
+        """Return the last route at any age, or ``None`` if there was none."""
         return self._routes.get(topic)
 
     def forget(self, topic: str) -> None:
-        """Ask anew next time: what the route said was wrong."""
+        """Remove a wrong route; the next call requests a new one."""
         self._routes.pop(topic, None)
 
     def _asked(self, topic: str, task: asyncio.Task[Route]) -> None:
         self._asking.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # those who wait are told; perhaps they all went away
+            task.exception()  # marks it as retrieved: all waiters may be cancelled
 
     async def _ask(self, topic: str) -> Route:
         error: BrokerUnavailable | None = None

@@ -1,11 +1,11 @@
-"""Who this client is to the cluster: a telemetry stream to each proxy it uses, kept open, and heartbeats.
+"""Registration of this client at the cluster: an open telemetry stream to each proxy in use, and heartbeats.
 
-A proxy forgets a client whose stream is gone, and its receives then fail. So a stream that ended is opened again, at
-once when somebody needs it, and by the next heartbeat otherwise.
+A proxy drops a client without a stream, and its receives then fail. A closed stream is reopened by its next use, or
+by the next heartbeat.
 
-What a proxy renews for a push consumer it renews for as long as it sees the client's id, for three hours at most. After
-a kill of this process the id is the same and what the last process had received is nobody's. So a session of a push
-consumer says goodbye first, which lets the proxy give all that back (RocketMQ 5.5.0: after a second).
+A proxy renews the leases of a push consumer as long as it sees the client id, for at most three hours. After a kill
+of this process its client id stays the same, but the deliveries of the earlier process have no owner. So a session of
+a push consumer first sends a termination, and the proxy then releases those leases (RocketMQ 5.5.0: after a second).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from broker_adapter.wire.mapping import resource_of, set_duration
 _SETTINGS_S_MAX = 5.0
 _GOODBYE_MS = 1_000
 _LONG_POLLING_MS = 20_000
-_TOPICS_MAX = 256  # all of them are told with each new one; what is told again costs one call
+_TOPICS_MAX = 256  # a new topic sends the whole list; an evicted topic costs one call
 
-Recover = Callable[[str, wire.RecoverOrphanedTransactionCommand], Awaitable[None]]  # the proxy's address, what it asks
+Recover = Callable[[str, wire.RecoverOrphanedTransactionCommand], Awaitable[None]]  # (address of proxy, its command)
 
 
 class _Stream:
-    """One telemetry stream. ``settings`` is there once the proxy answered."""
+    """Telemetry stream. ``settings`` is done after the first answer of the proxy."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401
         self.call = call
@@ -46,7 +46,7 @@ class _Stream:
 
 
 class Session:
-    """One client: a producer, or a consumer of one group."""
+    """Session of one client: a producer, or a consumer of one group."""
 
     def __init__(
         self,
@@ -57,26 +57,29 @@ class Session:
         *,
         recover: Recover | None = None,
     ) -> None:
-        """``client_id``: of a push consumer its own, the same in another process; else of this process alone."""
+        """Store the parameters.
+
+        ``client_id``: of a push consumer its own id, stable across processes; otherwise an id of this process.
+        """
         self.client_id = client_id
         self.group = group
-        self.settings: wire.Settings | None = None  # what a proxy said last
+        self.settings: wire.Settings | None = None  # last settings of a proxy
         self._proxies = proxies
         self._type = client_type
         self._recover = recover
         self._topics: dict[str, wire.FilterExpression] = {}
         self._streams: dict[str, _Stream] = {}
-        self._opening: dict[str, asyncio.Lock] = {}  # by address: one that hangs keeps nobody from another one
+        self._opening: dict[str, asyncio.Lock] = {}  # by address: a hanging proxy must not block others
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no proxy ever knew this client, and none is being told of it."""
+        """True if no proxy has accepted this client and no registration is pending."""
         return self.settings is None and not any(each.locked() for each in self._opening.values())
 
     async def ready(self, proxy: Proxy, topic: str = "", expression: wire.FilterExpression | None = None) -> None:
-        """Return once the proxy knows this client, and that it has to do with ``topic``.
+        """Register this client and its use of ``topic`` at the proxy; return when the proxy has both.
 
-        Raises ``Refused`` (the group does not exist, the key may not) or ``BrokerUnavailable``.
+        Raise ``Refused`` (unknown group, missing permission) or ``BrokerUnavailable``.
         """
         stream = self._streams.get(proxy.address)
         is_new = topic and (topic not in self._topics or (expression and self._topics[topic] != expression))
@@ -94,7 +97,7 @@ class Session:
                 await self._tell(proxy, stream)
 
     async def heartbeat(self) -> None:
-        """Tell every proxy in use that this client lives, and open the streams that ended. Raises nothing."""
+        """Send a heartbeat to every healthy proxy in use, and reopen closed streams. Never raises ``BrokerError``."""
         request = wire.HeartbeatRequest(client_type=self._type)
         if self.group:
             request.group.CopyFrom(resource_of(self.group))
@@ -104,17 +107,17 @@ class Session:
     async def _heartbeat(self, proxy: Proxy, request: wire.HeartbeatRequest) -> None:
         with suppress(BrokerError):
             answer = await self._proxies.ask(proxy, "Heartbeat", request, self.client_id)
-            if answer.status.code == wire.UNRECOGNIZED_CLIENT_TYPE:  # it has forgotten this client
+            if answer.status.code == wire.UNRECOGNIZED_CLIENT_TYPE:  # the proxy has dropped this client
                 self.forget(proxy)
             await self.ready(proxy)
 
     def forget(self, proxy: Proxy) -> None:
-        """Have the stream to a proxy opened anew when it is next needed: the proxy does not know this client."""
+        """Close the stream to a proxy that no longer has this client; its next use reopens the stream."""
         if (stream := self._streams.get(proxy.address)) is not None:
             self._end(stream)
 
     async def close(self) -> None:
-        """Say goodbye."""
+        """Send terminations to all proxies in use, and close their streams."""
         for address in list(self._streams):
             proxy = self._proxies.at(address)
             if not proxy.is_isolated:
@@ -153,7 +156,7 @@ class Session:
         """Send the settings, and wait for the first answer to them."""
         try:
             async with asyncio.timeout(_SETTINGS_S_MAX):
-                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader tells why the stream ended
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader reports the error
                     await stream.call.write(wire.TelemetryCommand(settings=self._wanted(proxy)))
                 await asyncio.shield(stream.settings)
         except TimeoutError:
@@ -172,7 +175,7 @@ class Session:
         finally:
             if not stream.settings.done():
                 stream.settings.set_exception(error)
-                stream.settings.exception()  # somebody waits for it, or nobody cares
+                stream.settings.exception()  # marks it as retrieved, in case of no waiter
 
     async def _take(self, proxy: Proxy, stream: _Stream, frame: wire.TelemetryCommand) -> None:
         command = frame.WhichOneof("command")
@@ -185,7 +188,7 @@ class Session:
         elif command == "recover_orphaned_transaction_command" and self._recover is not None:
             try:
                 await self._recover(proxy.address, frame.recover_orphaned_transaction_command)
-            except Exception as error:  # noqa: BLE001 - the proxy asks again; the stream must not end for it
+            except Exception as error:  # noqa: BLE001 - the proxy checks again; the stream must stay open
                 self._proxies.log("check_failed", address=proxy.address, why=repr(error))
         elif frame.HasField("status"):
             check(frame.status, proxy.address)
