@@ -1,4 +1,4 @@
-"""``connect`` for programs without an event loop: one runs in a thread, and every call waits for its answer.
+"""Blocking variant of ``connect`` for programs without an event loop: the loop runs in a thread.
 
 with connect("rocketmq-remoting://127.0.0.1:9876") as broker:
     producer = broker.producer("orders-producer")
@@ -26,7 +26,7 @@ _CONSUMER = ConsumerOptions()
 
 
 class BlockingProducer:
-    """A ``Producer`` whose calls wait. Safe to use from many threads. Errors are those of ``Producer``."""
+    """Blocking ``Producer``. Safe to use from many threads. Raises the errors of ``Producer``."""
 
     def __init__(self, producer: Producer, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._producer = producer
@@ -34,7 +34,7 @@ class BlockingProducer:
 
     @property
     def left_alone(self) -> Mapping[str, int]:
-        """As ``Producer.left_alone``."""
+        """Blocking variant of ``Producer.left_alone``."""
 
         async def asked() -> Mapping[str, int]:
             return self._producer.left_alone
@@ -43,21 +43,21 @@ class BlockingProducer:
         return found
 
     def send(self, message: Message, **how: Any) -> QueueReceipt:  # noqa: ANN401 - those of Producer.send
-        """As ``Producer.send``."""
+        """Blocking variant of ``Producer.send``."""
         receipt: QueueReceipt = self._wait(self._producer.send(message, **how))
         return receipt
 
     def send_one_way(self, message: Message, **how: Any) -> None:  # noqa: ANN401 - those of Producer.send_one_way
-        """As ``Producer.send_one_way``."""
+        """Blocking variant of ``Producer.send_one_way``."""
         self._wait(self._producer.send_one_way(message, **how))
 
     def send_batch(self, messages: Sequence[Message], **how: Any) -> QueueReceipt:  # noqa: ANN401 - as above
-        """As ``Producer.send_batch``."""
+        """Blocking variant of ``Producer.send_batch``."""
         receipt: QueueReceipt = self._wait(self._producer.send_batch(messages, **how))
         return receipt
 
     def send_in_transaction(self, message: Message, execute: Callable[[Message], Decision]) -> TransactionReceipt:
-        """As ``Producer.send_in_transaction``; ``execute`` runs in a thread of its own."""
+        """Blocking variant of ``Producer.send_in_transaction``; ``execute`` runs in a separate thread."""
 
         async def in_thread(half: Message) -> Decision:
             return await asyncio.to_thread(execute, half)
@@ -66,13 +66,13 @@ class BlockingProducer:
         return receipt
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """As ``Producer.recall``."""
+        """Blocking variant of ``Producer.recall``."""
         message_id: str = self._wait(self._producer.recall(topic, recall_handle))
         return message_id
 
 
 class BlockingClient:
-    """A ``Client`` in a thread of its own. ``close`` it, or use it as a context."""
+    """Blocking ``Client`` with an event loop in its own thread. Call ``close``, or use it as a context manager."""
 
     def __init__(self, address: str, **how: Any) -> None:  # noqa: ANN401 - those of connect
         self._loop = asyncio.new_event_loop()
@@ -85,13 +85,13 @@ class BlockingClient:
             raise
 
     def producer(self, group: str, **how: Any) -> BlockingProducer:  # noqa: ANN401 - those of Client.producer
-        """As ``Client.producer``."""
+        """Blocking variant of ``Client.producer``."""
         return BlockingProducer(self._wait(self._client.producer(group, **how)), self._wait)
 
     def consumer(
         self, group: str, topics: Mapping[str, str | Filter], options: ConsumerOptions = _CONSUMER
     ) -> Callable[[Handler], RunningConsumer]:
-        """As ``Client.consumer``: a plain function runs in threads, up to ``handlers_max`` at once."""
+        """Blocking variant of ``Client.consumer``. A plain function runs in threads, up to ``handlers_max`` at once."""
 
         def begin(handler: Handler) -> RunningConsumer:
             async def on_loop() -> RunningConsumer:
@@ -102,7 +102,7 @@ class BlockingClient:
         return begin
 
     def close(self) -> None:
-        """End consumers, producers and connections, then the thread."""
+        """Close consumers, producers and connections, then end the thread."""
         if self._thread.is_alive():
             self._wait(self._client.close())
             self._end()
@@ -133,5 +133,5 @@ class BlockingClient:
 
 
 def connect(address: str, **how: Any) -> BlockingClient:  # noqa: ANN401 - those of broker_adapter.connect.connect
-    """Return a client of the cluster at ``address``; as ``broker_adapter.connect``."""
+    """Return a blocking client of the cluster at ``address``; parameters as ``broker_adapter.connect``."""
     return BlockingClient(address, **how)

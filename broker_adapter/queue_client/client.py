@@ -6,9 +6,13 @@
     @broker.consumer("orders-group", {"orders": "created || paid"})
     async def handle(batch): ...
 
-``rocketmq-remoting://`` names the name servers of Apache RocketMQ 4 or 5, ``rocketmq://`` the gRPC proxies of RocketMQ
-5 or a daemon, ``embedded:`` the directory of a broker in this process. The kinds are entry points of the group
-``rock_dmq.brokers``.
+The part after the scheme depends on the kind:
+
+- ``rocketmq-remoting://``: name servers of Apache RocketMQ 4 or 5
+- ``rocketmq://``: gRPC proxies of RocketMQ 5, or a daemon
+- ``embedded:``: directory of a broker in this process
+
+The kinds are entry points of the group ``rock_dmq.brokers``.
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 
 _GROUP = "rock_dmq.brokers"
-_EMBEDDED = Intervals(heartbeat_ms=5_000)  # as equeue does: a broker in this process is asked at no cost
-_WITHOUT_QUEUES = frozenset({"rocketmq"})  # kinds whose brokers hand out messages, and no queues
+_EMBEDDED = Intervals(heartbeat_ms=5_000)  # as equeue: calls to a broker in this process are cheap
+_WITHOUT_QUEUES = frozenset({"rocketmq"})  # kinds of brokers that assign messages instead of queues
 _CONSUMER, _PRODUCER = ConsumerOptions(), ProducerOptions()
 
 _log = LibraryLog("broker_adapter")
@@ -45,32 +49,32 @@ Opener = Callable[..., Awaitable[ClassicBroker]]
 
 
 class RunningConsumer(Protocol):
-    """A consumer of any kind of broker."""
+    """Consumer of any kind of broker."""
 
     group: str
 
     async def start(self) -> None:
-        """Begin."""
+        """Start consuming."""
         ...
 
     async def close(self) -> None:
-        """Take up nothing more, and wait for handlers."""
+        """Stop receiving messages, and wait for running handlers."""
         ...
 
 
 @runtime_checkable
 class ConsumerMaker(Protocol):
-    """A broker whose consumers are not members that divide its queues: it makes them itself."""
+    """Broker that creates its own consumers because their members do not divide its queues."""
 
     def consumer(
         self, group: str, filters: Mapping[str, str | Filter], handler: Handler, options: ConsumerOptions
     ) -> RunningConsumer:
-        """Return one that is not started."""
+        """Return a consumer that is not started."""
         ...
 
 
 class Client(AbstractAsyncContextManager["Client"]):
-    """One client of a cluster. Belongs to one event loop; ``close`` it, or use it as a context."""
+    """Client of a cluster. Belongs to one event loop. Call ``close``, or use it as a context manager."""
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     @property
     def client_id(self) -> str:
-        """Who it is in the cluster."""
+        """Id of this client in the cluster."""
         return self._membership.client_id
 
     async def producer(
@@ -100,7 +104,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         options: ProducerOptions = _PRODUCER,
         on_check: Checker | None = None,
     ) -> Producer:
-        """Return a producer that is started; it ends with this client."""
+        """Return a started producer; closing this client closes it."""
         options = replace(
             options,
             fault_avoidance=fault_avoidance or options.fault_avoidance,
@@ -115,10 +119,10 @@ class Client(AbstractAsyncContextManager["Client"]):
     def consumer(
         self, group: str, topics: Mapping[str, str | Filter], options: ConsumerOptions = _CONSUMER
     ) -> Callable[[Handler], RunningConsumer]:
-        """Return a decorator that makes a handler a consumer, which begins at once and ends with this client.
+        """Return a decorator that turns a handler into a consumer. It starts at once and ends with this client.
 
-        In an environment it belongs to a group of its own, ``<group>|<environment>``, with a retry and a dead-letter
-        topic of its own: so what is delayed, retried or dead stays in its environment too.
+        In an environment its group is ``<group>|<environment>``, with separate retry and dead-letter topics. So delayed
+        messages, retries and dead letters stay in their environment.
         """
         if self._environments is not None:
             group = f"{group}|{self._environment}"
@@ -145,7 +149,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             _log.error("consumer_not_started", error=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """End consumers and producers, in this order, and the connections."""
+        """Close consumers, producers and connections, in this order."""
         await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*(each.close() for each in self._consumers))
         await asyncio.gather(*(each.close() for each in self._producers))
@@ -169,12 +173,12 @@ async def connect(
     queues_each: int = 1,
     **options: Any,  # noqa: ANN401 - those of the broker's kind
 ) -> Client:
-    """Return a client of the cluster at ``address``; nothing is sent before it is used.
+    """Return a client of the cluster at ``address``; the client connects on first use.
 
-    ``environment``: this client's, one of ``environments``, the list that all clients of the cluster share; each has
-    ``queues_each`` queues of every topic at every broker. ``options`` are those of the kind of broker: ``access_key``,
-    ``secret_key``, ``tls``, ``tls_ca``. ``ValueError`` for an address of an unknown kind, and for an environment that
-    is not in the list.
+    ``environment`` is the environment of this client, one of ``environments``. All clients of the cluster use the same
+    list. Each environment has ``queues_each`` queues of every topic at every broker. ``options`` depend on the kind of
+    broker: ``access_key``, ``secret_key``, ``tls``, ``tls_ca``. ``ValueError`` for an unknown kind of address, and for
+    an environment that is not in the list.
     """
     scheme, _, rest = address.partition(":")
     known = {each.name: each for each in entry_points(group=_GROUP)}

@@ -1,4 +1,4 @@
-"""One client of a cluster: where topics lie, which groups it belongs to, and the heartbeats that say so."""
+"""Membership of one client in a cluster: routes of topics, its groups, and heartbeats."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ _log = LibraryLog("broker_adapter.queue_client.membership")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """How often a client says that it lives, and asks where topics lie. Defaults of RocketMQ's clients."""
+    """Intervals of heartbeats and route refreshes. Defaults of RocketMQ's clients."""
 
     heartbeat_ms: int = 30_000
     route_ms: int = 30_000
 
 
 class Member(Protocol):
-    """The consumer of a group. Called on the event loop; returns at once."""
+    """Consumer of a group. Called on the event loop; must not block."""
 
     def members_changed(self) -> None:
-        """Somebody came or went."""
+        """Handle a change of the group's members."""
         ...
 
     def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """An operator has the group go on at these offsets."""
+        """Continue at these offsets after an operator's reset."""
         ...
 
     def state(self) -> MemberState:
-        """Say which queues are its own now."""
+        """Return the current state, including the assigned queues."""
         ...
 
 
 class GroupTaken(ValueError):
-    """This client has a producer or a consumer of that group already."""
+    """This client already has a producer or consumer of the group."""
 
 
 class Membership:
-    """Routes, kept fresh while anybody uses them, and heartbeats. Belongs to one event loop; ``close`` it.
+    """Routes, refreshed while they are in use, and heartbeats. Belongs to one event loop; must be closed with
+    ``close``.
 
-    A route that cannot be asked for again is believed on: its brokers may be well. Several who ask for one topic at
-    once are answered by one request.
+    A route that cannot be refreshed stays in use: its brokers may still work. Concurrent callers for one topic share
+    one request.
     """
 
     def __init__(self, broker: ClassicBroker, intervals: Intervals = Intervals()) -> None:
@@ -63,18 +64,17 @@ class Membership:
 
     @property
     def client_id(self) -> str:
-        """Who this client is."""
         return self.broker.client_id
 
     # -- routes ----------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
-        """Return where a topic lies; asks if it was never asked. ``Refused(TOPIC_UNKNOWN)``, ``BrokerUnavailable``."""
+        """Return the cached route of a topic, or request it. ``Refused(TOPIC_UNKNOWN)``, ``BrokerUnavailable``."""
         self._run()
         return self._routes.get(topic) or await self.refresh(topic)
 
     async def refresh(self, topic: str) -> Route:
-        """Ask where a topic lies now. As ``route``; of a topic that is gone nothing is believed any more."""
+        """Request the current route of a topic. Errors as ``route``; the cached route of a deleted topic is removed."""
         asking = self._asking.get(topic)
         if asking is None:
             asking = self._asking[topic] = asyncio.ensure_future(self._ask(topic))
@@ -91,18 +91,18 @@ class Membership:
         known = {queue.broker for each in self._routes.values() for queue in each.readable + each.writable}
         self._routes[topic] = route
         if {queue.broker for queue in route.readable + route.writable} - known and self._consumers:
-            await self.beat()  # a broker serves no pull before it heard of the group
+            await self.beat()  # a broker refuses pulls before the first heartbeat of the group
         return route
 
     def _asked(self, topic: str, task: asyncio.Task[Route]) -> None:
         self._asking.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # those who wait are told; perhaps they all went away
+            task.exception()  # marks it as retrieved: all waiters may be cancelled
 
     # -- groups ----------------------------------------------------------------------------------------
 
     async def add_producer(self, group: str, on_check: Callable[[TransactionCheck], None]) -> None:
-        """Belong to a producer group from now on: brokers may ask it how transactions ended."""
+        """Join a producer group: brokers may then send transaction checks for it."""
         if group in self._producers:
             raise GroupTaken(f"this client has a producer of group {group!r} already: use that one")
         self._producers[group] = on_check
@@ -110,7 +110,7 @@ class Membership:
         await self.beat()
 
     async def add_consumer(self, presence: Presence, member: Member) -> None:
-        """Belong to a consumer group from now on; ``member`` hears what brokers say of the group."""
+        """Join a consumer group; ``member`` receives the notifications of brokers for the group."""
         if presence.group in self._consumers:
             raise GroupTaken(
                 f"this client has a consumer of group {presence.group!r} already: one consumer takes many topics"
@@ -120,7 +120,7 @@ class Membership:
         await self.beat()
 
     async def change_consumer(self, presence: Presence) -> None:
-        """Tell what a consumer that belongs to its group wants from now on."""
+        """Report changed subscriptions of a consumer in its group."""
         _, member = self._consumers[presence.group]
         self._consumers[presence.group] = (presence, member)
         await self.beat()
@@ -132,27 +132,27 @@ class Membership:
                 await self.broker.leave(producer=group)
 
     async def remove_consumer(self, group: str) -> None:
-        """Leave a consumer group: its other members divide the queues anew."""
+        """Leave a consumer group; its other members then rebalance."""
         if self._consumers.pop(group, None) is not None:
             with suppress(BrokerError):
                 await self.broker.leave(consumer=group)
 
     def members_changed(self, group: str) -> None:
-        """Pass on what a broker says."""
+        """Forward a broker's notification to the member."""
         if group in self._consumers:
             self._consumers[group][1].members_changed()
 
     def offsets_reset(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Pass on what an operator wants."""
+        """Forward an operator's reset to the member."""
         if group in self._consumers:
             self._consumers[group][1].go_on_at(offsets)
 
     def state_of(self, group: str) -> MemberState | None:
-        """Pass on what an operator asks."""
+        """Return the state of the member for an operator, or ``None`` without a consumer of the group."""
         return self._consumers[group][1].state() if group in self._consumers else None
 
     def check(self, check: TransactionCheck) -> None:
-        """Pass a broker's question on to the producer that it is for."""
+        """Forward a transaction check to the producer of its group."""
         on_check = self._producers.get(check.group)
         if on_check is not None:
             on_check(check)
@@ -160,7 +160,7 @@ class Membership:
     # -- in the background ----------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the heartbeats. Whoever belongs to a group leaves it before."""
+        """Stop heartbeats and refreshes. Producers and consumers must leave their groups first."""
         tasks, self._tasks = (*self._tasks, *self._asking.values()), ()
         for task in tasks:
             task.cancel()
@@ -178,11 +178,11 @@ class Membership:
             await asyncio.sleep(interval_ms / 1000)
             try:
                 await act()
-            except Exception as error:  # noqa: BLE001 - without heartbeats brokers take this client for dead
+            except Exception as error:  # noqa: BLE001 - brokers drop a client without heartbeats
                 _log.error("background_work_failed", client_id=self.client_id, error=f"{type(error).__name__}: {error}")
 
     async def beat(self) -> None:
-        """Tell all brokers at once that this client lives; what goes wrong is logged, and tried again later."""
+        """Send a heartbeat to all brokers at once. Failures are logged, and the next heartbeat retries."""
         if not self._producers and not self._consumers:
             return
         try:

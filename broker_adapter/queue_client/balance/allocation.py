@@ -1,8 +1,8 @@
-"""Which queues of a topic are whose: the strategies of RocketMQ's clients, with their results to the letter.
+"""Allocation of the queues of a topic to members: the strategies of RocketMQ's clients, with identical results.
 
-Every member of a group computes its own share alone, so members agree only because all of them see the same queues and
-the same client ids, use the same strategy, and count in the same order. Members of other languages take part in it:
-what decides is what ``org.apache.rocketmq.client.consumer.rebalance`` of RocketMQ 5.5 does (4.9 is the same).
+Every member of a group computes its share alone. Members agree only because they see the same queues and client ids,
+use the same strategy, and count in the same order. Members in other languages participate. The reference is
+``org.apache.rocketmq.client.consumer.rebalance`` of RocketMQ 5.5 (4.9 is the same).
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ _VIRTUAL_NODES = 10  # RocketMQ 5.5 default
 
 
 class Strategy(Protocol):
-    """How the queues of one topic are divided among the members of a group."""
+    """Allocation of the queues of one topic to the members of a group."""
 
     @property
     def name(self) -> str:
-        """What RocketMQ calls it; the same for all members of a group."""
+        """RocketMQ's name of the strategy; the same for all members of a group."""
         ...
 
     def __call__(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str], /
     ) -> Sequence[MessageQueue]:
-        """Return the share of ``client_id``. ``queues`` and ``client_ids`` are sorted, and name nothing twice.
+        """Return the share of ``client_id``. ``queues`` and ``client_ids`` are sorted and without duplicates.
 
-        Whoever is not among ``client_ids`` gets nothing: brokers do not know it yet, and others do not count it.
+        A client that is not in ``client_ids`` has no share: brokers do not list it yet, and other members do not count
+        it.
         """
         ...
 
@@ -43,7 +44,7 @@ def _place(client_id: str, client_ids: Sequence[str]) -> int | None:
 
 
 class Averagely:
-    """Neighbours stay together, and the first members get one more where it does not come out even. The default."""
+    """Strategy of contiguous ranges; the first members get one more queue if there is a remainder. The default."""
 
     name = "AVG"
 
@@ -59,7 +60,7 @@ class Averagely:
 
 
 class AveragelyByCircle:
-    """Members take one queue each in turn, so that every broker's queues are spread over many of them."""
+    """Round-robin strategy that spreads the queues of each broker over many members."""
 
     name = "AVG_BY_CIRCLE"
 
@@ -72,7 +73,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoom:
-    """Only queues of brokers in these rooms, which the brokers' names say (``room@broker``); others are nobody's."""
+    """Strategy for brokers in these rooms only, given by broker names (``room@broker``); others are unassigned."""
 
     rooms: frozenset[str]
     name = "MACHINE_ROOM"
@@ -90,16 +91,18 @@ class MachineRoom:
 
 
 def _room(broker: str) -> str | None:
-    """Java's ``split`` knows no empty words at the end: ``a@b@`` has a room, ``a@`` has none."""
+    """Return the room in a broker name. Like Java's ``split``, ignore trailing ``@``: ``a@b@`` has a room, ``a@`` has
+    none.
+    """
     words = broker.rstrip("@").split("@")
     return words[0] if len(words) == 2 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRoomNearby:
-    """Queues go to members in their own machine room; those of a room without members are shared by all.
+    """Strategy that prefers members in the queue's machine room; all members share the queues of rooms without members.
 
-    The two functions say where a queue and a client are. ``ValueError`` where one of them does not know.
+    The two functions return the room of a queue and of a client. ``ValueError`` if one of them returns no room.
     """
 
     inner: Strategy
@@ -136,7 +139,7 @@ def _by_room(things: Sequence[_T], room_of: Callable[[_T], str]) -> dict[str, Se
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Members and queues have places on a ring, so that a member that comes or goes moves few queues of others."""
+    """Strategy with members and queues on a hash ring: a joining or leaving member moves few queues of others."""
 
     virtual_nodes: int = _VIRTUAL_NODES
     name = "CONSISTENT_HASH"
@@ -161,13 +164,13 @@ def _next(places: Sequence[int], place: int) -> int:
 
 
 def _text(queue: MessageQueue) -> str:
-    """How Java prints a message queue."""
+    """Return the text of a message queue as Java prints it."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What somebody decided, whoever else is there; that no two members get the same is theirs to see to."""
+    """Fixed assignment, independent of other members; the application must avoid overlaps."""
 
     queues: tuple[MessageQueue, ...]
     name = "CONFIG"

@@ -1,13 +1,13 @@
-"""Environments share a topic, and each of them has queues of its own there: what one sends, no other consumes.
+"""Environments that share a topic but use separate queues: messages of one are not consumed by another.
 
-Environment number n of the list has the queues numbered from n times ``queues_each`` on, at every broker of the topic.
-The number decides and not the place among all queues, so that a broker that comes or goes moves nobody's border.
-Producers and consumers need the same list; an environment that is added goes to its end.
+Environment n of the list has the queues with numbers from n times ``queues_each`` on, at every broker of the topic. The
+queue number decides, not the index among all queues. So a broker that joins or leaves moves no boundary. Producers and
+consumers need the same list; a new environment is appended.
 
-A consumer's environment is the end of its client id: ``10.0.0.7@4711@dev1``. RocketMQ's own clients put the name of
-their unit there, and so tell their environment as well.
+A consumer's environment is the suffix of its client id: ``10.0.0.7@4711@dev1``. RocketMQ's own clients append their
+unit name there, which thus also selects an environment.
 
-``%RETRY%`` topics have one queue, which all members share: what environment a message there belongs to, it says itself.
+``%RETRY%`` topics have one queue, shared by all members: a message there carries its environment itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker_adapter.queue_client.balance.allocation import Strategy
 
 
 class TooFewQueues(ValueError):
-    """A topic has, at a broker, fewer queues than its environments need: some would have none, and lose messages."""
+    """A topic has fewer queues at a broker than its environments need: some would have none and lose messages."""
 
     def __init__(self, topic: str, broker: str, *, queues: int, needed: int) -> None:
         super().__init__(topic, broker, queues, needed)
@@ -38,7 +38,7 @@ class TooFewQueues(ValueError):
 
 
 class UnknownEnvironment(ValueError):
-    """An environment that is not in the list."""
+    """Environment that is not in the list."""
 
     def __init__(self, given: str, names: tuple[str, ...]) -> None:
         super().__init__(given, names)
@@ -51,7 +51,7 @@ class UnknownEnvironment(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environments:
-    """The environments of a cluster, in the order of their queues. ``ValueError`` for a list that cannot be."""
+    """Environments of a cluster, in the order of their queues. ``ValueError`` for an invalid list."""
 
     names: tuple[str, ...]
     queues_each: int = 1
@@ -66,11 +66,11 @@ class Environments:
 
     @property
     def queues_needed(self) -> int:
-        """How many queues a topic needs at each of its brokers."""
+        """Number of queues that a topic needs at each of its brokers."""
         return len(self.names) * self.queues_each
 
     def queues_of(self, environment: str, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """Return the queues of an environment among those of one topic, for its producers to choose from.
+        """Return the queues of an environment among those of one topic, for its producers.
 
         ``TooFewQueues``; ``UnknownEnvironment``.
         """
@@ -81,7 +81,7 @@ class Environments:
         return [queue for queue in queues if start <= queue.queue_id < start + self.queues_each]
 
     def of_client(self, client_id: str) -> str | None:
-        """Return the environment that a client id names, ``None`` if it names none."""
+        """Return the environment in a client id, or ``None`` if there is none."""
         _, at, name = client_id.rpartition("@")
         return name if at and name in self.names else None
 
@@ -94,7 +94,7 @@ class Environments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnEnvironment:
-    """Members of an environment divide its queues among themselves; nobody gets those of one that has no member."""
+    """Strategy that divides an environment's queues among its members; without a member its queues stay unassigned."""
 
     environments: Environments
     inner: Strategy
@@ -106,7 +106,7 @@ class OwnEnvironment:
     def __call__(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str], /
     ) -> Sequence[MessageQueue]:
-        """Return the share of a member, as a ``Strategy`` does; ``TooFewQueues``, ``UnknownEnvironment`` of its own."""
+        """Return the share of a member as a ``Strategy``; raises ``TooFewQueues``, ``UnknownEnvironment``."""
         if not queues or queues[0].topic.startswith(RETRY_PREFIX):
             return self.inner(group, client_id, queues, client_ids)
         own = self.environments.of_client(client_id)

@@ -1,8 +1,8 @@
-"""Which brokers a producer leaves alone for a while, because they were slow or failed.
+"""Fault avoidance of a producer: pauses of slow or failed brokers.
 
-Each send reports how long its broker took; a table says for how long a broker that took so long is not *available*. A
-send that failed counts as a very long one. RocketMQ 5.x leaves brokers alone for seconds, 4.x for minutes (a failure
-costs 10 minutes there); 5.x never shortens such a time, in 4.x the last send decides. Off by default in both
+Each send reports the latency of its broker. A table maps the latency to a time for which the broker is not
+*available*. A failed send counts as a very high latency. RocketMQ 5.x pauses brokers for seconds, 4.x for minutes (10
+minutes after a failure). 5.x never shortens a pause; in 4.x the last send decides. Off by default in both
 (``sendLatencyFaultEnable``).
 """
 
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 
 class FaultRules(NamedTuple):
-    """For how long which latency makes a broker unavailable; the last step that is not above the latency counts."""
+    """Table of latencies and pauses; the highest step that does not exceed the latency applies."""
 
     steps_ms: tuple[tuple[int, int], ...]  # (latency, not available for), ascending
-    failure_latency_ms: int  # what a send that failed counts as
-    only_extends: bool  # a time that was set is never shortened
+    failure_latency_ms: int  # assumed latency of a failed send
+    only_extends: bool  # a pause is never shortened
 
     def unavailable_ms(self, latency_ms: float) -> int:
-        """Return for how long a broker that took ``latency_ms`` is left alone; 0: not at all."""
+        """Return the pause of a broker with the given latency; 0 for none."""
         return next((pause_ms for step_ms, pause_ms in reversed(self.steps_ms) if latency_ms >= step_ms), 0)
 
 
@@ -39,7 +39,7 @@ RULES_5 = FaultRules(
 
 
 class RoundRobin:
-    """Numbers in turn, from a random one on. Each thread that sends has its own, so that they do not go in step."""
+    """Counter with a random start. Each sending thread has its own, so that they do not run in lockstep."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -51,13 +51,13 @@ class RoundRobin:
         return self._number
 
     def restart(self) -> None:
-        """Go on from another random number: 5.x does it before a repeated send."""
+        """Restart at another random number: 5.x does so before a repeated send."""
         self._number = self._random.getrandbits(31)
 
 
 @dataclass(slots=True)
 class BrokerFault:
-    """What is known of one broker."""
+    """State of one broker."""
 
     latency_ms: float  # of the last send
     available_at_ms: int
@@ -65,7 +65,7 @@ class BrokerFault:
 
 
 class FaultTable:
-    """The brokers that a producer sent to. A broker that is not in it is available and reachable."""
+    """States of the brokers that a producer has used. A broker without an entry is available and reachable."""
 
     def __init__(self, rules: FaultRules, random: Random) -> None:
         self.rules = rules
@@ -76,7 +76,9 @@ class FaultTable:
     def note(
         self, broker: str, latency_ms: float, now_ms: int, *, failed: bool = False, is_reachable: bool = True
     ) -> None:
-        """Note how a send went. ``is_reachable`` is false where a connection failed, and somebody will probe it."""
+        """Record the result of a send. ``is_reachable`` is False after a failed connection, if the broker is then
+        probed.
+        """
         pause_ms = self.rules.unavailable_ms(self.rules.failure_latency_ms if failed else latency_ms)
         available_at_ms = now_ms + pause_ms
         known = self.brokers.get(broker)
@@ -85,24 +87,24 @@ class FaultTable:
         self.brokers[broker] = BrokerFault(latency_ms, available_at_ms, is_reachable)
 
     def remove(self, broker: str) -> None:
-        """Forget a broker."""
+        """Remove the entry of a broker."""
         self.brokers.pop(broker, None)
 
     def is_available(self, broker: str, now_ms: int) -> bool:
-        """Say whether a broker need not be left alone now."""
+        """Return True if a broker is not paused."""
         known = self.brokers.get(broker)
         return known is None or now_ms >= known.available_at_ms
 
     def is_reachable(self, broker: str) -> bool:
-        """Say whether the last connection to a broker held."""
+        """Return True unless the last connection to a broker failed."""
         known = self.brokers.get(broker)
         return known is None or known.is_reachable
 
     def pick_one_at_least(self, now_ms: int) -> str | None:
-        """Return a broker to send to although none is good, ``None`` if none is known.
+        """Return a broker although none is available, or ``None`` if there is no candidate.
 
-        4.x: in turn one of the better half, by availability, latency, and when it is available again.
-        5.x: any that is reachable.
+        4.x: round-robin over the better half, by availability, latency, and end of the pause. 5.x: any reachable
+        broker.
         """
         names = [*self.brokers]
         self._random.shuffle(names)

@@ -1,10 +1,10 @@
-"""Which queue of a topic a message goes to, as RocketMQ's producers choose it.
+"""Choice of the queue for a message, as in RocketMQ's producers.
 
-In turn over all queues; a repeated send avoids the broker that failed before; with fault avoidance, brokers that are to
-be left alone are passed over as well, as long as there are others. Or by the message: whoever gives a key has all
-messages of that key in one queue, and such a send is never repeated elsewhere.
+Without a key the choice is round-robin over all queues. A repeated send avoids the broker that failed before. Fault
+avoidance also skips paused brokers, as long as there are others. With a key all messages of that key go to one queue,
+and such a send is never repeated at another queue.
 
-All functions take the queues of one topic that can be written, at least one.
+All functions accept the writable queues of one topic, at least one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from broker_adapter.queue_client.balance.faults import FaultTable, RoundRobin
 
 
 def in_turn(queues: Sequence[MessageQueue], turn: RoundRobin, *, last_broker: str = "") -> MessageQueue:
-    """Choose the next queue that is not at ``last_broker``; the next one, if all are."""
+    """Return the next queue that is not at ``last_broker``, or the next one if all are."""
     return _first(queues, turn, lambda broker: broker != last_broker) or queues[turn.next() % len(queues)]
 
 
 def avoiding_faults(
     queues: Sequence[MessageQueue], faults: FaultTable, turn: RoundRobin, now_ms: int, *, last_broker: str = ""
 ) -> MessageQueue:
-    """Choose as RocketMQ 5.5 does with fault avoidance.
+    """Choose a queue as RocketMQ 5.5 with fault avoidance.
 
-    The next queue that is not at ``last_broker`` and whose broker is available; else one whose broker is reachable;
-    else any. A producer that repeats a send has ``turn`` restart before.
+    The next queue not at ``last_broker`` with an available broker; else one with a reachable broker; else any. A
+    producer calls ``turn.restart`` before it repeats a send.
     """
     return (
         _first(queues, turn, lambda broker: broker != last_broker and faults.is_available(broker, now_ms))
@@ -40,10 +40,10 @@ def avoiding_faults(
 def avoiding_faults_4(
     queues: Sequence[MessageQueue], faults: FaultTable, turn: RoundRobin, now_ms: int, *, last_broker: str = ""
 ) -> MessageQueue:
-    """Choose as RocketMQ 4.x does with fault avoidance, for who is used to it.
+    """Choose a queue as RocketMQ 4.x with fault avoidance, for compatibility.
 
-    A queue whose broker is available, and for a repeated send is the *same* one again; else one of a broker that is
-    not too bad; else any. A broker without a queue that can be written is forgotten.
+    A queue with an available broker, for a repeated send at the *same* broker; else one of the better brokers; else
+    any. A broker without a writable queue is removed from the table.
     """
     start = turn.next()
     for step in range(len(queues)):
@@ -60,12 +60,12 @@ def avoiding_faults_4(
 
 
 def by_hash(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
-    """Choose by a key, as RocketMQ's ``SelectMessageQueueByHash`` does for a ``String``."""
+    """Choose a queue by a key, as RocketMQ's ``SelectMessageQueueByHash`` does for a ``String``."""
     return queues[abs(java_hash_code(key)) % len(queues)]
 
 
 def at_random(queues: Sequence[MessageQueue], random: Random) -> MessageQueue:
-    """Choose any, as RocketMQ's ``SelectMessageQueueByRandom`` does."""
+    """Choose a random queue, as RocketMQ's ``SelectMessageQueueByRandom`` does."""
     return queues[random.randrange(len(queues))]
 
 

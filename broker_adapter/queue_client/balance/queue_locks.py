@@ -1,8 +1,8 @@
-"""One consumer at a time in a queue: for how long orderly consumption may believe a lock of the broker.
+"""Queue locks: validity of a broker's lock for ordered consumption, with one consumer at a time in a queue.
 
-A broker leases a queue to one client for 60 s. The client asks again every 20 s and believes an answer for 30 s, so
-that it stops before the broker gives the queue to another one, also when a batch takes a while to be consumed: one that
-begins within the 30 s and takes less than the other 30 is never in the queue together with another consumer's.
+A broker leases a queue to one client for 60 s. The client renews the lease every 20 s and relies on an answer for 30 s.
+So it stops before the broker leases the queue to another client. A batch that starts within these 30 s and ends within
+another 30 s never overlaps with a batch of another consumer.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ RENEW_MS = 20_000  # RocketMQ 5.5 default (rocketmq.client.rebalance.lockInterva
 
 
 class LockQuestion(NamedTuple):
-    """What a consumer asked a broker for; its answer may come late."""
+    """Lock request of a consumer; its answer may be late."""
 
     asked_at_ms: int
-    forgotten: Mapping[MessageQueue, int]  # how often each queue had been given back by then
+    forgotten: Mapping[MessageQueue, int]  # number of releases of each queue at the request
 
 
 class QueueLocks:
-    """The locks of one consumer in its group."""
+    """Queue locks of one consumer in its group."""
 
     def __init__(self) -> None:
         self._asked_at_ms: dict[MessageQueue, int] = {}
         self._forgotten: Counter[MessageQueue] = Counter()
 
     def ask(self, queues: Iterable[MessageQueue], now_ms: int) -> LockQuestion:
-        """Note that a broker is being asked for queues, to renew their locks or to get them."""
+        """Return the state of a lock request, to renew or acquire the locks of queues."""
         return LockQuestion(now_ms, {queue: self._forgotten[queue] for queue in queues})
 
     def answered(self, question: LockQuestion, given: Collection[MessageQueue]) -> None:
-        """Note which queues the broker gave. A lock is as old as the question: the lease began after it.
+        """Record the locks that the broker granted. A lock dates from its request: the lease began later.
 
-        What was given back since the question is not believed: the broker may have given it to somebody else.
+        A lock released since the request is ignored: the broker may have leased the queue to another client.
         """
         for queue, forgotten in question.forgotten.items():
             if queue not in given:
@@ -49,11 +49,11 @@ class QueueLocks:
                 self._asked_at_ms[queue] = max(question.asked_at_ms, known_ms)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Stop believing in a lock, before it is given back."""
+        """Invalidate a lock before it is released."""
         self._forgotten[queue] += 1
         self._asked_at_ms.pop(queue, None)
 
     def may_consume(self, queue: MessageQueue, now_ms: int) -> bool:
-        """Say whether a batch of a queue may begin now."""
+        """Return True if a batch of a queue may start now."""
         asked_at_ms = self._asked_at_ms.get(queue)
         return asked_at_ms is not None and now_ms - asked_at_ms <= BELIEVED_MS

@@ -1,4 +1,4 @@
-"""What a consumer drops and takes up when its share of a topic's queues changes."""
+"""Queues that a consumer releases and acquires when its share of a topic changes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ IDLE_MS_MAX = 120_000  # RocketMQ 5.5 default (rocketmq.client.pull.pullMaxIdleT
 
 
 class Changes(NamedTuple):
-    """From what a consumer holds to what it should hold; each sorted.
+    """Difference between the current and the required queues of a consumer; each part sorted.
 
-    First everything ``dropped`` is given up, then ``added`` is begun anew from the offset that the broker has: a queue
-    that was not pulled from for long is in both.
+    The consumer first releases ``dropped``, then starts ``added`` at the broker's committed offset. A queue without a
+    recent pull is in both.
     """
 
     dropped: tuple[MessageQueue, ...]
@@ -25,10 +25,10 @@ class Changes(NamedTuple):
 def changes(
     held: Mapping[MessageQueue, int], share: Collection[MessageQueue], now_ms: int, *, idle_ms_max: int = IDLE_MS_MAX
 ) -> Changes:
-    """Compare the queues of a topic that a consumer holds, each with the time of its last pull, with its share now.
+    """Return the difference between the held queues of a topic, with their last pull times, and the current share.
 
-    A pull that flow control put off counts as one. A queue without any for longer than ``idle_ms_max`` has a broken
-    loop of pulls: it is dropped, and added anew.
+    A pull postponed by flow control counts. A queue without a pull for more than ``idle_ms_max`` has a broken pull
+    loop: it is dropped and added again.
     """
     due = set(share)
     kept = {queue for queue, pulled_at_ms in held.items() if queue in due and now_ms - pulled_at_ms <= idle_ms_max}

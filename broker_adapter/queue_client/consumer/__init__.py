@@ -1,10 +1,10 @@
-"""Consumer groups whose members divide the queues among themselves: what RocketMQ calls a push consumer.
+"""Consumer groups whose members divide the queues among themselves: RocketMQ's push consumer.
 
-    Consumer     membership of a group: which queues are its own, one task of pulls for each, offsets, leaving
-     +- service  hands out what was pulled: Concurrent, or InOrder with a lock for each queue
-     +- offsets  how far the group has come: at the broker, or in a file for broadcasting
+    Consumer     membership of a group: assigned queues, one pull task for each, offsets, shutdown
+     +- service  delivers pulled messages: Concurrent, or InOrder with a lock for each queue
+     +- offsets  committed offsets: at the broker, or in a file for broadcasting
 
-``options`` has every default, ``outcome`` what a handler may answer.
+``options`` has every default, ``outcome`` the possible results of a handler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A member of a consumer group: which queues are its own, what it pulls from them, and how far it has come."""
+"""Member of a consumer group: its assigned queues, its pulls from them, and its offsets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from broker_adapter.queue_client.membership import Membership
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 
-_SOON_S = 1.0  # until a round of division that did not come out is tried again; RocketMQ 5.5 (min interval)
+_SOON_S = 1.0  # retry delay of an incomplete rebalance; RocketMQ 5.5 (min interval)
 _OVERLOADED_S = 0.02  # RocketMQ 5.5 (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL)
-_ROOM_LOOK_S = 1.0  # a window without room is looked at again, though nothing was heard of it
+_ROOM_LOOK_S = 1.0  # recheck interval of a full window, in case of a missed event
 _ALL_TAGS = "*"
 _DEFAULTS = ConsumerOptions()
 
@@ -32,11 +32,11 @@ _log = LibraryLog("broker_adapter.queue_client.consumer")
 
 
 class Consumer:
-    """Consumes topics as a member of a group, until it is closed. Belongs to one event loop.
+    """Consumer of topics as a member of a group, until it is closed. Belongs to one event loop.
 
-    At least once: what a handler consumed is committed some seconds later, and comes again if this process dies before.
-    Messages that fail come again from ``%RETRY%<group>``, which is consumed without being asked for; they end in
-    ``%DLQ%<group>``. ``filters`` says what is wanted of each topic: ``*``, tags as ``a || b``, or a ``Filter``.
+    Delivery is at least once: consumed messages are committed some seconds later, and a crash before the commit repeats
+    them. Failed messages are retried through ``%RETRY%<group>``, which is subscribed automatically. They end in
+    ``%DLQ%<group>``. ``filters`` has the subscription of each topic: ``*``, tags as ``a || b``, or a ``Filter``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Consumer:
         self._dividing = asyncio.Lock()
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._started_at_ms = self._clock.now_ms()
-        self._troubles: dict[object, Exception] = {}  # of a topic or a queue, logged once
+        self._troubles: dict[object, Exception] = {}  # by topic or queue, logged once
 
     @property
     def _presence(self) -> Presence:
@@ -80,13 +80,13 @@ class Consumer:
 
     @property
     def queues(self) -> Sequence[MessageQueue]:
-        """The queues that are its own now, sorted."""
+        """Currently assigned queues, sorted."""
         return sorted(self._owned)
 
     async def start(self) -> None:
-        """Join the group, and begin. ``GroupTaken`` if this client has a consumer of the group already.
+        """Join the group, and start consuming. ``GroupTaken`` if this client already has a consumer of the group.
 
-        A cluster that cannot be reached now is waited for.
+        An unreachable cluster is no error: the consumer keeps retrying.
         """
         await self._membership.add_consumer(self._presence, self)
         work = Work(
@@ -104,7 +104,9 @@ class Consumer:
         self._tasks = [asyncio.ensure_future(each) for each in loops]
 
     async def subscribe(self, topic: str, wanted: Filter) -> None:
-        """Consume another topic too, or one with another filter: what was pulled and not consumed is pulled anew."""
+        """Subscribe to another topic, or change a filter. After a change, pulled but unconsumed messages are pulled
+        again.
+        """
         is_changed = topic in self._filters and self._filters[topic] != wanted
         self._filters[check_topic(topic)] = wanted
         self._tags[topic] = _tags(wanted)
@@ -116,14 +118,14 @@ class Consumer:
         self._hurry.set()
 
     def trouble(self, topic: str) -> Exception | None:
-        """Return why nothing of a topic can be consumed now, ``None`` if nothing is known to be wrong."""
+        """Return the error that blocks the consumption of a topic, or ``None`` if none is known."""
         own = [queue for queue in self._owned if queue.topic == topic]
         if own and all(queue in self._troubles for queue in own):
             return self._troubles[own[0]]
         return self._troubles.get(topic)
 
     async def close(self) -> None:
-        """Take up nothing more, wait for handlers, commit, and leave the group."""
+        """Stop pulls, wait for handlers, commit, and leave the group."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,11 +144,11 @@ class Consumer:
         await self._membership.remove_consumer(self.group)
 
     def members_changed(self) -> None:
-        """Divide the queues anew, soon."""
+        """Schedule a rebalance."""
         self._hurry.set()
 
     def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on elsewhere in some queues, as an operator says: what is held of them counts no more."""
+        """Continue at other offsets after an operator's reset; pulled messages of these queues are dropped."""
         for queue, offset in offsets.items():
             owned = self._owned.get(queue)
             if owned is not None:
@@ -155,7 +157,7 @@ class Consumer:
         self._hurry.set()
 
     def state(self) -> MemberState:
-        """Return how it is, as operators ask."""
+        """Return the state of this member for operators."""
         return MemberState(self._filters, [*self._held()], self._options.in_order, self._started_at_ms)
 
     def _held(self) -> Iterator[HeldQueue]:
@@ -175,7 +177,7 @@ class Consumer:
                     self._locks is not None and self._locks.may_consume(queue, now_ms),
                 )
 
-    # -- division of the queues -----------------------------------------------------------------------------------
+    # -- rebalance --------------------------------------------------------------------------------------------------
 
     async def _divide_again(self) -> None:
         soon_s = _SOON_S
@@ -183,7 +185,7 @@ class Consumer:
             self._hurry.clear()
             try:
                 is_settled = await self.divide()
-            except Exception as error:  # noqa: BLE001 - a strategy may be the application's
+            except Exception as error:  # noqa: BLE001 - strategies may come from the application
                 _log.error("division_failed", group=self.group, error=f"{type(error).__name__}: {error}")
                 is_settled = False
             full_s = self._options.rebalance_ms / 1000
@@ -195,7 +197,7 @@ class Consumer:
                 soon_s = _SOON_S
 
     async def divide(self) -> bool:
-        """Take up and give up queues until what this member has is its share; say whether it is."""
+        """Acquire and release queues until this member has its share; return True if it has."""
         async with self._dividing:
             return all([await self._divide(topic) for topic in list(self._filters)])
 
@@ -221,7 +223,7 @@ class Consumer:
             return readable
         members = sorted(await self._membership.broker.members(self.group, topic))
         if self._membership.client_id not in members:
-            await self._membership.beat()  # its broker forgot this client, so others take its queues
+            await self._membership.beat()  # its broker dropped this client, so others acquire its queues
         share = self._options.strategy(self.group, self._membership.client_id, readable, members)
         self._troubles.pop(topic, None)
         return share
@@ -238,7 +240,10 @@ class Consumer:
         return queues
 
     async def _give_up(self, queue: MessageQueue, *, wait: bool = False) -> bool:
-        """Commit and leave a queue; with ``wait`` one whose batch is with the handler stays, and ``False`` is said."""
+        """Commit and release a queue.
+
+        With ``wait``, keep a queue with a batch at the handler, and return False.
+        """
         owned = self._owned[queue]
         owned.is_leaving = True
         if wait and owned.is_busy:
@@ -274,7 +279,7 @@ class Consumer:
         while owned.window is None:
             try:
                 owned.window = Window(await self._begin(queue), self._now_ms())
-            except Exception as error:  # noqa: BLE001 - whatever it is, a queue is not left alone
+            except Exception as error:  # noqa: BLE001 - the pull loop must not end
                 await self._rest(owned, error)
         assert self._service is not None
         self._service.took_up(owned)
@@ -310,12 +315,12 @@ class Consumer:
             if wanted:
                 self._service.arrived(owned, len(wanted))
             elif not owned.window.count and (offset := owned.commit_offset) is not None:
-                self._offsets.note(queue, offset)  # a filter passed over what came
+                self._offsets.note(queue, offset)  # the filter skipped all messages
 
     async def _begin(self, queue: MessageQueue) -> int:
-        """Return where the group goes on; of a queue that it never committed, say so at once to the broker.
+        """Return the start offset of a queue. Commit it at once if the group has no committed offset.
 
-        Otherwise what comes between a beginning at the end and the first commit would be passed over after a crash.
+        Otherwise a crash before the first commit would skip the messages after a start at the end of the queue.
         """
         committed = await self._offsets.read(queue)
         if committed is not None:
@@ -347,10 +352,10 @@ class Consumer:
         return True
 
     async def _rest(self, owned: OwnedQueue, error: Exception) -> None:
-        """Tell a failed pull, once, and wait before the next one."""
+        """Log a failed pull, once, and wait before the next one."""
         owned.note_pull(self._now_ms())
         if isinstance(error, Refused) and error.rule in {Rule.REQUEST, Rule.GROUP_UNKNOWN}:
-            await self._membership.beat()  # a broker that was started anew knows no group before it hears of it
+            await self._membership.beat()  # a restarted broker has no group before its heartbeat
         self._tell(owned.queue, "pull_failed", error, is_error=True)
         await asyncio.sleep(_OVERLOADED_S if isinstance(error, Overloaded) else self._options.pause_ms / 1000)
 
@@ -368,7 +373,7 @@ class Consumer:
             await asyncio.sleep(interval_ms / 1000)
             try:
                 await act()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is done again
+            except Exception as error:  # noqa: BLE001 - the next interval retries
                 text = str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
                 _log.warning("consumer_not_well", group=self.group, error=text)
 

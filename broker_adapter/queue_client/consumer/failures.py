@@ -1,4 +1,4 @@
-"""What becomes of a message that a handler did not consume: it is told to the broker, one way or another."""
+"""Retries and dead letters of messages with a failed handler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = LibraryLog("broker_adapter.queue_client.consumer")
 
 
 class Failures:
-    """Sends failed messages of a group back."""
+    """Sends failed messages of a group back to brokers."""
 
     def __init__(self, membership: Membership, group: str, attempts: int) -> None:
         self._membership = membership
@@ -26,10 +26,10 @@ class Failures:
         self._attempts = attempts
 
     async def send_back(self, received: ReceivedMessage, delay_level: int) -> bool:
-        """Have a message come again, or end as a dead letter; say whether a broker took it over.
+        """Schedule a retry, or create a dead letter; return True if a broker accepted it.
 
-        The broker that has the message copies it. If that one cannot, the whole message is sent to the group's retry
-        topic at any broker: so a message may come twice, and none is lost.
+        The broker of the message copies it. If that fails, the whole message is sent to the group's retry topic at any
+        broker. So a message may be duplicated, and none is lost.
         """
         try:
             await self._membership.broker.send_back(
@@ -43,7 +43,7 @@ class Failures:
         return True
 
     async def put(self, received: ReceivedMessage, delay_level: int = 0) -> bool:
-        """Send a message to the group's retry topic as one that failed once more; say whether a broker took it."""
+        """Send a message to the group's retry topic with one more failure; return True if a broker accepted it."""
         failed = received.attempts_failed + 1
         system = {
             "RETRY_TOPIC": received.message.topic,
@@ -55,7 +55,7 @@ class Failures:
         outgoing = Outgoing(
             message=replace(received.message, topic=topic, deliver_at_ms=0),
             delay_level=delay_level if delay_level > 0 else min(_FIRST_LEVEL + received.attempts_failed, _LEVEL_MAX),
-            # a broker makes a dead letter of what failed more often than it may
+            # above attempts_max a broker stores a dead letter
             attempts_failed=failed if delay_level >= 0 else max(failed, self._attempts + 1),
             attempts_max=self._attempts,
             system=system,

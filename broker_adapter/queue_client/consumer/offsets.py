@@ -1,4 +1,4 @@
-"""How far a group has come in each queue: kept by the brokers, or in a file where every client reads everything."""
+"""Committed offsets of a group: kept by the brokers, or in a file for broadcasting."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from broker_adapter.runtime.log import LibraryLog
 _log = LibraryLog("broker_adapter.queue_client.consumer")
 
 
-_TOLD_AGAIN_S = 30.0  # RocketMQ's clients tell all of them every 5 s
+_TOLD_AGAIN_S = 30.0  # RocketMQ's clients commit all offsets every 5 s
 
 
-_FIRST_COMMITS_MAX = 3  # of one offset that the broker loses again and again
+_FIRST_COMMITS_MAX = 3  # attempts for an offset that the broker keeps losing
 
 
 class _Kept(NamedTuple):
@@ -30,40 +30,40 @@ class _Kept(NamedTuple):
 
 
 class Offsets(Protocol):
-    """Where consumption goes on. ``note`` costs nothing; ``flush`` makes what was noted durable."""
+    """Offsets at which consumption continues. ``note`` only updates memory; ``flush`` makes noted offsets durable."""
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """Return where to go on, ``None`` if nobody ever said. Errors are those of the broker."""
+        """Return the committed offset, or ``None`` if there is none. Raises the errors of the broker."""
         ...
 
     def note(self, queue: MessageQueue, offset: int) -> None:
-        """Remember where to go on; never less than before."""
+        """Note an offset; a lower one is ignored."""
         ...
 
     def move(self, queue: MessageQueue, offset: int) -> None:
-        """Remember another place to go on, also one before: the broker or an operator says so."""
+        """Note an offset, also a lower one, after a reset by the broker or an operator."""
         ...
 
     def forget(self, queue: MessageQueue) -> None:
-        """Say nothing of a queue any more: it is somebody else's."""
+        """Stop reporting a released queue: it has another owner."""
         ...
 
     async def flush(self, queues: Iterable[MessageQueue] | None = None, /) -> bool:
-        """Keep the noted offsets of these queues, also those that were kept before, or of all queues as needed.
+        """Commit the noted offsets of these queues, also committed ones again, or of all queues as needed.
 
-        Return True if all could be kept. Later calls try again.
+        Return True if all are committed. Later calls retry failures.
         """
         ...
 
 
 class BrokerOffsets:
-    """Each queue's broker keeps the offset of the group.
+    """Offsets kept by the broker of each queue.
 
     An offset is committed again from time to time: the queue's last owner may have committed a lower one later.
 
-    A broker of RocketMQ 4 (4.9.7: ``ConsumerOffsetManager.commitOffset``) makes the table of a group and a topic when
-    it gets the first commit. Of first commits that come together it makes several, keeps one, and answers OK to all.
-    So the first commit at a broker is sent alone and read back. Other members of the group may still replace the table.
+    A broker of RocketMQ 4 (4.9.7: ``ConsumerOffsetManager.commitOffset``) creates the table of a group and topic on its
+    first commit. For concurrent first commits it creates several tables, keeps one, and answers OK to all. So the first
+    commit at a broker is sent alone and read back. Other members of the group may still replace the table.
     """
 
     def __init__(self, broker: ClassicBroker, group: str, clock: Clock) -> None:
@@ -116,7 +116,7 @@ class BrokerOffsets:
         return True
 
     async def _commit_first(self, queue: MessageQueue, offset: int) -> bool:
-        """Commit an offset alone if it is the first one of a topic at its broker; return False if it is not."""
+        """Commit the first offset of a topic at its broker, alone. Return False if the table already exists."""
         place = queue.topic, queue.broker
         if place in self._has_table:
             return False
@@ -135,9 +135,9 @@ class BrokerOffsets:
 
 
 class FileOffsets:
-    """A file of this client's own, replaced as a whole: a crash leaves the old one or the new one.
+    """Offsets in a file of this client, replaced as a whole: a crash leaves the old file or the new one.
 
-    ``ValueError`` for a file that holds something else: going on without it would skip or repeat everything.
+    ``ValueError`` for a file with other content: to continue without it would skip or repeat all messages.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +158,7 @@ class FileOffsets:
         self._is_kept = False
 
     def forget(self, queue: MessageQueue) -> None:
-        """Keep it: a queue that is read again goes on where it stopped."""
+        """Keep the offset: a queue that is acquired again continues there."""
 
     async def flush(self, _queues: Iterable[MessageQueue] | None = None, /) -> bool:
         if self._is_kept:

@@ -1,4 +1,4 @@
-"""How a consumer works; every default is that of RocketMQ 5.5's push consumer unless a line says otherwise."""
+"""Options of a consumer; every default is that of RocketMQ 5.5's push consumer unless a comment states otherwise."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _BOUNDS = WindowBounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """What to consume how. ``ValueError`` for what does not go together."""
+    """Options of a consumer. ``ValueError`` for an invalid combination."""
 
     in_order: bool = False  # one batch of a queue at a time, under a lock: ConsumeMessageOrderlyService
-    is_broadcast: bool = False  # every client gets every message; what fails is logged, and not tried again
-    offsets_path: Path | None = None  # of broadcasting: the file that keeps how far this client has come
+    is_broadcast: bool = False  # every client receives every message; failures are logged without a retry
+    offsets_path: Path | None = None  # for broadcasting: the file with the offsets of this client
     start: Start = Start.LAST_OFFSET
     start_at_ms: int = 0  # with Start.TIMESTAMP: epoch milliseconds, by the brokers' clocks
     strategy: Strategy = field(default_factory=Averagely)
-    batch_max: int = 1  # messages that a handler gets at once (consumeMessageBatchMaxSize)
+    batch_max: int = 1  # messages of one batch (consumeMessageBatchMaxSize)
     pull_max: int = 32  # messages of one pull
-    handlers_max: int = 20  # batches at once (consumeThreadMax)
-    retries_max: int | None = None  # None: 16; in order without end
+    handlers_max: int = 20  # concurrent batches (consumeThreadMax)
+    retries_max: int | None = None  # None: 16; unlimited in order
     bounds: WindowBounds = _BOUNDS
     consume_ms_max: int = CONSUME_MS_MAX
     long_poll_ms: int = 15_000
     rebalance_ms: int = 20_000
     flush_ms: int = 5_000
     pause_ms: int = 1_000  # after a pull that failed
-    send_back_again_ms: int = 5_000  # when a failure could not be told to any broker
+    send_back_again_ms: int = 5_000  # retry delay after no broker accepted a failed message
     suspend_ms: int = 1_000  # in order, between two tries of one batch
-    close_ms: int = 10_000  # how long ``close`` waits for handlers; ours: RocketMQ waits for none
+    close_ms: int = 10_000  # wait of ``close`` for handlers; ours: RocketMQ does not wait
 
     def __post_init__(self) -> None:
         if self.is_broadcast and self.offsets_path is None:
@@ -49,7 +49,7 @@ class ConsumerOptions:
 
     @property
     def attempts(self) -> int:
-        """How often a message may fail before it is a dead letter."""
+        """Number of failures after which a message becomes a dead letter."""
         if self.retries_max is not None:
             return self.retries_max
         return _EVER if self.in_order else _ATTEMPTS_MAX

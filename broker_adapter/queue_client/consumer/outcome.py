@@ -1,4 +1,4 @@
-"""What a handler may answer: nothing, if all is consumed; otherwise what did not work, and when to try again."""
+"""Results of a handler: None if all messages are consumed; otherwise the failed messages and the time of a retry."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from broker_adapter.contracts.classic import ReceivedMessage
 
 
 class Later(NamedTuple):
-    """The messages of the batch from number ``first`` on failed; those before are consumed.
+    """Result for failed messages: number ``first`` of the batch and all after it; those before are consumed.
 
-    They come again from the group's retry topic. ``delay_level`` 0: the broker chooses, longer from failure to failure;
-    -1: they are dead at once. In order, they are tried again where they lie, and nothing passes them.
+    Retries come through the group's retry topic. ``delay_level`` 0: the broker chooses, increasing with each failure;
+    -1: dead letter at once. In order, failed messages are retried in place and block their successors.
     """
 
     first: int = 0
     delay_level: int = 0
-    error: BaseException | str = ""  # why; reported to a broker that keeps failure reasons
+    error: BaseException | str = ""  # reason, reported to a broker that stores failure reasons
 
 
 class Suspend(NamedTuple):
-    """Of ordered consumption: try the same batch again after ``ms``, and count no failure."""
+    """Result for ordered consumption: retry the same batch after ``ms`` without counting a failure."""
 
     ms: int = 1_000  # RocketMQ 5.5 default (suspendCurrentQueueTimeMillis); 10 to 30,000
 
 
 Outcome: TypeAlias = Later | Suspend | None
 
-# Gets a batch of one topic. What it raises is logged, and means ``Later()``. A plain function runs in a thread.
+# Receives a batch of one topic. An exception is logged and counts as ``Later()``. A plain function runs in a thread.
 Handler: TypeAlias = (
     Callable[[Sequence[ReceivedMessage]], Awaitable[Outcome]] | Callable[[Sequence[ReceivedMessage]], Outcome]
 )

@@ -1,4 +1,4 @@
-"""A queue that is a consumer's own for now: its window, and who waits for what of it."""
+"""Queue assigned to a consumer: its window, its tasks, and its events."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from broker_adapter.queue_client.balance.window import Window
 
 
 class OwnedQueue:
-    """From the moment a consumer takes a queue up to when it gives it up. Belongs to one event loop."""
+    """Assignment of a queue, from its acquisition to its release. Belongs to one event loop."""
 
     def __init__(self, queue: MessageQueue, now_ms: int) -> None:
         self.queue = queue
         self.taken_at_ms = now_ms
-        self.window: Window[ReceivedMessage] | None = None  # once it is known where to begin
+        self.window: Window[ReceivedMessage] | None = None  # set once the start offset is known
         self.pulling: asyncio.Task[None] | None = None
-        self.consuming: asyncio.Task[None] | None = None  # in order: the only task that hands out
-        self.room = asyncio.Event()  # something was consumed
-        self.arrived = asyncio.Event()  # something was pulled, or may be consumed again
-        self.is_leaving = False  # no batch of it begins any more
-        self.moved_to: int | None = None  # where its group goes on instead: the broker or an operator says so
+        self.consuming: asyncio.Task[None] | None = None  # in order: the only delivery task
+        self.room = asyncio.Event()  # set when messages were consumed
+        self.arrived = asyncio.Event()  # set when messages were pulled, or may be retried
+        self.is_leaving = False  # no further batches start
+        self.moved_to: int | None = None  # new offset after a reset by the broker or an operator
         self.is_busy = False  # in order: a batch is with the handler
-        self.failures: Counter[int] = Counter()  # in order: tries that failed here, by offset
+        self.failures: Counter[int] = Counter()  # in order: failed attempts of this assignment, by offset
 
     @property
     def pulled_at_ms(self) -> int:
-        """When it was pulled from last, or put off, or taken up."""
+        """Time of the last pull, including postponed ones, or of the acquisition."""
         return self.taken_at_ms if self.window is None else self.window.pulled_at_ms
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it is somebody else's."""
+        """True if the queue is released."""
         return self.window is not None and self.window.is_dropped
 
     @property
     def commit_offset(self) -> int | None:
-        """Where its group goes on; ``None`` before that is known, and once it is somebody else's."""
+        """Offset at which the group continues; ``None`` before it is known, and after the release."""
         return None if self.window is None else self.window.commit_offset
 
     def note_pull(self, now_ms: int) -> None:
-        """Note that its pulls are well, though none was made now."""
+        """Record that the pull loop is alive without a pull."""
         if self.window is None:
             self.taken_at_ms = now_ms
         else:
             self.window.pulled_at_ms = now_ms
 
     def move(self, offset: int, now_ms: int) -> None:
-        """Have it given up and taken up anew at another offset, also a lower one: what it holds counts no more."""
+        """Schedule a release and reacquisition at another offset, also a lower one; pulled messages are dropped."""
         self.moved_to = offset
         self.is_leaving = True
         self.taken_at_ms = now_ms - IDLE_MS_MAX - 1
@@ -58,7 +58,7 @@ class OwnedQueue:
             self.window.pulled_at_ms = self.taken_at_ms
 
     def drop(self) -> None:
-        """Give it up: what its handlers say from now on counts no more."""
+        """Release the queue: later results of its handlers are ignored."""
         self.is_leaving = True
         for task in (self.pulling, self.consuming):
             if task is not None and task is not asyncio.current_task():

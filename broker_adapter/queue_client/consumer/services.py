@@ -1,4 +1,4 @@
-"""Who hands out what was pulled: many batches at once, or those of a queue one after another."""
+"""Delivery of pulled messages to handlers: concurrent batches, or ordered batches of each queue."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from broker_adapter.queue_client.consumer.owned import OwnedQueue
 from broker_adapter.runtime.cancellation import is_cancelled_here
 from broker_adapter.runtime.log import LibraryLog
 
-_STUCK_LEVEL = 3  # 10 s: of a message whose handler does not come back; RocketMQ 5.5
+_STUCK_LEVEL = 3  # delay level (10 s) of a message with a stuck handler; RocketMQ 5.5
 _SUSPEND_MS = (10, 30_000)  # RocketMQ 5.5
-_LOCK_LOOK_S = 0.1  # how often a queue without a lock looks again; RocketMQ 5.5 (tryLockLaterAndReconsume)
+_LOCK_LOOK_S = 0.1  # check interval of a queue without a lock; RocketMQ 5.5 (tryLockLaterAndReconsume)
 
 _log = LibraryLog("broker_adapter.queue_client.consumer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a service needs to know of its consumer."""
+    """Dependencies of a service on its consumer."""
 
     group: str
     options: ConsumerOptions
     offsets: Offsets
     failures: Failures
-    locks: QueueLocks | None  # in order; ``None`` for broadcasting, where nobody else reads for this client
+    locks: QueueLocks | None  # in order; ``None`` for broadcasting: each client reads all queues
     now_ms: Callable[[], int]
 
 
 class Busy:
-    """How many handlers are at work."""
+    """Count of running handlers."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -56,25 +56,25 @@ class Busy:
             self._idle.set()
 
     async def over(self) -> None:
-        """Wait until none is."""
+        """Wait until no handler is running."""
         await self._idle.wait()
 
 
 class Service(Protocol):
-    """Hands out the messages of owned queues."""
+    """Delivers the messages of assigned queues to handlers."""
 
     busy: Busy
 
     def took_up(self, owned: OwnedQueue) -> None:
-        """Begin with a queue that is known to begin somewhere."""
+        """Add a queue with a known start offset."""
         ...
 
     def arrived(self, owned: OwnedQueue, count: int, /) -> None:
-        """Hand out what was pulled, when its turn comes."""
+        """Schedule ``count`` pulled messages for delivery."""
         ...
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """Stop all deliveries."""
         ...
 
 
@@ -82,12 +82,12 @@ MakeService: TypeAlias = Callable[[Work], Service]
 
 
 def by_handler(handler: Handler) -> MakeService:
-    """Have a handler called with what arrives."""
+    """Return a factory of services that call a handler with each batch."""
     return lambda work: InOrder(handler, work) if work.options.in_order else Concurrent(handler, work)
 
 
 async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]) -> Outcome:
-    """Call a handler and return what it says; what it raises is a failure of the whole batch."""
+    """Call a handler and return its result; an exception counts as a failure of the whole batch."""
     try:
         if inspect.iscoroutinefunction(handler):
             outcome = await handler(batch)
@@ -95,7 +95,7 @@ async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]
             outcome = await asyncio.to_thread(handler, batch)
             if inspect.isawaitable(outcome):
                 outcome = await outcome
-    except (Exception, asyncio.CancelledError) as error:  # the handler is the application's
+    except (Exception, asyncio.CancelledError) as error:  # raised by the application's handler
         if isinstance(error, asyncio.CancelledError) and is_cancelled_here():
             raise
         first = batch[0]
@@ -119,7 +119,7 @@ def _tell_fault(group: str, owned: OwnedQueue, error: Exception) -> None:
 
 
 class Concurrent:
-    """Up to ``handlers_max`` batches at once, of all queues in turn. What fails is sent back at once."""
+    """Service for up to ``handlers_max`` concurrent batches of all queues. Failed messages are sent back at once."""
 
     def __init__(self, handler: Handler, work: Work) -> None:
         self.busy = Busy()
@@ -153,7 +153,7 @@ class Concurrent:
             if batch:
                 try:
                     await self._consume(owned, batch)
-                except Exception as error:  # noqa: BLE001 - others are consumed all the same; this one is swept up
+                except Exception as error:  # noqa: BLE001 - the worker continues; the sweep returns this batch
                     _tell_fault(self._for.group, owned, error)
 
     async def _consume(self, owned: OwnedQueue, batch: Sequence[ReceivedMessage]) -> None:
@@ -167,7 +167,7 @@ class Concurrent:
                 level = outcome.delay_level
             elif outcome is not None:
                 failed += readable
-            if not owned.is_dropped:  # otherwise its new owner gets all of it again
+            if not owned.is_dropped:  # otherwise its new owner receives the batch again
                 await self._finish(owned, batch, failed, level)
 
     async def _finish(
@@ -208,7 +208,7 @@ class Concurrent:
             for owned in list(self._owned):
                 try:
                     await self._sweep_up(owned)
-                except Exception as error:  # noqa: BLE001 - it is tried again
+                except Exception as error:  # noqa: BLE001 - the next sweep retries
                     _tell_fault(self._for.group, owned, error)
 
     async def _sweep_up(self, owned: OwnedQueue) -> None:
@@ -221,7 +221,7 @@ class Concurrent:
 
 
 class InOrder:
-    """One batch of a queue at a time, while the queue's lock is believed. What fails is tried again where it lies."""
+    """Service for one batch of a queue at a time, while its lock is valid. Failed messages are retried in place."""
 
     def __init__(self, handler: Handler, work: Work) -> None:
         self.busy = Busy()
@@ -264,7 +264,7 @@ class InOrder:
                     try:
                         with self.busy:
                             pause_s = await self._consume(owned, batch)
-                    except Exception as error:  # noqa: BLE001 - the queue is not left alone: all of it comes again
+                    except Exception as error:  # noqa: BLE001 - the loop must not end: the batch is retried
                         _tell_fault(self._for.group, owned, error)
                         owned.window.rollback()
                         pause_s = self._options.suspend_ms / 1000
@@ -274,7 +274,7 @@ class InOrder:
                 await asyncio.sleep(pause_s)
 
     async def _consume(self, owned: OwnedQueue, batch: Sequence[ReceivedMessage]) -> float:
-        """Return how long the queue rests before its next batch, in seconds."""
+        """Return the pause of the queue before its next batch, in seconds."""
         shown = [
             replace(each, attempts_failed=each.attempts_failed + owned.failures[each.queue_offset])
             for each in batch

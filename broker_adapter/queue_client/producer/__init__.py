@@ -1,4 +1,4 @@
-"""Producers that choose a queue for each message: retries within one budget of time, fault avoidance, transactions."""
+"""Producers that choose a queue for each message: retries within one time budget, fault avoidance, transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends messages to the queues of a cluster as RocketMQ's producers do."""
+"""Producer that sends messages to the queues of a cluster as RocketMQ's producers do."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from broker_adapter.queue_client.membership import Membership
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 
-# What a broker answers that another one may do better; RocketMQ 5.5 (retryResponseCodes).
+# Result codes for which another broker may succeed; RocketMQ 5.5 (retryResponseCodes).
 _CODES_TO_RETRY = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
-_DEFAULT_TOPIC = "TBW102"  # brokers that make topics by themselves have it, and say so by its route
+_DEFAULT_TOPIC = "TBW102"  # brokers with topic auto-creation have it, and its route lists them
 _DEFAULT_TOPIC_QUEUES = 4  # RocketMQ 5.5 default (defaultTopicQueueNums)
 
 _log = LibraryLog("broker_adapter.queue_client.producer")
@@ -46,13 +46,13 @@ Checker: TypeAlias = Callable[[ReceivedMessage], Awaitable[Decision]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """How a producer sends; defaults are those of RocketMQ 5.5 unless a line says otherwise."""
+    """Options of a producer; defaults are those of RocketMQ 5.5 unless a comment states otherwise."""
 
     attempts_max: int = 3  # retryTimesWhenSendFailed + 1
     timeout_ms: int = 3_000  # of all attempts together (sendMsgTimeout)
     attempt_timeout_ms: int | None = None  # of each of them (sendMsgMaxTimeoutPerRequest)
-    resend_unsafe: bool = False  # elsewhere, if it is stored and not yet on the disk or at a replica
-    fault_avoidance: bool = False  # leave slow and failing brokers alone for a while (sendLatencyFaultEnable)
+    resend_unsafe: bool = False  # to another broker, if stored but not yet on the disk or at a replica
+    fault_avoidance: bool = False  # pause slow and failing brokers (sendLatencyFaultEnable)
     as_4: bool = False  # with fault avoidance: the tables and the choice of 4.x, minutes instead of seconds
     environment: str = ""  # send to its queues only
     environments: Environments | None = None
@@ -67,7 +67,7 @@ class ProducerOptions:
 
 
 class TransactionReceipt(NamedTuple):
-    """A half message that is stored, and how its transaction ended as far as this process knows."""
+    """Receipt of a half message, and the decision of its transaction as far as this process has it."""
 
     receipt: QueueReceipt
     decision: Decision
@@ -77,10 +77,10 @@ _DEFAULTS = ProducerOptions()
 
 
 class Producer:
-    """Sends for a producer group, until it is closed. Belongs to one event loop; safe to call concurrently.
+    """Producer of a group, until it is closed. Belongs to one event loop; safe for concurrent calls.
 
-    A send that raises may have been stored, unless it was ``Refused`` or ``Overloaded``: repeat it with the same
-    message id, by which consumers and the audit tell a repetition.
+    A send that raises may have stored the message, except for ``Refused`` or ``Overloaded``. Repeat it with the same
+    message id: consumers and the audit detect repetitions by it.
     """
 
     def __init__(
@@ -93,9 +93,12 @@ class Producer:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """``on_check`` says how a transaction of an earlier run ended; without it those are never decided."""
+        """Store the options.
+
+        ``on_check`` returns the decision of a transaction of an earlier run; without it those stay undecided.
+        """
         self.group = check_group(group)
-        self.loop: asyncio.AbstractEventLoop | None = None  # where its calls belong, once it is started
+        self.loop: asyncio.AbstractEventLoop | None = None  # event loop of its calls, set by ``start``
         self._membership = membership
         self._options = options
         self._on_check = on_check
@@ -107,9 +110,9 @@ class Producer:
 
     @property
     def left_alone(self) -> Mapping[str, int]:
-        """The brokers that were slow or failed, and for how many milliseconds nothing is sent to them yet.
+        """Slow or failed brokers, with the remaining pause of each in milliseconds.
 
-        Only this process knows; empty without fault avoidance.
+        The state is local to this process; empty without fault avoidance.
         """
         if not self._options.fault_avoidance:
             return {}
@@ -118,12 +121,12 @@ class Producer:
         return {broker: each for broker, each in left_ms.items() if each > 0}
 
     async def start(self) -> None:
-        """Let brokers know the group. ``GroupTaken``."""
+        """Register the group at the brokers. ``GroupTaken``."""
         self.loop = asyncio.get_running_loop()
         await self._membership.add_producer(self.group, self._check)
 
     async def close(self) -> None:
-        """Leave the group."""
+        """Cancel pending transaction checks and leave the group."""
         for task in self._checks:
             task.cancel()
         await self._membership.remove_producer(self.group)
@@ -137,14 +140,15 @@ class Producer:
         choose: Chooser | None = None,
         timeout_ms: int | None = None,
     ) -> QueueReceipt:
-        """Store a message in one of its topic's queues, durable as the broker is set to be.
+        """Store a message in a queue of its topic, with the durability that the broker is configured for.
 
-        ``delay_level`` 1 to 18; it wins over ``message.deliver_at_ms``. It counts from now, or, of a message that is
-        sent again, from ``since_ms`` (epoch milliseconds, by RocketMQ's table of levels): then it is a delivery time
-        where the broker knows these, and elsewhere the least level that is not too early. Where the queue is not free,
-        because ``choose`` says which or the message has a group, there is one attempt; otherwise the next one goes to
-        another broker. Raises ``Refused``, ``Overloaded`` or ``BrokerUnavailable`` of the last attempt; its cause is
-        the one of an earlier attempt that may have stored the message.
+        ``delay_level`` is 1 to 18 and takes precedence over ``message.deliver_at_ms``. It counts from now. For a
+        repeated send it counts from ``since_ms`` (epoch milliseconds, by RocketMQ's table of levels): the message then
+        has a delivery time, or at brokers without delivery times the lowest level that is not too early.
+
+        If ``choose`` or a message group determines the queue, there is one attempt. Otherwise each further attempt goes
+        to another broker. Raises ``Refused``, ``Overloaded`` or ``BrokerUnavailable`` of the last attempt. Its cause is
+        the error of an earlier attempt that may have stored the message.
         """
         if not 0 <= delay_level <= len(DELAY_LEVELS_MS):
             limit = f"1 to {len(DELAY_LEVELS_MS)}"
@@ -156,7 +160,7 @@ class Producer:
         return await self._send(Outgoing(message=message, delay_level=delay_level), choose, timeout_ms)
 
     async def send_one_way(self, message: Message, *, delay_level: int = 0, choose: Chooser | None = None) -> None:
-        """Write a message to the connection and wait for no answer: it may be lost, and nobody is told."""
+        """Write a message to the connection without waiting for an answer: it may be lost without an error."""
         message = self._named(message)
         queues = await self._writable(message.topic)
         queue = self._chosen(queues, message, choose) or in_turn(queues, self._turn)
@@ -164,7 +168,7 @@ class Producer:
         await self._broker.send(self.group, queue, [outgoing], timeout_ms=self._options.timeout_ms, one_way=True)
 
     async def send_batch(self, messages: Sequence[Message], *, timeout_ms: int | None = None) -> QueueReceipt:
-        """Store messages of one topic in one queue, all or none. Delayed ones are ``Refused``, as RocketMQ does."""
+        """Store messages of one topic in one queue, all or none. Delayed messages are ``Refused``, as in RocketMQ."""
         if not messages or len({each.topic for each in messages}) > 1:
             raise Refused(Rule.REQUEST, "a batch has messages of one topic", value=len(messages), limit="1 or more")
         if any(each.deliver_at_ms for each in messages):
@@ -178,15 +182,15 @@ class Producer:
     async def send_in_transaction(
         self, message: Message, execute: Callable[[Message], Awaitable[Decision]]
     ) -> TransactionReceipt:
-        """Store a half message, which nobody sees, call ``execute``, and tell the broker what it decides.
+        """Store a half message, invisible to consumers, call ``execute``, and report its decision to the broker.
 
-        What ``execute`` raises leaves the decision unknown: the broker asks ``on_check`` later, again and again.
+        An exception of ``execute`` leaves the decision unknown: the broker later calls ``on_check``, repeatedly.
         """
         message = self._named(message)
         receipt = await self.send_half(message)
         try:
             decision = await execute(message)
-        except Exception as error:  # noqa: BLE001 - it is the application's
+        except Exception as error:  # noqa: BLE001 - raised by the application
             _log.warning(
                 "transaction_undecided", message_id=message.message_id, error=f"{type(error).__name__}: {error}"
             )
@@ -198,20 +202,20 @@ class Producer:
         return TransactionReceipt(receipt, decision)
 
     async def send_half(self, message: Message, system: Mapping[str, str] = MappingProxyType({})) -> QueueReceipt:
-        """Store a half message, for who tells the broker by himself how its transaction ends.
+        """Store a half message, for callers that report the decision to the broker themselves.
 
-        ``system`` are properties of RocketMQ's own that go along, by their names there.
+        ``system`` are additional RocketMQ system properties, by their RocketMQ names.
         """
         return await self._send(Outgoing(message=self._named(message), is_half=True, system=system), None, None)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Take back a delayed message by the handle of its receipt; return its id."""
+        """Recall a delayed message by the handle of its receipt; return its id."""
         return await self._broker.recall(check_topic(topic), recall_handle)
 
     async def _send_again(
         self, message: Message, due_at_ms: int, choose: Chooser | None, timeout_ms: int | None
     ) -> QueueReceipt:
-        """Send a message that was delayed by a level, and is due then."""
+        """Send a message that had a delay level, due at ``due_at_ms``."""
         left_ms = due_at_ms - self._clock.now_ms()
         message = replace(message, deliver_at_ms=due_at_ms if left_ms > 0 else 0)
         try:
@@ -267,9 +271,11 @@ class Producer:
     async def _attempt(
         self, queue: MessageQueue, messages: Sequence[Outgoing], timeout_ms: int, whole_ms: int
     ) -> QueueReceipt:
-        """Try once. What fails for having less than half of a ``whole_ms`` left is not held against its broker.
+        """Make one attempt. A timeout with less than half of ``whole_ms`` left does not count as a failure of the
+        broker.
 
-        Another one used the time up. RocketMQ's producers leave both alone then, that is neither.
+        An earlier attempt used up the time. RocketMQ's producers pause both brokers in this case, which has the effect
+        of pausing neither.
         """
         begun_ms = self._now_ms()
         failed = True
@@ -323,7 +329,7 @@ class Producer:
         return queues
 
     async def _where_topics_are_made(self, topic: str, unknown: Refused) -> Sequence[MessageQueue]:
-        """Return the queues that an unknown topic will have: its broker makes it when the first message comes."""
+        """Return the future queues of an unknown topic: its broker creates it with the first message."""
         try:
             made = await self._membership.route(_DEFAULT_TOPIC)
         except Refused:
@@ -364,7 +370,7 @@ class Producer:
                 check.transaction_id,
             )
             await self._broker.end_transaction(self.group, receipt, decision, check=check)
-        except Exception as error:  # noqa: BLE001 - the broker asks again
+        except Exception as error:  # noqa: BLE001 - the broker checks again
             _log.warning("transaction_undecided", message_id=message_id, error=f"{type(error).__name__}: {error}")
 
     def _now_ms(self) -> int:
