@@ -1,8 +1,8 @@
-"""The message model, the contracts that every broker fits, and clients that divide the queues of a cluster.
+"""Message model, contracts of brokers, and clients that divide the queues of a cluster.
 
     from broker_adapter import Message, connect
 
-What is named here is loaded when it is first used: importing this package costs nothing.
+Names are loaded on first use: importing this package costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contracts of brokers: message model, names, limits, errors, and the protocols they fit.
+"""Contracts of brokers: message model, names, limits, errors, and protocols.
 
 Imports: runtime. Interface: one subject per module.
 """

@@ -1,12 +1,12 @@
-"""What a broker offers to clients that divide its queues among themselves, as RocketMQ's classic clients do.
+"""Broker contract for clients that divide the queues among themselves, as RocketMQ's classic clients do.
 
-A topic has *message queues* at one or more brokers. A producer chooses a queue for each message; a consumer group gives
-each queue to one of its members, which reads it by offset and says from time to time how far it has come. What fails is
-sent back and comes again from ``%RETRY%<group>``, or ends in ``%DLQ%<group>``.
+A topic has *message queues* at one or more brokers. A producer chooses a queue for each message. A consumer group
+assigns each queue to one of its members, which reads it by offset and commits its position from time to time. Failed
+messages are sent back and retried through ``%RETRY%<group>``, or end in ``%DLQ%<group>``.
 
-Apache RocketMQ 4 and 5 offer this over the classic protocol (``broker_adapter.remoting``), the embedded broker in its
+Apache RocketMQ 4 and 5 provide this over the classic protocol (``broker_adapter.remoting``), the embedded broker in its
 own process (``dmq.broker.in_process_client``). ``broker_adapter.queue_client.producer`` and
-``broker_adapter.queue_client.consumer`` are written for the protocol below and know neither.
+``broker_adapter.queue_client.consumer`` use only the protocol below and depend on neither.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Route(NamedTuple):
-    """Where a topic lies now; both sorted. ``writable`` has queues of brokers with a master only."""
+    """Current queues of a topic, sorted. ``writable`` only has queues of brokers with a master."""
 
     topic: str
     readable: tuple[MessageQueue, ...]
@@ -51,7 +51,7 @@ class Route(NamedTuple):
 
 
 class Start(Enum):
-    """Where a group begins that never said how far it has come. Names of RocketMQ."""
+    """Start position of a group without a committed offset. Names of RocketMQ."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -59,14 +59,14 @@ class Start(Enum):
 
 
 class Filter(NamedTuple):
-    """What a consumer wants of a topic: ``*``, tags as ``a || b``, or with ``is_sql`` an SQL92 expression."""
+    """Filter of a consumer on a topic: ``*``, tags as ``a || b``, or with ``is_sql`` an SQL92 expression."""
 
     expression: str = "*"
     is_sql: bool = False
 
 
 class Presence(NamedTuple):
-    """A consumer group of a client, as its heartbeats tell it."""
+    """Consumer group of a client, as its heartbeats report it."""
 
     group: str
     filters: Mapping[str, Filter]  # by topic, %RETRY%<group> included
@@ -75,20 +75,20 @@ class Presence(NamedTuple):
 
 
 class HeldQueue(NamedTuple):
-    """A queue that a member of a group has, and what it holds of it: what it pulled and did not consume yet."""
+    """Queue assigned to a group member, and its pulled but unconsumed messages."""
 
     queue: MessageQueue
-    commit_offset: int  # where the group goes on
+    commit_offset: int  # where the group continues
     messages: int
-    span: int  # how far the last message lies behind the first one, in offsets
+    span: int  # distance from the first message to the last one, in offsets
     size_bytes: int
-    pulled_at_ms: int  # last; epoch milliseconds, as the next one
-    consumed_at_ms: int  # last: that a handler got a message, Java's clients mean that it was done; or taken up
+    pulled_at_ms: int  # last pull; epoch milliseconds, as the next one
+    consumed_at_ms: int  # last delivery to a handler (Java's clients: its end), or the assignment
     is_locked: bool = False  # in order: by this member, at the broker
 
 
 class MemberState(NamedTuple):
-    """What a member of a group says of itself. ``queues`` has those that it knows its offset in already."""
+    """State that a group member reports. ``queues`` has the assigned queues with a known offset."""
 
     filters: Mapping[str, Filter]
     queues: Sequence[HeldQueue]
@@ -97,7 +97,7 @@ class MemberState(NamedTuple):
 
 
 class SendStatus(Enum):
-    """How safely a message is stored. Each of them means that it is stored, and sending it again would repeat it."""
+    """Durability of a stored message. Every value means that it is stored, and that another send would repeat it."""
 
     STORED = "stored"
     FLUSH_TIMEOUT = "stored, and not yet on the disk"
@@ -106,7 +106,7 @@ class SendStatus(Enum):
 
 
 class QueueReceipt(NamedTuple):
-    """What a broker said of a send. ``offset_id`` is the broker's own id for it, empty where it has none."""
+    """Result of a send. ``offset_id`` is the broker's own id of the message, empty if it has none."""
 
     status: SendStatus
     message_id: str
@@ -119,14 +119,14 @@ class QueueReceipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message on its way to a queue, and what its producer wants of the broker.
+    """Message of a send, with its send options.
 
-    ``attempts_failed`` and ``attempts_max`` are of a consumer that puts a failed message into its retry topic itself.
-    ``system`` are properties of RocketMQ's own that go along, by their names there.
+    ``attempts_failed`` and ``attempts_max`` are for a consumer that sends a failed message to its retry topic itself.
+    ``system`` are additional RocketMQ system properties, by their RocketMQ names.
     """
 
     message: Message
-    delay_level: int = 0  # 0: none. It wins over the message's delivery time
+    delay_level: int = 0  # 0: none. Overrides the message's delivery time
     is_half: bool = False  # of a transaction
     attempts_failed: int = 0
     attempts_max: int | None = None
@@ -135,11 +135,11 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedMessage:
-    """A message as it lies in a queue.
+    """Message at its position in a queue.
 
-    ``message.topic`` is the topic it was sent to, also when it comes from a retry topic; ``queue.topic`` is where it
-    lies. ``system`` are RocketMQ's own properties, by their names there. A message that is there and cannot be read
-    (a checksum differs, an unknown compression) has ``unreadable`` say why, and an empty body.
+    ``message.topic`` is the original topic, also for a message of a retry topic; ``queue.topic`` is the topic of the
+    queue. ``system`` are RocketMQ's system properties, by their RocketMQ names. A message that cannot be decoded (wrong
+    checksum, unknown compression) has the reason in ``unreadable`` and an empty body.
     """
 
     message: Message
@@ -147,16 +147,16 @@ class ReceivedMessage:
     queue_offset: int
     stored_at_ms: int
     attempts_failed: int = 0
-    offset_id: str = ""  # the broker's own id, by which it finds the message again
+    offset_id: str = ""  # the broker's own id of the message
     size_bytes: int = 0
     system: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
 
 
 class PulledMessages(NamedTuple):
-    """What a pull found. ``next_offset`` is where to go on, also behind what the filter passed over.
+    """Result of a pull. ``next_offset`` is the offset of the next pull, after messages that the filter skipped.
 
-    ``moved``: the offset that was asked for lies outside of the queue, and ``next_offset`` is where it begins or ends.
+    ``moved``: the requested offset is outside the queue, and ``next_offset`` is its begin or end.
     """
 
     messages: Sequence[ReceivedMessage]
@@ -165,16 +165,16 @@ class PulledMessages(NamedTuple):
 
 
 class TransactionCheck(NamedTuple):
-    """A broker asks a producer how a transaction ended. ``message`` is its half message as it was sent."""
+    """Request of a broker for the decision of a transaction. ``message`` is the half message as sent."""
 
     group: str
     message: ReceivedMessage
     transaction_id: str
-    broker: str  # who asks, and is to be told
+    broker: str  # sender of the check, which gets the answer
 
 
 class Decision(Enum):
-    """How a transaction ended. ``UNKNOWN``: ask again later."""
+    """Decision of a transaction. ``UNKNOWN``: check again later."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -182,93 +182,96 @@ class Decision(Enum):
 
 
 class Listener(Protocol):
-    """Who is told what a broker says by itself. Called on the event loop; returns at once."""
+    """Receiver of notifications and requests of brokers. Called on the event loop; must not block."""
 
     def members_changed(self, group: str) -> None:
-        """A member of a consumer group came or went: divide its queues anew."""
+        """Rebalance a consumer group: a member joined or left."""
         ...
 
     def check(self, check: TransactionCheck) -> None:
-        """Answer with ``end_transaction``, in a task of one's own."""
+        """Answer with ``end_transaction``, in a separate task."""
         ...
 
 
 @runtime_checkable
 class ResetListener(Listener, Protocol):
-    """A ``Listener`` that also hears when an operator has a group go on elsewhere.
+    """``Listener`` that also receives an operator's offset resets.
 
-    Brokers of RocketMQ 4 do not do it themselves: the members drop what they hold of these queues, and commit these
-    offsets. A listener that is none is not told.
+    Brokers of RocketMQ 4 do not reset offsets themselves: the members drop their messages of these queues and commit
+    these offsets. Other listeners are not notified.
     """
 
     def offsets_reset(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at these offsets. Called on the event loop; returns at once."""
+        """Continue at these offsets. Called on the event loop; must not block."""
         ...
 
 
 @runtime_checkable
 class AskedListener(Listener, Protocol):
-    """A ``Listener`` that operators can ask how a consumer is, through a broker. One that is none does not answer."""
+    """``Listener`` that reports the state of a consumer to operators, through a broker. Others give no answer."""
 
     def state_of(self, group: str) -> MemberState | None:
-        """Return how the consumer of a group is, ``None`` if there is none. Called on the event loop."""
+        """Return the state of the consumer of a group, or ``None`` if there is none. Called on the event loop."""
         ...
 
 
 class ClassicBroker(Protocol):
-    """Brokers of one cluster, for one client. Belongs to one event loop; every method is safe to call concurrently.
+    """Brokers of one cluster, for one client. Belongs to one event loop; every method is safe for concurrent calls.
 
-    Methods raise ``BrokerUnavailable`` (there is no answer: whether the call took effect is not known),
-    ``Overloaded`` (nothing was done), and ``Refused`` with ``TOPIC_UNKNOWN``, ``UNAUTHORIZED`` or ``FORBIDDEN`` besides
-    what they name. None of them tries again: whoever calls knows whether it may.
+    Methods raise ``BrokerUnavailable`` (no answer: it is unknown whether the call took effect), ``Overloaded`` (nothing
+    was done), and ``Refused`` with ``TOPIC_UNKNOWN``, ``UNAUTHORIZED`` or ``FORBIDDEN``, in addition to their own
+    errors. No method retries: only the caller can decide whether a retry is safe.
     """
 
     @property
     def client_id(self) -> str:
-        """Who this client is; unique in the cluster."""
+        """Id of this client, unique in the cluster."""
         ...
 
     def attach(self, listener: Listener) -> None:
-        """Tell ``listener`` from now on what brokers say by themselves. Once, before the first heartbeat."""
+        """Register the listener for notifications and requests of brokers. Once, before the first heartbeat."""
         ...
 
     async def route(self, topic: str) -> Route:
-        """Ask where a topic lies now. ``Refused(TOPIC_UNKNOWN)``."""
+        """Return the current route of a topic. ``Refused(TOPIC_UNKNOWN)``."""
         ...
 
     async def heartbeat(self, producers: Sequence[str], consumers: Sequence[Presence]) -> None:
-        """Say to every broker that this client lives, and what it belongs to; whoever is silent for long is dropped.
+        """Report this client and its groups to every broker; brokers drop clients that are silent for long.
 
-        A consumer's first one comes before its first pull. Brokers that do not answer are passed over unless none does.
+        A consumer's first heartbeat precedes its first pull. Brokers without an answer are ignored unless all fail.
         """
         ...
 
     async def leave(self, *, producer: str = "", consumer: str = "") -> None:
-        """Say to every broker that this client left a group. Whoever does not answer finds out by itself."""
+        """Report to every broker that this client left a group. Unreachable brokers detect it by the missing
+        heartbeats.
+        """
         ...
 
     async def send(
         self, group: str, queue: MessageQueue, messages: Sequence[Outgoing], *, timeout_ms: int, one_way: bool = False
     ) -> QueueReceipt:
-        """Store messages in one queue: one, or several of one topic that are neither delayed nor half (a batch).
+        """Store messages in one queue: one message, or a batch of one topic without delayed or half messages.
 
         One attempt within ``timeout_ms``. One way: returns once it is written to the connection, with offset -1. The
-        message id of a batch is those of its messages, with commas between. ``Refused(MESSAGE_CORRUPTED)`` for a
-        message that the broker finds illegal.
+        message id of a batch consists of the ids of its messages, separated by commas. ``Refused(MESSAGE_CORRUPTED)``
+        for a message that the broker considers illegal.
         """
         ...
 
     async def end_transaction(
         self, group: str, receipt: QueueReceipt, decision: Decision, *, check: TransactionCheck | None = None
     ) -> None:
-        """Tell the broker of a half message how its transaction ended; ``check``: as the answer to that question.
+        """Report the decision of a transaction to the broker of its half message; ``check``: as the answer to that
+        check.
 
-        A broker does not say whether it heard: one that did not asks again.
+        A broker does not confirm it; if the report is lost, the broker checks again.
         """
         ...
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Take back a delayed message; return its id. ``Refused(NOT_FOUND)``, ``Refused(UNSUPPORTED)``."""
+        """Recall a delayed message; return its id. ``Refused(NOT_FOUND)``, ``Refused(UNSUPPORTED)``."""
         ...
 
     async def pull(
@@ -276,49 +279,50 @@ class ClassicBroker(Protocol):
     ) -> PulledMessages:
         """Return messages of a queue from an offset on, waiting up to ``wait_ms`` for the first one.
 
-        A tag filter may let through a little more than it says: whoever reads compares the tags.
-        ``Refused(FILTER)`` for a filter that is wrong; ``Refused(REQUEST)`` before the first heartbeat.
+        A tag filter may pass some messages that do not match: the reader must compare the tags. ``Refused(FILTER)`` for
+        an invalid filter; ``Refused(REQUEST)`` before the first heartbeat.
         """
         ...
 
     async def queue_range(self, queue: MessageQueue) -> QueueRange:
-        """Return the readable part of a queue."""
+        """Return the readable range of a queue."""
         ...
 
     async def offset_at(self, queue: MessageQueue, stored_at_ms: int) -> int:
-        """Return the offset of the first message that was stored at or after a time; the end if none was."""
+        """Return the offset of the first message stored at or after a time, or the end offset if there is none."""
         ...
 
     async def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """Return where the group goes on in a queue, ``None`` if it never said."""
+        """Return the committed offset of the group in a queue, or ``None`` if there is none."""
         ...
 
     async def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Say where the group goes on in a queue."""
+        """Commit the offset at which the group continues in a queue."""
         ...
 
     async def members(self, group: str, topic: str) -> Sequence[str]:
-        """Return the client ids of a group, sorted, as a broker of ``topic`` knows them."""
+        """Return the client ids of a group, sorted, as a broker of ``topic`` reports them."""
         ...
 
     async def lock(self, group: str, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
-        """Lease queues to this client for orderly consumption, 60 s from now; return those it holds.
+        """Lease queues to this client for ordered consumption, 60 s from now; return those it holds.
 
-        A broker that does not answer gives none.
+        A broker without an answer grants none.
         """
         ...
 
     async def unlock(self, group: str, queues: Sequence[MessageQueue]) -> None:
-        """Give leases back; those of others are left alone."""
+        """Release leases; those of other clients are unaffected."""
         ...
 
     async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
-        """Have a message come again from ``%RETRY%<group>``, or end in ``%DLQ%<group>`` after ``attempts_max`` retries.
+        """Schedule a retry through ``%RETRY%<group>``, or a dead letter in ``%DLQ%<group>`` after ``attempts_max``
+        retries.
 
-        ``delay_level`` 0: the broker chooses, 3 more than failed before; -1: it is dead at once.
+        ``delay_level`` 0: the broker chooses 3 plus the number of earlier failures; -1: dead letter at once.
         """
         ...
 
     async def close(self) -> None:
-        """Close all connections; calls that wait fail."""
+        """Close all connections; pending calls fail."""
         ...

@@ -1,6 +1,7 @@
-"""A value that comes later on the event loop, for calls that come by the ten thousand a second.
+"""Result that arrives later on the event loop, for calls at rates of tens of thousands a second.
 
-A coroutine needs a task, and each wait in it a future and a turn of the loop: more than all the rest of a short call.
+A coroutine needs a task, and each wait in it a future and a turn of the loop. That costs more than all the rest of a
+short call.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from broker_adapter.contracts.errors import CallGivenUp
 T = TypeVar("T")
 _Made = TypeVar("_Made")
 
-_running: set[asyncio.Future[Any]] = set()  # the loop itself would forget them
+_running: set[asyncio.Future[Any]] = set()  # the loop itself keeps only weak references
 
 
 class Deferred(Generic[T]):
-    """A value or an error that is told once, at once, to the one who asked ``then`` or awaits it. For one loop.
+    """Value or error, reported once and synchronously to the one listener of ``then`` or ``await``. For one event loop.
 
-    Whoever awaits it may go away; what it stands for goes on.
+    A cancelled waiter does not cancel the operation.
     """
 
     __slots__ = ("_is_there", "_steps", "_told", "error", "value")
 
-    value: T  # once it is told without an error
+    value: T  # set by ``settle`` or a step
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -35,7 +36,7 @@ class Deferred(Generic[T]):
 
     @classmethod
     def of(cls, awaitable: Awaitable[T]) -> Deferred[T]:
-        """Return what ``awaitable`` will give; anything but a ``Deferred`` gets a task."""
+        """Return a ``Deferred`` with the result of ``awaitable``; anything but a ``Deferred`` is run as a task."""
         if isinstance(awaitable, Deferred):
             return awaitable
         made: Deferred[T] = Deferred()
@@ -56,32 +57,32 @@ class Deferred(Generic[T]):
 
     @classmethod
     def given(cls, value: T) -> Deferred[T]:
-        """Return one that is there."""
+        """Return a ``Deferred`` that already has a value."""
         made: Deferred[T] = Deferred()
         made.settle(value)
         return made
 
     def settle(self, value: T) -> None:
-        """Tell the value."""
+        """Set the value and notify the listener."""
         self.value = value
         self._tell()
 
     def fail(self, error: Exception) -> None:
-        """Tell an error."""
+        """Set an error and notify the listener."""
         self.error = error
         self._tell()
 
     def then(self, told: Callable[[Deferred[T]], None]) -> None:
-        """Have ``told`` called with this, once, at once if it is there. It must not raise."""
+        """Register the listener ``told``. It is called once, at once if the result exists. It must not raise."""
         assert self._told is None, "one listener is enough"
         self._told = told
         if self._is_there:
             told(self)
 
     def convert(self, step: Callable[[Deferred[T]], _Made]) -> Deferred[_Made]:
-        """Return this very object, which will tell what ``step`` makes of its value or error; or what ``step`` raises.
+        """Return this object, whose result becomes the return value or the error of ``step``.
 
-        So a call that passes several layers needs one object. Steps are taken in the order they were asked for.
+        So a call through several layers needs one object. Steps run in the order of their registration.
         """
         if self._is_there:
             self._take(step)
@@ -102,13 +103,13 @@ class Deferred(Generic[T]):
     def _take(self, step: Callable[[Deferred[Any]], Any]) -> None:
         try:
             self.value = step(self)
-        except Exception as error:  # noqa: BLE001 - it is told
+        except Exception as error:  # noqa: BLE001 - reported
             self.error = error
         else:
             self.error = None
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait for it."""
+        """Wait for the result."""
         if not self._is_there:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.then(lambda _: None if waiter.done() else waiter.set_result(None))

@@ -1,4 +1,4 @@
-"""Addresses as people write them."""
+"""Parser of addresses in configuration and URLs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ PORT_MAX = 65_535
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the addresses in ``host:port;host:port``; a comma separates as well. ``ValueError`` says what is wrong."""
+    """Return the addresses in ``host:port;host:port``; a comma also separates. ``ValueError`` with the reason."""
     addresses = [each.strip() for each in text.replace(",", ";").split(";") if each.strip()]
     if not addresses:
         raise ValueError(f"no address in {text!r}: write host:port, several with a semicolon between them")

@@ -1,13 +1,13 @@
 """Errors of the broker side.
 
     BrokerError
-     +- Refused            the caller's input, or its moment, is wrong: says which rule, which value, which limit
-     +- Overloaded         a bound is reached; nothing was done, the same call may succeed later
-     +- BrokerUnavailable  the broker cannot answer now; whether the call took effect is not known
-         +- BrokerAway     it is away, and that was known before anything was sent
-         +- CallGivenUp    this process ends, and the call with it
+     +- Refused            invalid input, or a call at the wrong time: with the rule, the value and the limit
+     +- Overloaded         a limit is reached; nothing was done, and the same call may succeed later
+     +- BrokerUnavailable  the broker cannot answer now; it is unknown whether the call took effect
+         +- BrokerAway     the broker is away, and nothing was sent
+         +- CallGivenUp    this process ends before the call completes
 
-Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table
+Errors have fields instead of prose: one table maps ``Refused.rule`` to the wire code
 (``dmq.rocketmq_server.codec.codes``).
 """
 
@@ -20,7 +20,7 @@ _VALUE_CHARS_MAX = 80
 
 
 class Rule(StrEnum):
-    """Which rule a refused call broke."""
+    """Rule that a refused call violates."""
 
     TOPIC = "illegal topic"
     TOPIC_UNKNOWN = "topic not found"
@@ -54,7 +54,7 @@ class Rule(StrEnum):
     UNSUPPORTED = "not implemented"
 
 
-# What no operator can mend without touching the message.
+# Rules that an unchanged message always violates, regardless of the cluster's configuration.
 _OF_THE_MESSAGE = frozenset(
     {
         *(Rule.TOPIC, Rule.TAG, Rule.KEY, Rule.MESSAGE_GROUP, Rule.PROPERTY_KEY, Rule.PROPERTIES_SIZE),
@@ -65,13 +65,13 @@ _OF_THE_MESSAGE = frozenset(
 
 
 class BrokerError(Exception):
-    """Something between an application and its broker failed."""
+    """Failure between an application and its broker."""
 
     retriable: ClassVar[bool] = False
 
 
 class Refused(BrokerError):
-    """The call breaks a rule; nothing was done, and the same call will be refused again."""
+    """The call violates a rule; nothing was done, and the same call will be refused again."""
 
     def __init__(self, rule: Rule, why: str, *, value: object = None, limit: object = None, code: int = 0) -> None:
         super().__init__(rule, why, value, limit, code)
@@ -79,14 +79,14 @@ class Refused(BrokerError):
         self.why = why
         self.value = value
         self.limit = limit
-        self.code = code  # that another broker gave; 0: it was not another one
+        self.code = code  # result code of another broker; 0: refused here
 
     @property
     def is_of_the_message(self) -> bool:
-        """Whether the refusal of a send will stay as long as the message is what it is.
+        """True if the refusal of a send is permanent for an unchanged message.
 
-        A bad request will, if another broker said so by a code of its protocol; from who does not speak it, it says
-        nothing.
+        A bad request is permanent if another broker reported it with a code of its protocol. From a peer that does not
+        speak the protocol it has no meaning.
         """
         return self.rule in _OF_THE_MESSAGE or (self.rule is Rule.REQUEST and self.code > 0)
 
@@ -113,7 +113,7 @@ def group_unknown(name: str) -> Refused:
 
 
 class Overloaded(BrokerError):
-    """A bound is reached; nothing was done, and the same call may succeed later."""
+    """A limit is reached; nothing was done, and the same call may succeed later."""
 
     retriable = True
 
@@ -121,25 +121,25 @@ class Overloaded(BrokerError):
         super().__init__(what, limit)
         self.what = what
         self.limit = limit
-        self.code = code  # that another broker gave; 0: it was not another one
+        self.code = code  # result code of another broker; 0: refused here
 
     def __str__(self) -> str:
         return f"{self.what} (limit {self.limit}); try again later"
 
 
 class BrokerUnavailable(BrokerError):
-    """The broker cannot answer; whether the call took effect is not known, so repeat it with the same message id."""
+    """The broker cannot answer, and the outcome of the call is unknown: repeat it with the same message id."""
 
     retriable = True
 
     def __init__(self, why: str = "", *, code: int = 0) -> None:
         super().__init__(why)
-        self.code = code  # that another broker gave; 0: there was no answer
+        self.code = code  # result code of another broker; 0: no answer
 
 
 class BrokerAway(BrokerUnavailable):
-    """The broker is away, and that was known before anything was sent: so nothing is in doubt."""
+    """The broker is away, and nothing was sent: the call is not in doubt."""
 
 
 class CallGivenUp(BrokerUnavailable):
-    """The call was given up before its end, as when the process that serves it ends: nobody's fault."""
+    """The call ended without a result, for example at the shutdown of its process; the broker did not fail."""

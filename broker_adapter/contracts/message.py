@@ -1,8 +1,8 @@
-"""The message model: values only, standard library only.
+"""Message model: plain values, standard library only.
 
-Two forms of the same thing. ``Message`` has every field and is what applications and rules read. ``Envelope`` is what
-brokers pass on: the few facts they decide by, and the message itself as its wire bytes, untouched.
-``broker_adapter.wire.mapping`` turns one into the other.
+There are two forms. ``Message`` has every field and is used by applications and rules. ``Envelope`` is used by brokers:
+it has the few fields for their decisions, and the unmodified wire bytes of the message.
+``broker_adapter.wire.mapping`` converts between them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEX_ID_CHARS = 34
 
 
 class MessageType(IntEnum):
-    """Numbers of the public protocol."""
+    """Message type, with the numbers of the public protocol."""
 
     NORMAL = 1
     FIFO = 2
@@ -26,7 +26,7 @@ class MessageType(IntEnum):
 
 
 class BodyEncoding(IntEnum):
-    """How the producer packed the body; the broker never unpacks it. Numbers of the public protocol."""
+    """Encoding of the body by the producer; the broker never decodes it. Numbers of the public protocol."""
 
     IDENTITY = 1
     GZIP = 2
@@ -34,9 +34,9 @@ class BodyEncoding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a producer sends. ``message_id`` is made by the client and is the idempotency key of the send.
+    """Message of a producer. ``message_id`` is created by the client and is the idempotency key of the send.
 
-    A producer of ``broker_adapter`` makes one for a message that has none. ``key`` is short for ``keys`` of one.
+    A producer of ``broker_adapter`` creates a missing id. ``key`` is a shortcut for a single entry of ``keys``.
     """
 
     topic: str
@@ -54,20 +54,20 @@ class Message:
     born_host: str = ""
 
     def __post_init__(self, key: str) -> None:
-        """Let a single key be one of ``keys``."""
+        """Append ``key`` to ``keys``."""
         if key:
             object.__setattr__(self, "keys", (*self.keys, key))
 
     @property
     def message_type(self) -> MessageType:
-        """A message that is delayed and grouped counts as DELAY, as RocketMQ types it."""
+        """Type of the message; a delayed message with a message group is DELAY, as in RocketMQ."""
         if self.deliver_at_ms:
             return MessageType.DELAY
         return MessageType.FIFO if self.message_group else MessageType.NORMAL
 
 
 class Envelope(NamedTuple):
-    """A message on its way: what a broker decides by, and the message as it came off the wire."""
+    """Message in transit: the fields for a broker's decisions, and the wire bytes of the message."""
 
     topic: str
     message_id: str
@@ -75,36 +75,36 @@ class Envelope(NamedTuple):
     tag: str = ""
     message_group: str = ""
     deliver_at_ms: int = 0  # epoch ms; 0: not delayed
-    is_relative: bool = False  # due some time after it is sent, not at a time that somebody gave
-    queue_id: int = -1  # where it is to lie, if its sender chose; -1: its broker chooses
-    not_after_ms: int = 0  # epoch ms after which nobody is to get it any more; 0: there is no such time
-    own_key: str = ""  # by which its sender finds it while it waits; of a topic at most one message waits under it
-    keeps_first: bool = False  # what waits under its own key stays, and this message is not stored; else it is replaced
+    is_relative: bool = False  # due after a delay, not at an absolute time
+    queue_id: int = -1  # queue chosen by the sender; -1: the broker chooses
+    not_after_ms: int = 0  # expiry in epoch ms: no delivery after it; 0: none
+    own_key: str = ""  # sender's name of a pending message; at most one pending message of a topic has it
+    keeps_first: bool = False  # absorb this message if its own key has a pending one; else replace that one
 
     @property
     def message_type(self) -> MessageType:
-        """As that of ``Message``; half messages are told apart by who sends them."""
+        """Type as in ``Message``; half messages are identified by the call that sends them."""
         if self.deliver_at_ms:
             return MessageType.DELAY
         return MessageType.FIFO if self.message_group else MessageType.NORMAL
 
 
 class SendReceipt(NamedTuple):
-    """A durable send: where the message is, or that it waits.
+    """Receipt of a durable send: the position of the message, or that it is pending.
 
-    Of a message that was not stored, since another one waits under its own key and is to stay, it is that one's.
+    If the message was absorbed by a pending one with the same own key, the receipt is that of the pending message.
     """
 
     message_id: str
-    queue_id: int  # -1 while it waits for its delivery time
-    queue_offset: int  # -1 while it waits for its delivery time
+    queue_id: int  # -1 while it is pending
+    queue_offset: int  # -1 while it is pending
     repeated: bool = False  # the same message id was accepted before; this is the first answer
-    recall_handle: str = ""  # of a message that waits, or waited; empty for every other
+    recall_handle: str = ""  # of a delayed message; else empty
     recalled_at_ms: int = 0  # when its sender recalled the message accepted under this id; nothing was stored
 
 
 class RecallReceipt(NamedTuple):
-    """A message that was recalled: it waited, is gone, and will never be delivered."""
+    """Receipt of a recall: the pending message is removed and will never be delivered."""
 
     message_id: str
     recalled_at_ms: int
@@ -112,7 +112,7 @@ class RecallReceipt(NamedTuple):
 
 
 class DeadLetterFacts(NamedTuple):
-    """What a dead letter tells its consumer about its end."""
+    """Failure history of a dead letter, as its consumer receives it."""
 
     origin_topic: str
     origin_message_id: str
@@ -123,7 +123,7 @@ class DeadLetterFacts(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One hand-out of a message to a consumer group. ``payload`` is the wire message as it was sent."""
+    """Delivery of a message to a consumer group. ``payload`` is the wire message as it was sent."""
 
     topic: str
     message_id: str
@@ -131,7 +131,7 @@ class Delivery(NamedTuple):
     queue_id: int
     queue_offset: int
     receipt_handle: str
-    delivery_attempt: int  # 1 for the first hand-out
+    delivery_attempt: int  # 1 for the first delivery
     invisible_ms: int
     stored_at_ms: int
     deliver_at_ms: int  # 0: was not delayed
@@ -140,7 +140,7 @@ class Delivery(NamedTuple):
 
 
 def pack_id(message_id: str) -> bytes:
-    """Return a key for ``message_id``: 17 bytes for the clients' 34 hex digits, a zero byte and its UTF-8 otherwise.
+    """Return a key for ``message_id``: 17 bytes for the clients' 34 hex digits, else a zero byte and its UTF-8.
 
     Client ids of the current protocol start with ``01``, so the two forms never collide.
     """
@@ -149,11 +149,11 @@ def pack_id(message_id: str) -> bytes:
             packed = unhexlify(message_id)
         except ValueError:
             packed = b"\0"
-        if packed[0] and message_id.upper() == message_id:  # no small letters
+        if packed[0] and message_id.upper() == message_id:  # upper case only, so that the text is restored exactly
             return packed
     return b"\0" + message_id.encode()
 
 
 def unpack_id(packed: bytes) -> str:
-    """Undo ``pack_id``."""
+    """Return the message id of a key of ``pack_id``."""
     return packed[1:].decode() if packed[:1] == b"\0" else packed.hex().upper()

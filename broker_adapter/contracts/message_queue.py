@@ -1,4 +1,4 @@
-"""A message queue: what a topic of a classic broker is made of, and what members of a group divide among themselves."""
+"""Message queue: part of a topic of a classic broker, and unit of assignment to group members."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic, at one broker. They sort as RocketMQ's clients sort them: topic, broker, number."""
+    """Queue of a topic at one broker. The sort order is that of RocketMQ's clients: topic, broker, number."""
 
     topic: str
     broker: str  # its name

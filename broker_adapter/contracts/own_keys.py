@@ -1,13 +1,13 @@
-"""Own keys: user properties by which a sender finds a delayed message while it waits, and replaces it.
+"""Own keys: user properties by which a sender names a pending delayed message, and replaces it.
 
 ===================  ==========================================================================================
 ``DMQ_KEY``          the key: 1 to 128 bytes of UTF-8, printable characters, not spaces alone
-``DMQ_ON_SAME_KEY``  what becomes of a message of the same topic that waits under the key already:
-                     ``replace`` (default): it is cancelled, and the new one takes its place, with its own time;
+``DMQ_ON_SAME_KEY``  handling of a pending message of the same topic with the same key:
+                     ``replace`` (default): it is cancelled, and replaced by the new one with its own time;
                      ``keep``: it stays, and the new one is not stored
 ===================  ==========================================================================================
 
-An own key is not one of a message's ``keys``, which are words to look it up by, and of which many may be the same.
+An own key is not one of a message's ``keys``, which are words for look-ups and need not be unique.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ REPLACE, KEEP = "replace", "keep"
 
 
 def own_key_of(properties: Mapping[str, str]) -> str:
-    """Return the own key of a message with these user properties; empty: none.
+    """Return the own key of a message with these user properties; empty if it has none.
 
-    What can be no such key counts as none: who takes messages in refuses it.
+    An invalid key counts as none: it is refused when a message is accepted.
     """
     key = properties.get(OWN_KEY, "")
     return key if _is_own_key(key) else ""
 
 
 def keeps_first(properties: Mapping[str, str]) -> bool:
-    """Say whether what waits under the own key of a message with these user properties is to stay."""
+    """Return True if these user properties keep a pending message with the same own key."""
     return properties.get(ON_SAME_KEY) == KEEP
 
 
 def check_own_key(key: str, name: str = "the own key") -> str:
-    """Return a key if it can be an own key, else raise ``Refused(PROPERTY_KEY)``; ``name`` is where it was given."""
+    """Return a valid own key, or raise ``Refused(PROPERTY_KEY)``; ``name`` is its source for the error."""
     if not _is_own_key(key):
         why, limit = f"{name} is not printable text, or is spaces alone", f"1 to {OWN_KEY_BYTES_MAX} bytes of UTF-8"
         raise Refused(Rule.PROPERTY_KEY, why, value=key, limit=limit)

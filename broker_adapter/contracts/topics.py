@@ -1,4 +1,4 @@
-"""Names of topics and consumer groups, as Apache RocketMQ 4.9 and 5.x rule them."""
+"""Names of topics and consumer groups, by the rules of Apache RocketMQ 4.9 and 5.x."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_ALLOWED = "^[%|a-zA-Z0-9_-]+$"  # as RocketMQ says it: what a refusal says contains its words, which programs match
+_ALLOWED = "^[%|a-zA-Z0-9_-]+$"  # RocketMQ's wording: programs match the text of refusals
 _SHOWN_CHARS_MAX = 255
 
-# Topics that RocketMQ keeps for itself; a client that could write to them would bypass delay and transactions.
+# System topics of RocketMQ; writes of clients would bypass delays and transactions.
 _SYSTEM_TOPICS = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -50,7 +50,7 @@ def check_topic(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return ``name`` if it can be a consumer group; raise ``Refused(Rule.GROUP)`` otherwise."""
+    """Return ``name`` if it is a valid consumer group; raise ``Refused(Rule.GROUP)`` otherwise."""
     if not name or name.isspace():
         raise Refused(Rule.GROUP, "the specified group is blank", value=name)
     if len(name) > GROUP_CHARS_MAX:
@@ -66,17 +66,17 @@ def check_group(name: str) -> str:
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's failed messages come back from."""
+    """Return the topic of a group's retries."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """Where a group's exhausted messages end."""
+    """Return the topic of a group's dead letters."""
     return DEAD_LETTER_PREFIX + group
 
 
 def java_hash_code(text: str) -> int:
-    """Return what Java's ``String.hashCode`` does, from -2**31 to 2**31 - 1; stable for ever."""
+    """Return the value of Java's ``String.hashCode``, from -2**31 to 2**31 - 1; must never change."""
     code = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for unit in struct.unpack(f">{len(units) // 2}H", units):
@@ -85,5 +85,8 @@ def java_hash_code(text: str) -> int:
 
 
 def queue_of_message_group(message_group: str, queues: int) -> int:
-    """Choose the queue of a FIFO message group: its hash code without the sign, modulo ``queues``; stable for ever."""
+    """Return the queue of a FIFO message group: its hash code without the sign, modulo ``queues``.
+
+    The result must never change.
+    """
     return (java_hash_code(message_group) & 0x7FFFFFFF) % queues

@@ -1,7 +1,7 @@
-"""Transactional messages, as a broker offers them beside ``PopBroker``.
+"""Transactional messages: an optional contract of a broker in addition to ``PopBroker``.
 
-A *half message* is durable and nobody sees it. Its producer decides: *commit* makes it a message like any other,
-*rollback* removes it. If no decision comes, the broker asks the producers of its topic, a bounded number of times.
+A *half message* is durable and invisible. Its producer decides: *commit* makes it a normal message, *rollback* removes
+it. Without a decision the broker checks with the producers of its topic, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from broker_adapter.contracts.message import Envelope
 
 
 class Half(NamedTuple):
-    """A half message on its way.
+    """Half message of a send.
 
-    The envelope's ``deliver_at_ms`` is when it is due once it is committed; with ``delay_ms`` that is so long after the
-    commit instead. 0 stands for neither. ``check_after_ms`` is when its producers are asked first, 0 for the broker's
-    own rule.
+    The envelope's ``deliver_at_ms`` is the delivery time after a commit; ``delay_ms`` is a delay from the commit
+    instead. 0 means none. ``check_after_ms`` is the delay until the first check, 0 for the broker's default.
     """
 
     envelope: Envelope
@@ -26,16 +25,16 @@ class Half(NamedTuple):
 
 
 class HalfReceipt(NamedTuple):
-    """A durable half message, and the id by which it is decided."""
+    """Receipt of a durable half message, with the id for its decision."""
 
     message_id: str
     transaction_id: str
     repeated: bool = False  # the same message id was accepted before; this is the first answer
-    ended: str = ""  # how it ended before it was sent again, unless by a commit; nothing was stored
+    ended: str = ""  # earlier end of the transaction, unless a commit; nothing was stored
 
 
 class Check(NamedTuple):
-    """A half message whose producers are asked for its outcome, for the ``number``-th time."""
+    """Transaction check of a half message, number ``number``."""
 
     topic: str
     message_id: str
@@ -45,41 +44,41 @@ class Check(NamedTuple):
 
 
 class Checker(Protocol):
-    """Knows the producers that are connected. What serves clients fits it."""
+    """Registry of the connected producers, implemented by the server of clients."""
 
     def is_live(self, topic: str) -> bool:
-        """Say whether a producer of ``topic`` can be asked now. Called from any thread, and returns at once."""
+        """Return True if a producer of ``topic`` can be asked now. Called from any thread; must not block."""
         ...
 
     async def check(self, check: Check) -> bool:
-        """Ask one producer of the topic; say whether the question is on its way."""
+        """Send the check to one producer of the topic; return True if it was sent."""
         ...
 
 
 class TransactionalBroker(Protocol):
-    """Keeps half messages until they are decided. Every method is safe to call concurrently on one event loop."""
+    """Broker that stores half messages until their decision. Every method is safe for concurrent calls on one loop."""
 
     def attach(self, checker: Checker) -> None:
-        """Ask producers through ``checker`` from now on. Until then every check waits."""
+        """Send checks through ``checker`` from now on. Until then all checks are deferred."""
         ...
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """Accept all half messages or none, and return one receipt each, in order, once they are durable.
 
-        One whose message id is known as a half message of its topic is not stored again. Raises ``Overloaded`` (nothing
-        done), ``BrokerUnavailable`` (in doubt), ``Refused(MESSAGE_ID)`` if another message of the topic has the id.
+        A half message with a known id in its topic is not stored again. Raises ``Overloaded`` (nothing done),
+        ``BrokerUnavailable`` (in doubt), ``Refused(MESSAGE_ID)`` if another message of the topic has the id.
         """
         ...
 
     async def commit(self, topic: str, transaction_id: str) -> None:
-        """Make a half message visible, or let it wait for its delivery time; durable on return.
+        """Make a half message visible, or pending until its delivery time; durable on return.
 
-        Committing what was committed is fine. ``Refused(TRANSACTION_ID)`` says how it ended otherwise, or that nothing
-        is known of it, or that this broker cannot have given the id for ``topic``; ``Refused(TOPIC_UNKNOWN)``, that
-        nobody ever used the topic. ``BrokerUnavailable``: in doubt, repeat it.
+        A repeated commit succeeds. ``Refused(TRANSACTION_ID)`` if the transaction ended differently, is unknown, or its
+        id cannot be of this broker and ``topic``; ``Refused(TOPIC_UNKNOWN)`` if the topic was never used.
+        ``BrokerUnavailable``: in doubt, repeat it.
         """
         ...
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
-        """Remove a half message, durable on return; raises as ``commit``. Rolling back twice is fine."""
+        """Remove a half message, durable on return; raises as ``commit``. A repeated rollback succeeds."""
         ...

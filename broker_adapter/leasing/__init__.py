@@ -1,12 +1,12 @@
-"""Messages of a cluster's queues handed out under leases, one by one, by a client that divides queues with others.
+"""Leases on single messages of a cluster's queues, for a client that divides the queues with others.
 
-RocketMQ 4 has no POP: a consumer owns whole queues, and says how far it has come in each. Here the owner of the queues
-is this process, and what it pulled waits in its memory for whoever receives.
+RocketMQ 4 has no POP: a consumer owns whole queues and commits an offset in each. Here this process owns the queues,
+and keeps pulled messages in memory for receivers.
 
-    LeasingBroker   what a broker promises (``PopBroker``, ``TransactionalBroker``), over any ``ClassicBroker``
-     +- GroupMember a consumer group: the queues that are this process's own, and who waits for their messages
-     +- Leases      what is handed out, to whom, until when; what fails is sent back to its broker
-     +- handles     what a client is given to name a delivery or a half message by
+    LeasingBroker   broker contract (``PopBroker``, ``TransactionalBroker``), over any ``ClassicBroker``
+     +- GroupMember a consumer group: the queues assigned to this process, and its receivers
+     +- Leases      leased messages, their clients and expiry; failed messages are sent back to their broker
+     +- handles     handles of deliveries and half messages for clients
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The broker contract in front of brokers that know queues and offsets only (``PopBroker``, ``TransactionalBroker``).
+"""Broker contract for brokers with queues and offsets only (``PopBroker``, ``TransactionalBroker``).
 
-What such a cluster cannot do is refused with ``Rule.UNSUPPORTED``, or done differently:
+Requests that such a cluster does not support are refused with ``Rule.UNSUPPORTED``. Other differences:
 
-- a send is not idempotent: the same message id sent twice is stored twice;
-- a delay is what its brokers can: nothing before RocketMQ 5, unless the daemon keeps the message until it is due;
-- a recall says nothing of what became of the message;
-- a lease is this process's, as its queues are: if it dies or leaves a queue to another member of the group, what was
-  leased comes again, and so does what was acknowledged a moment ago or behind a message that is not finished;
-- nothing that fails comes again sooner than after the shortest delay level, a second, unless it was given back;
-- a commit or a rollback has no answer: a broker that did not hear it asks the producer again.
+- A send is not idempotent: two sends of one message id store two messages.
+- Delays depend on the brokers: brokers before RocketMQ 5 have levels only, unless the daemon keeps the message.
+- A recall does not report the fate of the message.
+- A lease is local to this process, as its queues are. If it dies or a queue moves to another member of the group,
+  leased messages are redelivered. So are messages acknowledged recently or after an unfinished message.
+- A retry has at least the shortest delay level, a second, unless the message was released.
+- A commit or a rollback has no answer: a broker that did not receive it checks again.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ _log = LibraryLog("broker_adapter.leasing")
 
 
 class Reach(Protocol):
-    """Which brokers answer."""
+    """Reachability of the brokers."""
 
     @property
     def is_away(self) -> bool:
-        """Whether none of the brokers answers."""
+        """True if no broker answers."""
         ...
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """What is wrong with those that do not answer, by address."""
+        """Failure reasons of unreachable brokers, by address."""
         ...
 
     async def look(self) -> None:
-        """Ask those that do not answer whether they do now, and before any broker is known whether there are some."""
+        """Probe unreachable brokers; while no broker is known, discover brokers."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasingOptions:
-    """How to use a cluster. ``start``: where a group begins in a queue that it never consumed."""
+    """Options of a cluster. ``start``: start position of a group in a queue without a committed offset."""
 
     start: Start = Start.FIRST_OFFSET
     timeout_ms: int = 3_000  # of a send
@@ -78,7 +78,7 @@ _DEFAULTS = LeasingOptions()
 
 
 class LeasingBroker:
-    """Belongs to one event loop; ``start`` it and ``close`` it."""
+    """Broker contract over a ``ClassicBroker``. Belongs to one event loop; must be closed with ``close``."""
 
     def __init__(
         self,
@@ -87,7 +87,10 @@ class LeasingBroker:
         options: LeasingOptions = _DEFAULTS,
         reach: Reach | None = None,
     ) -> None:
-        """Without ``reach`` the brokers are believed to answer, as those in this process do."""
+        """Start the background tasks.
+
+        Without ``reach`` all brokers count as reachable, as brokers of this process are.
+        """
         self._classic = classic
         self._clock = clock
         self._options = options
@@ -109,7 +112,7 @@ class LeasingBroker:
         }
 
     async def close(self) -> None:
-        """Commit how far groups have come, leave them, and close all connections."""
+        """Commit the offsets of all groups, leave the groups, and close all connections."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -124,45 +127,48 @@ class LeasingBroker:
 
     @property
     def is_away(self) -> bool:
-        """Whether none of its brokers answers."""
+        """True if no broker of the cluster answers."""
         return self._reach is not None and self._reach.is_away
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """What is wrong with brokers that do not answer, by address."""
+        """Failure reasons of unreachable brokers, by address."""
         return self._reach.errors if self._reach is not None else {}
 
     def owns(self, handle: str) -> bool:
-        """Say whether it gave a handle, or what tells a transaction."""
+        """Return True if this adapter issued a receipt handle, recall handle or transaction id."""
         return is_ours(handle)
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """Return what was told of a topic last, however long ago; ``None`` if nothing was."""
+        """Return the last route of a topic at any age, or ``None`` if there was none."""
         known = self._routes.get(topic)
         return TopicRoute(topic, len(known)) if known is not None else None
 
     def is_known(self, kind: str, name: str) -> bool:
-        """Say whether the cluster was heard to have one of ``topics``, or a group of ``groups`` receives."""
+        """Return True if the cluster has confirmed the topic ``name``, or if the group ``name`` is receiving.
+
+        ``kind`` is ``topics`` or ``groups``.
+        """
         return name in (self._routes if kind == "topics" else self._members)
 
     # -- names --------------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRoute:
-        """As ``PopBroker.route``. A cluster that makes topics when a message comes makes this one with the first."""
+        """Implement ``PopBroker.route``. A cluster with auto-creation creates the topic with the first message."""
         return TopicRoute(topic, len(await self._numbers(topic)))
 
     async def ensure_group(self, group: str) -> None:
-        """As ``PopBroker.ensure_group``: brokers hear of a group when it receives, and refuse it then if they must."""
+        """Implement ``PopBroker.ensure_group``: check the name; brokers may refuse the group at its first receive."""
         check_group(group)
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - all alike
-        """As ``PopBroker.group_settings``: RocketMQ's defaults."""
+        """Implement ``PopBroker.group_settings``: always RocketMQ's defaults."""
         return ROCKETMQ_GROUP
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
-        """As ``PopBroker.send``, in one attempt, but that nothing is known of ids that were sent before."""
+        """Implement ``PopBroker.send``, in one attempt, without deduplication of message ids."""
         first = envelopes[0]
         messages = [message_of(each) for each in envelopes]
         if len(envelopes) > 1:
@@ -187,18 +193,18 @@ class LeasingBroker:
         return [send_receipt(receipt, first.message_id, self._routes.get(first.topic, {}).get(receipt.queue, -1))]
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
-        """As ``PopBroker.recall``, but that the cluster's OK does not say that the message was still there."""
+        """Implement ``PopBroker.recall``. The cluster's OK does not prove that the message was still pending."""
         message_id = await self._classic.recall(topic, given_recall_handle(recall_handle))
         return RecallReceipt(message_id, self._clock.now_ms())
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def attach(self, checker: Checker) -> None:
-        """As ``TransactionalBroker.attach``."""
+        """Implement ``TransactionalBroker.attach``."""
         self._checker = checker
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
-        """As ``TransactionalBroker.prepare``, for one half message without a delay."""
+        """Implement ``TransactionalBroker.prepare``, for one half message without a delay."""
         (half, *others) = halves
         if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
             why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
@@ -213,18 +219,18 @@ class LeasingBroker:
         return [HalfReceipt(message.message_id, str(handle))]
 
     async def commit(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.commit``, but that nothing says whether it was heard."""
+        """Implement ``TransactionalBroker.commit``, without a confirmation of the broker."""
         await self._end(HalfHandle.of(transaction_id, topic), Decision.COMMIT)
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.roll_back``, but that nothing says whether it was heard."""
+        """Implement ``TransactionalBroker.roll_back``, without a confirmation of the broker."""
         await self._end(HalfHandle.of(transaction_id, topic), Decision.ROLLBACK)
 
     async def _end(self, half: HalfHandle, decision: Decision) -> None:
         await self._classic.end_transaction(PRODUCER_GROUP, half.receipt, decision, check=half.question(PRODUCER_GROUP))
 
     async def _join_producers(self) -> None:
-        """Belong to the group that brokers ask about open transactions, those of an earlier run too."""
+        """Join the producer group for transaction checks, including those of an earlier run."""
         if not self._is_producing:
             self._is_producing = True
             await self._membership.add_producer(PRODUCER_GROUP, self._asked)
@@ -252,7 +258,7 @@ class LeasingBroker:
             int(number) if number.isdigit() else 1,
         )
         if self._checker is not None and self._checker.is_live(message.topic):
-            await self._checker.check(check)  # if nobody answers, the broker asks again
+            await self._checker.check(check)  # without an answer the broker checks again
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
@@ -266,7 +272,7 @@ class LeasingBroker:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        """As ``PopBroker.receive``; a receive of one queue is one of any."""
+        """Implement ``PopBroker.receive``; the queue number of a subscription is ignored."""
         numbers = await self._numbers(subscription.topic)
         hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
         found = await self._member(group).receive(
@@ -275,7 +281,9 @@ class LeasingBroker:
         return [delivery_of(each, numbers.get(each.received.queue, 0), hidden_ms) for each in found]
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:  # noqa: ARG002
-        """As ``PopBroker.ack``, but that it may have to be said again after this process died."""
+        """Implement ``PopBroker.ack``. A crash of this process may lose an acknowledgement, which must then be
+        repeated.
+        """
         return [self._acked(group, each) for each in receipt_handles]
 
     def _acked(self, group: str, receipt_handle: str) -> Exception | None:
@@ -294,22 +302,22 @@ class LeasingBroker:
         *,
         suspend: bool = False,
     ) -> str:
-        """As ``PopBroker.change_invisible``."""
+        """Implement ``PopBroker.change_invisible``."""
         handle = LeaseHandle.of(receipt_handle)
         await self._leases(group, receipt_handle).change_invisible(handle, invisible_ms, suspend=suspend)
         return receipt_handle
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:  # noqa: ARG002
-        """As ``PopBroker.dead_letter``; whoever gives up is believed, as RocketMQ does."""
+        """Implement ``PopBroker.dead_letter``; the number of attempts is not verified, as in RocketMQ."""
         handle = LeaseHandle.of(receipt_handle)
         await self._leases(group, receipt_handle).bury(handle)
 
     def client_seen(self, client_id: str) -> None:
-        """As ``PopBroker.client_seen``."""
+        """Implement ``PopBroker.client_seen``."""
         self._clients.seen(client_id)
 
     def client_gone(self, client_id: str) -> None:
-        """As ``PopBroker.client_gone``: its leases end in a second."""
+        """Implement ``PopBroker.client_gone``; the leases of the client end in a second."""
         if self._clients.gone(client_id):
             for member in self._members.values():
                 if member.leases is not None:
@@ -318,7 +326,7 @@ class LeasingBroker:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _numbers(self, topic: str) -> Mapping[MessageQueue, int]:
-        """Return the queues of a topic with the numbers that clients know them by."""
+        """Return the queues of a topic with their numbers for clients."""
         try:
             route = await self._membership.route(topic)
         except Refused:
@@ -362,23 +370,23 @@ class LeasingBroker:
             await asyncio.sleep(interval_s)
             try:
                 await act()
-            except Exception as error:  # noqa: BLE001 - if this ended, no lease would
+            except Exception as error:  # noqa: BLE001 - without this loop no lease ends
                 _log.error("background_work_failed", error=f"{type(error).__name__}: {error}")
 
     async def _tick(self) -> None:
-        """End leases, and leave groups that nobody receives for."""
+        """End leases, and leave groups without receives."""
         self._clients.look()
         self._ticks += 1
         if self._checker is not None and self._routes and not self._is_producing:
             self._begin(self._join_producers())
         for group, member in list(self._members.items()):
             if member.tick(looks=self._ticks % _LOOK_EVERY == 0):
-                self._begin(member.close())  # which may wait for brokers that do not answer
+                self._begin(member.close())  # in a task: it may wait for unreachable brokers
             elif member.is_over:
                 del self._members[group]
 
     async def _look(self) -> None:
-        """Ask brokers that do not answer whether they do now."""
+        """Probe unreachable brokers."""
         if self._reach is not None:
             await self._reach.look()
 

@@ -1,4 +1,4 @@
-"""What a client is given to name a message by: text that says where the message lies. Pure."""
+"""Handles of deliveries and half messages: text that contains the position of the message. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGITS_MAX = 20
 
 
 class LeaseHandle(NamedTuple):
-    """Names one hand-out of the message at an offset of a queue. ``run`` is the process that handed it out."""
+    """Handle of one delivery of the message at an offset of a queue. ``run`` identifies the process that issued it."""
 
     queue: MessageQueue
     offset: int
@@ -28,7 +28,7 @@ class LeaseHandle(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> LeaseHandle:
-        """Undo ``str``; ``Refused(RECEIPT_HANDLE)`` for what is no handle of ours."""
+        """Parse the text form of a handle; ``Refused(RECEIPT_HANDLE)`` for a handle that this adapter did not issue."""
         try:
             kind, run, number, offset, queue_id, topic, broker = text.split(" ", 6)
             if kind != _LEASE:
@@ -39,21 +39,21 @@ class LeaseHandle(NamedTuple):
 
 
 class HalfHandle(NamedTuple):
-    """Names a half message, as its broker wants to be told of its end."""
+    """Handle of a half message, with the fields that its broker needs for the decision."""
 
     queue: MessageQueue
     queue_offset: int
     offset_id: str
     message_id: str
     transaction_id: str
-    is_asked: bool = False  # it is the answer to a question of the broker's
+    is_asked: bool = False  # it answers a transaction check of the broker
 
     def __str__(self) -> str:
         return f"{_HALF} {json.dumps([*self.queue, *self[1:]], separators=(',', ':'))}"
 
     @classmethod
     def of(cls, text: str, topic: str) -> HalfHandle:
-        """Undo ``str``; ``Refused(TRANSACTION_ID)`` for what is no id of ours, or not one of ``topic``."""
+        """Parse a transaction id; ``Refused(TRANSACTION_ID)`` for an id that is not ours, or not of ``topic``."""
         try:
             kind, rest = text.split(" ", 1)
             lies_in, broker, queue_id, queue_offset, offset_id, message_id, transaction_id, is_asked = json.loads(rest)
@@ -67,13 +67,13 @@ class HalfHandle(NamedTuple):
 
     @property
     def receipt(self) -> QueueReceipt:
-        """The receipt of its send."""
+        """Receipt of its send."""
         return QueueReceipt(
             SendStatus.STORED, self.message_id, self.queue, self.queue_offset, self.offset_id, self.transaction_id
         )
 
     def question(self, group: str) -> TransactionCheck | None:
-        """The question that is answered with it, if it is."""
+        """Return the transaction check that it answers, or ``None``."""
         if not self.is_asked:
             return None
         lies = ReceivedMessage(
@@ -87,12 +87,12 @@ class HalfHandle(NamedTuple):
 
 
 def recall_handle(given: str) -> str:
-    """Return a broker's handle for a delayed message as ours; empty stays empty."""
+    """Return our recall handle for a broker's handle of a delayed message; empty stays empty."""
     return f"{_RECALL} {given}" if given else ""
 
 
 def given_recall_handle(text: str) -> str:
-    """Undo ``recall_handle``; ``Refused(REQUEST)`` for what is none of ours."""
+    """Return the broker's handle in our recall handle; ``Refused(REQUEST)`` for an invalid one."""
     kind, _, given = text.partition(" ")
     if kind != _RECALL or not given:
         raise Refused(Rule.REQUEST, "this adapter never gave it", value=text)
@@ -100,7 +100,7 @@ def given_recall_handle(text: str) -> str:
 
 
 def is_ours(text: str) -> bool:
-    """Say whether a text looks like something that is made here."""
+    """Return True if a text has the form of a handle of this adapter."""
     return text.partition(" ")[0] in {_LEASE, _HALF, _RECALL}
 
 

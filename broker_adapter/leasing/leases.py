@@ -1,11 +1,11 @@
-"""What a group's member pulled: what waits to be received, what is handed out, and what becomes of it.
+"""Pulled messages of a group's member: waiting messages, leases, and their outcomes.
 
-A delivery that fails is sent back to the broker that has the message: it comes again from ``%RETRY%<group>`` with one
-attempt more, wherever the group is consumed then, or lies in ``%DLQ%<group>``. So this process forgets nothing that
-counts, and no failure holds up the queue it lay in. What belongs to a message group stays here instead, and the next
-message of that group waits for it.
+A failed delivery is sent back to the broker of the message. It is retried through ``%RETRY%<group>`` with one more
+attempt, at any consumer of the group, or moved to ``%DLQ%<group>``. So this process keeps no durable state, and no
+failure blocks its queue. Messages of a message group stay here instead, and block their successors in that group.
 
-Leases are in memory. If this process dies, what was handed out and what was acknowledged behind it comes again.
+Leases are in memory. After a crash of this process, leased messages are redelivered, and so are acknowledged ones
+after an unfinished message.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.live_clients import LiveClients
 from broker_adapter.runtime.log import LibraryLog
 
-ATTEMPTS_MAX = 17  # deliveries, the first included: RocketMQ's default for a group
-_CLIENT_GONE_MS = 1_000  # after which others get what a client had that said goodbye
+ATTEMPTS_MAX = 17  # deliveries, including the first: RocketMQ's default for a group
+_CLIENT_GONE_MS = 1_000  # until the leases of a client that left end
 _FIRST_RETRY_LEVEL = 3  # 10 s; RocketMQ 5.5
 _SOON_LEVEL = 1
-_UNWANTED_MS = 15 * 60_000  # a retry of a topic that nobody receives leaves the window, which it would fill,
-_UNWANTED_LEVEL = 16  # for half an hour
+_UNWANTED_MS = 15 * 60_000  # a retry of a topic without receivers would fill the window: postpone it
+_UNWANTED_LEVEL = 16  # by half an hour
 _TOLD_MS = 60_000
 _TIDY_AT_MIN = 1_024
-_FINISHED_MAX = 4_096  # handles that are remembered, so that acknowledging twice is fine
+_FINISHED_MAX = 4_096  # remembered handles, so that repeated acknowledgements succeed
 
 _log = LibraryLog("broker_adapter.leasing")
 
 
 class Wanted(NamedTuple):
-    """What a receive asks for. No ``tags``: all of them."""
+    """Parameters of a receive. Empty ``tags``: all tags."""
 
     topic: str
     tags: frozenset[str]
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
 
 
 class Held:
-    """A message that was pulled and is not finished: it waits, is leased, or is on its way back to its broker."""
+    """Pulled and unfinished message: waiting, leased, or on its way back to its broker."""
 
     __slots__ = (
         "arrived_ms",
@@ -74,37 +74,37 @@ class Held:
         self.received = received
         self.arrived_ms = now_ms
         self.failed = received.attempts_failed
-        self.handle: LeaseHandle | None = None  # of its last hand-out
+        self.handle: LeaseHandle | None = None  # of its last delivery
         self.is_leased = False
-        self.is_leaving = False  # nothing that a client says of it counts any more
-        self.keeps_attempt = False  # it is hidden at its consumer's wish: the end of the lease is no failure
+        self.is_leaving = False  # calls of clients for it are refused
+        self.keeps_attempt = False  # hidden at its consumer's request: expiry is no failure
         self.ends_ms = 0
         self.renew_for = ""
         self.renew_until_ms = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it may be handed out."""
+        """True if the message may be delivered."""
         return not (self.is_leased or self.is_leaving or self.owned.is_leaving)
 
     @property
     def topic(self) -> str:
-        """The topic that it is received from: that it was sent to, also when it comes back."""
+        """Topic from which the message is received: the original topic, also for a retry."""
         lies_in = self.owned.queue.topic
         return self.received.message.topic if lies_in.startswith(RETRY_PREFIX) else lies_in
 
     @property
     def order(self) -> tuple[MessageQueue, str] | None:
-        """What it must not overtake; ``None``: nothing."""
+        """Ordering key (queue and message group); ``None`` if the message is unordered."""
         group = self.received.message.message_group
         return (self.received.queue, group) if group else None
 
 
 class Leases:
-    """A ``Service``: hands out what one member of a group pulled. Belongs to one event loop."""
+    """``Service`` that leases the pulled messages of one member of a group. Belongs to one event loop."""
 
     def __init__(self, work: Work, clock: Clock, clients: LiveClients, run: str, numbers: Iterator[int]) -> None:
-        self.busy = Busy()  # never: what is handed out is not waited for
+        self.busy = Busy()  # always idle: shutdown does not wait for leases
         self.leased = 0
         self._for = work
         self._clock = clock
@@ -114,16 +114,16 @@ class Leases:
         self._owned: dict[MessageQueue, OwnedQueue] = {}
         self._held: dict[MessageQueue, dict[int, Held]] = {}
         self._waiting: defaultdict[str, deque[Held]] = defaultdict(deque)  # by topic
-        self._behind: dict[tuple[MessageQueue, str], deque[Held]] = {}  # those that wait for one of their order
-        self._renewed: dict[str, dict[Held, None]] = {}  # by client; some may have come back since
+        self._behind: dict[tuple[MessageQueue, str], deque[Held]] = {}  # messages blocked by one of their ordering key
+        self._renewed: dict[str, dict[Held, None]] = {}  # by client; some may be released by now
         self._ends: list[tuple[int, int, Held]] = []
         self._tidy_at = _TIDY_AT_MIN
-        self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # that wait, by topic
-        self._asked_ms: dict[str, int] = {}  # when a topic was asked for last
+        self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # pending ones, by topic
+        self._asked_ms: dict[str, int] = {}  # time of the last receive of a topic
         self._finished: OrderedDict[LeaseHandle, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- what a service does ------------------------------------------------------------------------------------------
+    # -- service ------------------------------------------------------------------------------------------------------
 
     def took_up(self, owned: OwnedQueue) -> None:
         self._forget(owned.queue)
@@ -153,7 +153,7 @@ class Leases:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     async def receive(self, wanted: Wanted, wait_ms: int) -> Sequence[Held]:
-        """Lease up to ``batch_max`` messages, waiting for the first one; none if none came."""
+        """Lease up to ``batch_max`` messages, waiting for the first one; empty if there is none."""
         self._asked_ms[wanted.topic] = self._clock.boot_ms()
         try:
             async with asyncio.timeout(wait_ms / 1000):
@@ -166,7 +166,7 @@ class Leases:
         return found
 
     def idle_ms(self) -> int:
-        """Return for how long nobody has asked for anything, or had anything."""
+        """Return the milliseconds since the last receive; 0 while a message is leased or a receive is pending."""
         now_ms = self._clock.boot_ms()
         if self.leased or any(self._receives.values()):
             return 0
@@ -180,7 +180,7 @@ class Leases:
             await arrival
         except asyncio.CancelledError:
             if arrival.done() and not arrival.cancelled():
-                self._tell(topic)  # it was for this one, which does not come: another one is told
+                self._tell(topic)  # this receive is cancelled: notify another one
             raise
         finally:
             waiting.pop(arrival, None)
@@ -194,7 +194,7 @@ class Leases:
                 arrival.set_result(None)
 
     def _wait(self, held: Held, *, first: bool = False) -> None:
-        """Let it be received, or end what no consumer can have."""
+        """Make a message available to receivers, or bury a message that no consumer can receive."""
         if held.received.unreadable or held.failed >= ATTEMPTS_MAX:
             self._end(held, self._buried(held))
             return
@@ -230,7 +230,7 @@ class Leases:
         self._hide(held, AUTO_RENEW_INVISIBLE_MS if wanted.renew_for else wanted.invisible_ms, keeps_attempt=False)
 
     def _renew_for(self, held: Held, client_id: str) -> None:
-        """Renew a lease for as long as a client lives; without a name for nobody."""
+        """Renew a lease while a client is alive; an empty id ends the renewal."""
         if held.renew_for:
             own = self._renewed[held.renew_for]
             del own[held]
@@ -249,19 +249,19 @@ class Leases:
         held.keeps_attempt = keeps_attempt
         held.ends_ms = self._clock.boot_ms() + hidden_ms
         heappush(self._ends, (held.ends_ms, next(self._numbers), held))
-        if len(self._ends) >= self._tidy_at:  # what was finished long before its time is kept no longer
+        if len(self._ends) >= self._tidy_at:  # drop entries of finished messages early
             self._ends = [each for each in self._ends if each[2].is_leased and each[0] == each[2].ends_ms]
             heapify(self._ends)
             self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._ends))
 
     def _release(self, held: Held, *, failed: bool) -> None:
-        """Let it be received again, before all others."""
+        """Make a message available again, before all others."""
         self.leased -= held.is_leased
         held.is_leased = False
         held.failed += failed
         self._wait(held, first=True)
 
-    # -- what becomes of it -------------------------------------------------------------------------------------------
+    # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def ack(self, handle: LeaseHandle) -> None:
         """Finish a delivery. ``Refused(RECEIPT_HANDLE)``."""
@@ -273,7 +273,7 @@ class Leases:
             self._finished.popitem(last=False)
 
     async def change_invisible(self, handle: LeaseHandle, invisible_ms: int, *, suspend: bool) -> None:
-        """Hide a delivery from now on for so long; of a renewed one it says, without ``suspend``, that it failed."""
+        """Hide a delivery for a duration from now; for a renewed one, without ``suspend``, report its failure."""
         held = self._of(handle)
         if held.renew_for and not suspend:
             await self._fail(held, invisible_ms)
@@ -284,23 +284,23 @@ class Leases:
             self._release(held, failed=not suspend)
 
     async def bury(self, handle: LeaseHandle) -> None:
-        """Make a dead letter of a delivery. ``BrokerUnavailable``: nothing has changed, as far as is known."""
+        """Move a delivery to the dead letters. ``BrokerUnavailable``: nothing has changed, as far as is known."""
         await self._send_back(self._of(handle), -1)
 
     def client_gone(self, client_id: str) -> None:
-        """Let the leases of a client that left end soon."""
+        """Make the leases of a client that left expire in a second."""
         for held in list(self._renewed.get(client_id, ())):
             if held.is_leased:
                 self._renew_for(held, "")
                 self._hide(held, _CLIENT_GONE_MS, keeps_attempt=False)
 
     def end_due(self) -> None:
-        """End the leases whose time is up, and forget what went to other members."""
+        """End expired leases, and drop messages of queues that moved to other members."""
         now_ms = self._clock.boot_ms()
         while self._ends and self._ends[0][0] <= now_ms:
             ends_ms, _, held = heappop(self._ends)
             if not held.is_leased or held.is_leaving or held.ends_ms != ends_ms:
-                continue  # finished, handed out again, or hidden anew
+                continue  # finished, delivered again, or hidden again
             if held.renew_for and now_ms < held.renew_until_ms and self._clients.is_alive(held.renew_for):
                 self._hide(held, min(AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms - now_ms), keeps_attempt=False)
             elif held.keeps_attempt or held.order is not None:
@@ -312,7 +312,7 @@ class Leases:
                 self._forget(queue)
 
     def look_at_unwanted(self) -> None:
-        """Tell of topics that nobody receives; their retries go back for a while, at the cost of no attempt."""
+        """Log topics without receivers, and postpone their retries without counting an attempt."""
         now_ms = self._clock.boot_ms()
         for topic, waiting in self._waiting.items():
             unasked_ms = now_ms - self._asked_ms.get(topic, 0)
@@ -336,7 +336,7 @@ class Leases:
             await self._send_back(held, -1)
         else:
             held.failed += 1
-            held.handle = self._new_handle(held)  # which nobody has
+            held.handle = self._new_handle(held)  # a handle unknown to clients
             self._renew_for(held, "")
             self._hide(held, max(at_least_ms, DELAY_LEVELS_MS[level - 1]), keeps_attempt=True)
 
@@ -355,7 +355,7 @@ class Leases:
     async def _expired(self, held: Held) -> None:
         try:
             await self._send_back(held, _SOON_LEVEL)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the message is not left alone
+        except Exception as error:  # noqa: BLE001 - the message must stay available
             self._tell_failure(held, error)
             self._release(held, failed=True)
 
@@ -364,15 +364,15 @@ class Leases:
             await self._send_back(held, -1)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell_failure(held, error)
-            self._hide(held, AUTO_RENEW_INVISIBLE_MS, keeps_attempt=True)  # and then it is tried again
+            self._hide(held, AUTO_RENEW_INVISIBLE_MS, keeps_attempt=True)  # retry after this
 
     def _tell_failure(self, held: Held, error: Exception) -> None:
-        if not isinstance(error, BrokerError):  # those are told where they are met
+        if not isinstance(error, BrokerError):  # already logged
             message_id = held.received.message.message_id
             _log.error("not_sent_back", message_id=message_id, error=f"{type(error).__name__}: {error}")
 
     async def _put_off(self, held: Held) -> None:
-        unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # putting adds one
+        unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # ``put`` adds one
         if await self._for.failures.put(unfailed, _UNWANTED_LEVEL):
             _log.info("unwanted_retry_put_off", group=self._for.group, topic=held.topic)
             self._finish(held)
@@ -382,9 +382,9 @@ class Leases:
             self._wait(held)
 
     def _of(self, handle: LeaseHandle) -> Held:
-        """Return what a handle names.
+        """Return the message of a handle.
 
-        One of an earlier run is good until its message is handed out again in this one.
+        A handle of an earlier run is valid until this run delivers its message.
         """
         held = self._held.get(handle.queue, {}).get(handle.offset)
         is_named = held is not None and (held.handle == handle if handle.run == self._run else held.handle is None)
@@ -394,13 +394,13 @@ class Leases:
         return held
 
     def _finish(self, held: Held) -> None:
-        """It is done with: its queue may go on behind it."""
+        """Finish a message: the commit offset of its queue may advance."""
         self.leased -= held.is_leased
         held.is_leased, held.is_leaving = False, True
         self._renew_for(held, "")
         owned, offset = held.owned, held.received.queue_offset
         if self._held.get(owned.queue, {}).get(offset) is not held:
-            return  # the queue went to another member meanwhile
+            return  # the queue moved to another member meanwhile
         del self._held[owned.queue][offset]
         assert owned.window is not None
         commit_offset = owned.window.remove([offset])
@@ -415,7 +415,7 @@ class Leases:
                 del self._behind[held.order]
 
     def _forget(self, queue: MessageQueue) -> None:
-        """Let go of what was held of a queue that is another member's now."""
+        """Drop the messages of a queue that moved to another member."""
         for held in self._held.pop(queue, {}).values():
             self.leased -= held.is_leased
             held.is_leased, held.is_leaving = False, True
@@ -426,7 +426,7 @@ class Leases:
             self._waiting[topic] = deque(held for held in waiting if not held.is_leaving)
 
     def _end(self, held: Held, ending: Coroutine[object, object, None]) -> None:
-        """Begin what ends it: nothing that a client says of it counts from now on."""
+        """Start a final step of a message: from now on, calls of clients for it are refused."""
         held.is_leaving = True
         task = asyncio.ensure_future(ending)
         self._tasks.add(task)

@@ -1,4 +1,7 @@
-"""A consumer group as this process belongs to it: joined when somebody receives, left when nobody has for a while."""
+"""Membership of this process in a consumer group.
+
+It joins at the first receive, and leaves after a minute without one.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from broker_adapter.queue_client.membership import Membership
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.live_clients import LiveClients
 
-_IDLE_MS = 60_000  # after which other members get the queues
-_FILTER_MS = 60_000  # for so long an SQL filter that somebody receives with is the group's
-# A message that is leased for long holds up how far its group has come, and so what comes again after a crash. The
-# span lets other consumers work on meanwhile; the count and the size bound the memory.
+_IDLE_MS = 60_000  # without a receive, until other members get the queues
+_FILTER_MS = 60_000  # validity of an SQL filter for the whole group after a receive
+# A long lease holds back the commit offset of its group, and so increases the repetitions after a crash. The
+# large span keeps other consumers busy meanwhile; the count and the size bound the memory.
 _BOUNDS = WindowBounds(count_max=512, bytes_max=2 * 1024 * 1024, span_max=20_000)
 _FLUSH_MS = 1_000
 
 
 class GroupMember:
-    """Belongs to one event loop; ``close`` it."""
+    """Member of a consumer group. Belongs to one event loop; must be closed with ``close``."""
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class GroupMember:
         numbers: Iterator[int],
         start: Start,
     ) -> None:
-        """``run`` and ``numbers`` name what is handed out: no two hand-outs of any group alike."""
+        """Store the parameters. ``run`` and ``numbers`` make the handles of all deliveries of all groups unique."""
         self.group = group
         self.leases: Leases | None = None
         self._membership = membership
@@ -48,14 +51,14 @@ class GroupMember:
         self._numbers = numbers
         self._start = start
         self._changing = asyncio.Lock()
-        self._filters: dict[str, tuple[Filter, int]] = {}  # of each topic, and when somebody received with it last
+        self._filters: dict[str, tuple[Filter, int]] = {}  # by topic, with the time of the last receive
         self._consumer: Consumer | None = None
         self._receives = 0
 
     async def receive(
         self, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
     ) -> Sequence[Held]:
-        """Lease messages of a topic. Errors are those of the brokers, if none of its queues can be consumed."""
+        """Lease messages of a topic. Raises the errors of the brokers if none of its queues can be consumed."""
         self._receives += 1
         try:
             return await self._receive(subscription, batch_max, invisible_ms, wait_ms, renew_for)
@@ -66,7 +69,7 @@ class GroupMember:
         self, subscription: Subscription, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
     ) -> Sequence[Held]:
         topic = subscription.topic
-        await self._membership.route(topic)  # an unknown one is refused before anything is changed for it
+        await self._membership.route(topic)  # refuse an unknown topic before any change
         wanted = Filter(subscription.sql, is_sql=True) if subscription.sql else Filter()
         async with self._changing:
             leases = await self._consume(topic, wanted)
@@ -78,11 +81,11 @@ class GroupMember:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has left its group, and nobody is about to receive."""
+        """True if it has left its group, and no receive is about to start."""
         return self.leases is None and not self._receives and not self._changing.locked()
 
     def tick(self, *, looks: bool) -> bool:
-        """End leases in time; say whether it is time to leave, because nobody has received for a minute."""
+        """End expired leases; return True after a minute without a receive, when the member should leave."""
         if self.leases is None:
             return False
         self.leases.end_due()
@@ -91,14 +94,14 @@ class GroupMember:
         return not self._receives and self.leases.idle_ms() > _IDLE_MS
 
     async def close(self) -> None:
-        """Leave the group: what is leased comes again at another member."""
+        """Leave the group: another member redelivers leased messages."""
         async with self._changing:
             consumer, self._consumer, self.leases = self._consumer, None, None
             if consumer is not None:
                 await consumer.close()
 
     async def _consume(self, topic: str, wanted: Filter) -> Leases:
-        """Have the topic consumed with a filter. Tags are told apart where messages are handed out, SQL by brokers."""
+        """Subscribe to the topic with a filter. Tags are filtered at delivery, SQL is filtered by brokers."""
         now_ms = self._clock.boot_ms()
         known, asked_ms = self._filters.get(topic, (wanted, now_ms))
         if known != wanted and now_ms - asked_ms < _FILTER_MS:

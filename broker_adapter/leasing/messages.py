@@ -1,4 +1,4 @@
-"""Messages between the gRPC protocol, as ``PopBroker`` has them, and classic brokers. Pure."""
+"""Conversion of messages between the gRPC protocol of ``PopBroker`` and classic brokers. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from broker_adapter.wire.mapping import decode, encode
 
 
 def message_of(envelope: Envelope) -> Message:
-    """Return what a classic broker is sent: what the envelope says, with its body as its sender had it.
+    """Return the message of an envelope for a classic broker, with the uncompressed body.
 
-    ``Refused(MESSAGE_CORRUPTED)`` for a payload that is no message, or whose body cannot be unpacked.
+    ``Refused(MESSAGE_CORRUPTED)`` for an invalid payload, or a body that cannot be decompressed.
     """
     try:
         message = decode(envelope.payload)
@@ -38,12 +38,12 @@ def message_of(envelope: Envelope) -> Message:
 
 
 def send_receipt(receipt: QueueReceipt, message_id: str, queue_id: int) -> SendReceipt:
-    """Return a classic broker's receipt as that of ``PopBroker.send``; ``queue_id`` as clients number its topic's."""
+    """Return a classic broker's receipt as a receipt of ``PopBroker.send``; ``queue_id`` is the clients' number."""
     return SendReceipt(message_id, queue_id, receipt.queue_offset, recall_handle=recall_handle(receipt.recall_handle))
 
 
 def delivery_of(held: Held, queue_id: int, invisible_ms: int) -> Delivery:
-    """Return what a consumer gets of a leased message."""
+    """Return the delivery of a leased message."""
     received = held.received
     message = received.message
     return Delivery(
@@ -62,6 +62,6 @@ def delivery_of(held: Held, queue_id: int, invisible_ms: int) -> Delivery:
 
 
 def _deliver_at_ms(received: ReceivedMessage) -> int:
-    """A broker's timer leaves the time it went by in the message."""
+    """Return the delivery time that a broker's timer left in the message."""
     text = received.system.get(DELIVER_AT_MS, "")
     return int(text) if text.isascii() and text.isdigit() else 0

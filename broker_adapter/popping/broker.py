@@ -1,7 +1,7 @@
-"""A ``PopBroker`` as ``Producer`` and ``Membership`` use a ``ClassicBroker``, and who makes its consumers.
+"""Adapter from ``PopBroker`` to the interface that ``Producer`` and ``Membership`` use, and factory of its consumers.
 
-The broker chooses the queues, so a topic has one here, number -1, that stands for all of them. The half of the contract
-by which members divide queues is refused by name: ``PopConsumer`` needs none of it.
+The broker chooses the queues. So a topic has one queue here, number -1, that represents all of them. Methods for the
+division of queues are refused: ``PopConsumer`` does not need them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = LibraryLog("broker_adapter.popping")
 
 
 class PoppedBroker:
-    """One client. Belongs to one event loop; ``close`` it."""
+    """Client of a ``PopBroker``. Belongs to one event loop; must be closed with ``close``."""
 
     def __init__(
         self,
@@ -56,26 +56,30 @@ class PoppedBroker:
         clock: Clock | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``name`` stands for the broker in queues and receipts; ``on_close`` ends what this client was opened with."""
+        """Store the parameters.
+
+        ``name`` represents the broker in queues and receipts; ``on_close`` closes the underlying client.
+        """
         self._broker, self._transactions = broker, transactions
         self._name, self._client_id = name, client_id
         self._clock = clock or SystemClock()
         self._on_close = on_close
         self._listener: Listener | None = None
         self._producers: Sequence[str] = ()
-        self._halves: dict[str, str] = {}  # which producer group sent half messages, by topic
+        self._halves: dict[str, str] = {}  # producer group of the last half message, by topic
         self._consumers: set[str] = set()  # groups
         self._one_way: set[asyncio.Task[QueueReceipt]] = set()
 
     @property
     def client_id(self) -> str:
-        """Who this client is."""
         return self._client_id
 
     def consumer(
         self, group: str, filters: Mapping[str, str | Filter], handler: Handler, options: ConsumerOptions
     ) -> PopConsumer:
-        """Return a consumer that is not started. ``GroupTaken``, ``ValueError`` for options that cannot hold here."""
+        """Return a consumer that is not started. ``GroupTaken``, ``ValueError`` for options that are not supported
+        here.
+        """
         if group in self._consumers:
             raise GroupTaken(f"this client has a consumer of group {group!r} already: one consumer takes many topics")
         consumer = PopConsumer(
@@ -92,30 +96,30 @@ class PoppedBroker:
         return consumer
 
     async def close(self) -> None:
-        """Wait for what is sent one way, and end the connections."""
+        """Wait for one-way sends, and close the connections."""
         await asyncio.gather(*self._one_way, return_exceptions=True)
         if self._on_close is not None:
             await self._on_close()
 
-    # -- who and where ------------------------------------------------------------------------------------------------
+    # -- routes and groups --------------------------------------------------------------------------------------------
 
     def attach(self, listener: Listener) -> None:
-        """As ``ClassicBroker.attach``."""
+        """Implement ``ClassicBroker.attach``."""
         self._listener = listener
         self._transactions.attach(self)
 
     async def route(self, topic: str) -> Route:
-        """As ``ClassicBroker.route``."""
+        """Implement ``ClassicBroker.route``."""
         await self._broker.route(check_topic(topic))
         queues = (MessageQueue(topic, self._name, _ANY_QUEUE),)
         return Route(topic, queues, queues)
 
-    async def heartbeat(self, producers: Sequence[str], consumers: Sequence[Presence]) -> None:  # noqa: ARG002 - none
-        """Note the producer groups; the broker hears of this client by itself."""
+    async def heartbeat(self, producers: Sequence[str], consumers: Sequence[Presence]) -> None:  # noqa: ARG002 - unused
+        """Store the producer groups; the underlying client sends its own heartbeats."""
         self._producers = tuple(producers)
 
-    async def leave(self, *, producer: str = "", consumer: str = "") -> None:  # noqa: ARG002 - there is none
-        """As ``ClassicBroker.leave``."""
+    async def leave(self, *, producer: str = "", consumer: str = "") -> None:  # noqa: ARG002 - unused
+        """Implement ``ClassicBroker.leave``."""
         self._producers = tuple(each for each in self._producers if each != producer)
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -123,9 +127,10 @@ class PoppedBroker:
     async def send(
         self, group: str, queue: MessageQueue, messages: Sequence[Outgoing], *, timeout_ms: int, one_way: bool = False
     ) -> QueueReceipt:
-        """As ``ClassicBroker.send``; one way, an error is logged. The receipt has queue -1 if the broker does not tell.
+        """Implement ``ClassicBroker.send``; an error of a one-way send is logged.
 
-        The protocol has delivery times and no levels: a level is one, by RocketMQ's table and this machine's clock.
+        The receipt has queue -1 if the broker does not report the queue. The protocol has delivery times and no levels:
+        a level is converted by RocketMQ's table and this machine's clock.
         """
         sending = self._half(group, queue, messages[0]) if messages[0].is_half else self._plain(queue, messages)
         if one_way:
@@ -169,20 +174,20 @@ class PoppedBroker:
             _log.warning("message_lost", what="it was sent one way", error=f"{type(error).__name__}: {error}")
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """As ``ClassicBroker.recall``."""
+        """Implement ``ClassicBroker.recall``."""
         return (await self._broker.recall(topic, recall_handle)).message_id
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
     async def end_transaction(
         self,
-        group: str,  # noqa: ARG002 - the id says which half message it is
+        group: str,  # noqa: ARG002 - the id identifies the half message
         receipt: QueueReceipt,
         decision: Decision,
         *,
         check: TransactionCheck | None = None,
     ) -> None:
-        """As ``ClassicBroker.end_transaction``."""
+        """Implement ``ClassicBroker.end_transaction``."""
         transaction_id = check.transaction_id if check is not None else receipt.transaction_id
         if decision is Decision.COMMIT:
             await self._transactions.commit(receipt.queue.topic, transaction_id)
@@ -190,11 +195,13 @@ class PoppedBroker:
             await self._transactions.roll_back(receipt.queue.topic, transaction_id)
 
     def is_live(self, topic: str) -> bool:
-        """As ``Checker.is_live``."""
+        """Implement ``Checker.is_live``."""
         return bool(self._asked_for(topic))
 
     async def check(self, check: Check) -> bool:
-        """As ``Checker.check``. A broker knows no producer groups: one that sent half messages to the topic answers."""
+        """Implement ``Checker.check``. A broker has no producer groups: a group that sent half messages to the topic
+        answers.
+        """
         group = self._asked_for(check.topic)
         if self._listener is None or not group:
             return False
@@ -207,42 +214,34 @@ class PoppedBroker:
         group = self._halves.get(topic, "")
         return group if group in self._producers else next(iter(self._producers), "")
 
-    # -- what members of a group would do -----------------------------------------------------------------------------
+    # -- division of queues: refused ----------------------------------------------------------------------------------
 
     async def pull(self, *_: object, **__: object) -> NoReturn:
-        """Refused, as what follows: this broker hands out messages, and no queues."""
+        """Refuse, like the following methods: this broker assigns messages, not queues."""
         raise self._no_queues("pull")
 
     async def queue_range(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("queue_range")
 
     async def offset_at(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("offset_at")
 
     async def committed_offset(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("committed_offset")
 
     async def commit_offset(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("commit_offset")
 
     async def members(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("members")
 
     async def lock(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("lock")
 
     async def unlock(self, *_: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("unlock")
 
     async def send_back(self, *_: object, **__: object) -> NoReturn:
-        """Refused."""
         raise self._no_queues("send_back")
 
     def _no_queues(self, what: str) -> BrokerError:

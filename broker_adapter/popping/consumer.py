@@ -1,12 +1,12 @@
-"""A consumer of a ``PopBroker``: loops of receives, handlers, and what becomes of each delivery.
+"""Consumer of a ``PopBroker``: receive loops, handlers, and the settlement of each delivery.
 
-    a handler answers         what the broker is told
-    nothing                   acknowledged
-    an error, ``Later()``     its next hand-out is not before the delay that the group's policy has for this failure
+    result of a handler       settlement at the broker
+    None                      acknowledged
+    an error, ``Later()``     retried, not before the delay that the group's policy has for this failure
     ``Later(delay_level=n)``  the same with the delay of the level; -1: a dead letter
-    ``Suspend(ms)``           in order: hidden for so long, and no attempt is counted; otherwise as an error
+    ``Suspend(ms)``           in order: hidden for ``ms``, and no attempt is counted; otherwise as an error
 
-Deliveries are leased for as long as this consumer says that it lives. Telling the broker is repeated until it heard.
+Leases are renewed while this consumer sends heartbeats. A settlement is repeated until the broker confirms it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker_adapter.runtime.log import LibraryLog
 
 _BEAT_S = 10.0  # default of the official clients
 _DEFAULTS = ConsumerOptions()
-# What a broker that hands out messages by itself decides: nobody else can.
+# Options that conflict with the broker's own assignment of messages.
 _CANNOT_HOLD = ("is_broadcast", "offsets_path", "start", "start_at_ms", "retries_max")
 
 _log = LibraryLog("broker_adapter.popping")
@@ -38,7 +38,7 @@ _Work = list[tuple[Delivery, ReceivedMessage]]
 
 
 class PopConsumer:
-    """Consumes topics for a group until it is closed. Belongs to one event loop. At least once."""
+    """Consumer of topics for a group until it is closed. Belongs to one event loop. At least once."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class PopConsumer:
         self._closing = asyncio.Event()
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._under_way: set[asyncio.Task[None]] = set()
-        self._told: dict[str, str] = {}  # what was logged of a topic, so that it is logged once
+        self._told: dict[str, str] = {}  # last logged error of a topic, so that it is logged once
 
     async def start(self) -> None:
-        """Begin. A cluster that cannot be reached, or does not know the group, is waited for."""
+        """Start consuming. An unreachable cluster or an unknown group is no error: the consumer keeps retrying."""
         self._tasks = (asyncio.ensure_future(self._receive_all()), asyncio.ensure_future(self._beat()))
 
     async def close(self) -> None:
-        """Receive nothing more, wait for handlers, and let the broker give others what they did not finish."""
+        """Stop receiving, wait for handlers, and release unfinished deliveries."""
         self._closing.set()
         receiving, *others = self._tasks or (None,)
         if receiving is not None:
@@ -131,7 +131,7 @@ class PopConsumer:
                     wait_ms=min(self._options.long_poll_ms, POLLING_MS_MAX),
                     renew_for=self._client_id,
                 )
-            except Exception as error:  # noqa: BLE001 - whatever it is, a topic is not left alone
+            except Exception as error:  # noqa: BLE001 - the receive loop must not end
                 await self._rest(wanted.topic, error)
                 continue
             self._told.pop(wanted.topic, None)
@@ -141,7 +141,7 @@ class PopConsumer:
                 consuming.add_done_callback(self._under_way.discard)
                 try:
                     await asyncio.shield(consuming)
-                except Exception as error:  # noqa: BLE001 - as above; what the broker was not told of comes again, if late
+                except Exception as error:  # noqa: BLE001 - as above; unsettled deliveries return at expiry
                     await self._rest(wanted.topic, error)
 
     async def _rest(self, topic: str, error: Exception) -> None:
@@ -174,7 +174,7 @@ class PopConsumer:
                 left = await self._keep(failed, outcome) if failed else []
 
     async def _keep(self, failed: _Work, outcome: Outcome) -> _Work:
-        """Tell the broker of failures, or wait until they are to be tried again here, and return them."""
+        """Report failures to the broker, or return the messages for a local retry after its delay."""
         error = outcome.error if isinstance(outcome, Later) else ""
         if isinstance(outcome, Later) and outcome.delay_level < 0:
             for delivery, _ in failed:
@@ -187,7 +187,7 @@ class PopConsumer:
                     self._report(delivery, error)
                 await self._hide(delivery, self._pause_ms(outcome, message), suspend=is_suspended)
             return []
-        # RocketMQ's proxies count no attempts of such a group: its clients try again while they hold the lease.
+        # RocketMQ's proxies count no attempts of such a group: its clients retry while they hold the lease.
         again: _Work = []
         for delivery, message in failed:
             if not is_suspended and message.attempts_failed + 1 >= self._settings.max_attempts:
@@ -210,7 +210,7 @@ class PopConsumer:
         delays_ms = self._settings.delays_ms
         return delays_ms[min(message.attempts_failed, len(delays_ms) - 1)]
 
-    # -- telling the broker -------------------------------------------------------------------------------------------
+    # -- settlement ---------------------------------------------------------------------------------------------------
 
     async def _acknowledge(self, work: _Work) -> None:
         async def tell() -> None:
@@ -219,7 +219,7 @@ class PopConsumer:
                 if isinstance(error, Refused):
                     _log.warning("not_acknowledged", message_id=delivery.message_id, error=str(error))
                 elif error is not None:
-                    raise error  # all again: what is acknowledged twice is fine
+                    raise error  # repeat all: repeated acknowledgements succeed
 
         if work:
             await self._until_heard(tell, work[0][0])
@@ -238,7 +238,7 @@ class PopConsumer:
 
     async def _bury(self, delivery: Delivery, error: BaseException | str) -> None:
         self._report(delivery, error)
-        # a broker believes a push consumer that gives up only once it says that the attempts of the group are used up
+        # a broker accepts a dead letter of a push consumer only with all attempts of the group used up
         attempts = max(delivery.delivery_attempt, self._settings.max_attempts)
 
         async def tell() -> None:
@@ -253,7 +253,7 @@ class PopConsumer:
             except BrokerError as error:
                 _log.warning("delivery_not_settled", message_id=delivery.message_id, error=str(error))
                 if isinstance(error, Refused) or self._closing.is_set():
-                    return  # it comes back when its lease ends
+                    return  # it is redelivered at the expiry of its lease
             else:
                 return
             await asyncio.sleep(self._options.pause_ms / 1000)

@@ -1,4 +1,4 @@
-"""Opening a cluster, or a daemon, by the address of its gRPC proxies."""
+"""Constructor of a client for a cluster or daemon from the address of its gRPC proxies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _log = LibraryLog("broker_adapter.rocketmq")
 
 
 async def open_rocketmq(address: str, *, client_id: str = "", **options: Any) -> PoppedBroker:  # noqa: ANN401
-    """Return a client of the proxies at ``address``: ``host:port``, several with ``;`` or ``,``.
+    """Return a client of the proxies at ``address``: ``host:port``, separated by ``;`` or ``,``.
 
-    ``options`` are those of ``ClusterOptions``. Connects where it is first needed. ``ValueError`` for what is wrong.
+    ``options`` are the fields of ``ClusterOptions``. The client connects on first use. ``ValueError`` for an invalid
+    address or option.
     """
     endpoints = parse_endpoints(address.strip("/"))
     unknown = sorted(set(options) - set(_ALLOWED))
@@ -30,7 +31,7 @@ async def open_rocketmq(address: str, *, client_id: str = "", **options: Any) ->
         raise ValueError(f"no such option of rocketmq: {', '.join(unknown)}; allowed: {', '.join(_ALLOWED)}")
     if options.get("tls_ca") is not None:
         options["tls_ca"] = Path(options["tls_ca"])
-    # Producers attempt a send three times themselves; what one attempt tries in turn are the proxies it was given.
+    # Producers make three attempts themselves. Each attempt only needs to try the given proxies in turn.
     options.setdefault("sends_max", min(len(endpoints), _SENDS_MAX))
     clock = SystemClock()
     broker = RocketMQBroker(ClusterOptions(endpoints=endpoints, **options), clock, _log.info)

@@ -1,4 +1,4 @@
-"""A delivery as consumers get it. Pure."""
+"""Conversion of deliveries for consumers. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker_adapter.wire.mapping import decode
 
 
 def received_of(delivery: Delivery, broker: str) -> ReceivedMessage:
-    """Return what a handler gets; ``broker`` is the name of whoever has the queues."""
+    """Return the message for a handler; ``broker`` is the name of the owner of the queues."""
     message, unreadable = Message(delivery.topic, b"", message_id=delivery.message_id), ""
     try:
         message = decode(delivery.payload)
@@ -29,6 +29,6 @@ def received_of(delivery: Delivery, broker: str) -> ReceivedMessage:
 
 
 def tags_of(wanted: Filter) -> frozenset[str]:
-    """Return the tags that a filter wants; none for all, and of an SQL expression."""
+    """Return the tags of a filter; empty for all tags and for an SQL expression."""
     tags = frozenset(tag for part in wanted.expression.split("||") if (tag := part.strip()))
     return frozenset() if wanted.is_sql or tags == {"*"} else tags

@@ -1,4 +1,4 @@
-"""Whose a cancellation is: of the task that meets it, or of something that it waited for."""
+"""Origin of a cancellation: the current task, or an operation that it awaits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import asyncio
 
 
 def is_cancelled_here() -> bool:
-    """Say whether the task that runs here was asked to end; else a ``CancelledError`` is of something it awaited."""
+    """Return True if the current task is being cancelled; otherwise a ``CancelledError`` is of an awaited operation."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

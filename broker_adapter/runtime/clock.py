@@ -1,8 +1,9 @@
-"""The only module that reads a clock.
+"""Clocks; the only module that reads a clock.
 
-Three clocks, named: *wall* (epoch milliseconds, may step) decides when a message is due; *boot* (milliseconds, never
-steps, counts a suspended machine) measures what must last as long as it says, and tells a step of the wall clock from
-time that passed; *monotonic* (seconds, never steps) measures timeouts and costs.
+- *wall* (epoch milliseconds, may step) decides when a message is due.
+- *boot* (milliseconds, never steps, counts the time of suspension) measures durations that must hold exactly. It
+  distinguishes a step of the wall clock from elapsed time.
+- *monotonic* (seconds, never steps) measures timeouts and costs.
 """
 
 from __future__ import annotations
@@ -19,39 +20,41 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(Protocol):
-    """Where time comes from. All methods may be called from any thread."""
+    """Source of time. All methods may be called from any thread."""
 
     def now_ms(self) -> int:
-        """Wall-clock time: whole milliseconds since 1970-01-01 UTC, rounded down, so that nothing is ever early."""
+        """Return the wall-clock time: whole milliseconds since 1970-01-01 UTC, rounded down, so that nothing is ever
+        early.
+        """
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds from an arbitrary start; never goes back."""
+        """Return seconds from an arbitrary start; never decreases."""
         ...
 
     def boot_ms(self) -> int:
-        """Milliseconds since this host was started, also while it was suspended; never goes back, never steps."""
+        """Return milliseconds since the start of this host, including suspension; never decreases, never steps."""
         ...
 
     def boot_id(self) -> str:
-        """Name the start of the host that ``boot_ms`` counts from; empty if the host does not tell."""
+        """Return the id of the host's boot from which ``boot_ms`` counts; empty if the host provides none."""
         ...
 
 
 class Moment(NamedTuple):
-    """One moment by two clocks: for what is stored, and for what must last as long as it says."""
+    """Instant by two clocks: wall for stored times, boot for exact durations."""
 
     wall_ms: int
     boot_ms: int
 
 
 def moment(clock: Clock) -> Moment:
-    """Return what both clocks say now."""
+    """Return the current time of both clocks."""
     return Moment(clock.now_ms(), clock.boot_ms())
 
 
 class SystemClock:
-    """This host's clocks."""
+    """Clocks of this host."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -71,7 +74,7 @@ if hasattr(time, "CLOCK_BOOTTIME"):
     def _boot_ns() -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
-else:  # without it, the time that a machine is suspended looks like a step
+else:  # without it, suspension looks like a step of the wall clock
     _boot_ns = time.monotonic_ns
 
 
@@ -84,7 +87,7 @@ def _boot_id() -> str:
 
 
 class ManualClock:
-    """Clocks that move only when told; the wall clock may be stepped, the machine suspended or started anew."""
+    """Clocks that only move on request; the wall clock may step, and the machine may be suspended or rebooted."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._lock = threading.Lock()
@@ -92,7 +95,7 @@ class ManualClock:
         self._monotonic_ms = 0
         self._boot_ms = 0
         self._boots = 1
-        self.was_set = False  # whether the wall clock ever moved without the boot clock, even if it was set right again
+        self.was_set = False  # True once the wall clock moved without the boot clock, even if corrected later
 
     def now_ms(self) -> int:
         with self._lock:
@@ -111,15 +114,15 @@ class ManualClock:
             return f"boot-{self._boots}"
 
     def advance(self, ms: int) -> None:
-        """Let ``ms`` milliseconds pass on all clocks."""
+        """Advance all clocks by ``ms`` milliseconds."""
         self.pass_by(wall_ms=ms, monotonic_ms=ms, boot_ms=ms)
 
     def suspend(self, ms: int) -> None:
-        """Suspend the machine for ``ms`` milliseconds: they pass on the wall and on the boot clock."""
+        """Suspend the machine for ``ms`` milliseconds: only the wall and boot clocks advance."""
         self.pass_by(wall_ms=ms, boot_ms=ms)
 
     def pass_by(self, *, wall_ms: int = 0, monotonic_ms: int = 0, boot_ms: int = 0) -> None:
-        """Move each clock by as much as is said; only the wall clock may go back."""
+        """Advance each clock by its own amount; only the wall clock may go back."""
         assert monotonic_ms >= 0
         assert boot_ms >= 0
         with self._lock:
@@ -129,13 +132,13 @@ class ManualClock:
             self.was_set |= wall_ms != boot_ms
 
     def step_to(self, now_ms: int) -> None:
-        """Set the wall clock, forward or back, without time passing."""
+        """Set the wall clock, forward or back, without advancing the others."""
         with self._lock:
             self.was_set |= now_ms != self._now_ms
             self._now_ms = now_ms
 
     def reboot(self, ms: int = 0) -> None:
-        """Start the machine anew, ``ms`` milliseconds of wall-clock time later."""
+        """Reboot the machine, ``ms`` milliseconds of wall-clock time later."""
         with self._lock:
             self._now_ms += ms
             self._boot_ms = 0

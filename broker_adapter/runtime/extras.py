@@ -1,4 +1,4 @@
-"""Optional dependencies: what lacks one says in a line which extra of the distribution brings it."""
+"""Optional dependencies: a missing one raises an error with the command that installs its extra."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib.util import find_spec
 
 
 class ExtraMissing(ModuleNotFoundError):
-    """Something was imported that needs an extra which is not installed; the text has the command that installs it."""
+    """An imported feature needs an extra that is not installed; the text has the command that installs it."""
 
 
 def require(what: str, extra: str, *modules: str) -> None:
-    """Raise ``ExtraMissing`` if ``what`` cannot be used because one of ``modules``, which ``extra`` brings, is missing.
+    """Raise ``ExtraMissing`` if one of ``modules`` is missing; ``extra`` installs them, ``what`` names the feature.
 
-    It imports none of them (of a dotted name, what stands before the last dot).
+    The modules are not imported (except the parents of a dotted name).
     """
     for module in modules:
         if not _is_there(module):
@@ -28,5 +28,5 @@ def command(extra: str) -> str:
 def _is_there(module: str) -> bool:
     try:
         return sys.modules.get(module) is not None or find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # of what the name stands in; kept out by somebody
+    except (ModuleNotFoundError, ValueError):  # missing parent; blocked module
         return False

@@ -1,19 +1,19 @@
-"""Which clients gave a sign of life lately."""
+"""Liveness of clients by their heartbeats."""
 
 from __future__ import annotations
 
 from broker_adapter.runtime.clock import Clock
 
 CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
-CLIENTS_MAX = 100_000  # remembered; the longest unseen give way
-STOOD_STILL_S = 15.0  # who did not look for longer was stopped meanwhile
+CLIENTS_MAX = 100_000  # the clients unseen for longest are removed first
+STOOD_STILL_S = 15.0  # a longer gap between calls of ``look`` means a stopped process
 
 
 class LiveClients:
-    """Belongs to one event loop.
+    """Times of the last heartbeats of clients. Belongs to one event loop.
 
-    While the process is stopped no client falls silent: what they say then is read once it goes on. So ``look`` more
-    often than each ``STOOD_STILL_S`` while it matters who is alive; a longer time without a look does not count.
+    While the process is stopped no client times out: heartbeats of that time are read afterwards. So call ``look`` more
+    often than every ``STOOD_STILL_S`` while liveness matters; a longer time without a call is not counted.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -23,7 +23,7 @@ class LiveClients:
         self._seen_s: dict[str, float] = {}  # by ``look``, the longest unseen first
 
     def look(self) -> float:
-        """Note that the event loop turns, and return how long it has done so, in seconds from some moment on."""
+        """Record that the event loop runs, and return its running time, in seconds from an arbitrary start."""
         now_s = self._clock.monotonic_s()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         if passed_s > STOOD_STILL_S:
@@ -31,7 +31,7 @@ class LiveClients:
         return now_s - self._stood_still_s
 
     def seen(self, client_id: str) -> None:
-        """Note a sign of life, and forget who gave none for long."""
+        """Record a heartbeat, and remove clients without a recent one."""
         now_s = self.look()
         seen_s = self._seen_s
         seen_s.pop(client_id, None)
@@ -42,10 +42,10 @@ class LiveClients:
             oldest = next(iter(seen_s))
 
     def is_alive(self, client_id: str) -> bool:
-        """Say whether a client gave a sign of life lately."""
+        """Return True if a client sent a heartbeat within ``CLIENT_ALIVE_S``."""
         seen_s = self._seen_s.get(client_id)
         return seen_s is not None and self.look() - seen_s < CLIENT_ALIVE_S
 
     def gone(self, client_id: str) -> bool:
-        """Note that a client left; say whether it was known."""
+        """Remove a client that left; return True if it was known."""
         return self._seen_s.pop(client_id, None) is not None

@@ -1,7 +1,7 @@
-"""Where a library's log lines go: to the application's structlog if it has configured one, else to standard logging.
+"""Logger of a library: uses the application's structlog if it is configured, else standard logging.
 
-An application that has configured neither gets warnings and errors on stderr, as the standard library does it. Nothing
-goes to stdout, which is where structlog's own default would write.
+An application without any configuration gets warnings and errors on stderr, the default of the standard library. No log
+line goes to stdout, the default of structlog.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import structlog
 
 
 class LibraryLog:
-    """A logger by name that finds out at each line where it goes."""
+    """Named logger that selects its target for each line."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def info(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
-        """Log what is worth knowing in quiet times."""
+        """Log an event of normal operation."""
         self.log(logging.INFO, event, **fields)
 
     def warning(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
@@ -31,7 +31,7 @@ class LibraryLog:
         self.log(logging.ERROR, event, **fields)
 
     def log(self, level: int, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
-        """Log at a level."""
+        """Log an event at a level."""
         self._logger().log(level, event, **fields)
 
     def _logger(self) -> structlog.stdlib.BoundLogger:

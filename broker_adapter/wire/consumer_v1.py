@@ -1,7 +1,6 @@
-"""``rockdmq.consumer.v1`` as protobuf classes of our private pool; names are those of generated code.
+"""``rockdmq.consumer.v1`` as protobuf classes of our private pool, with the names of generated code.
 
-Types are in ``consumer_v1.pyi``, which ``tools/generate_wire.py`` writes together with ``consumer_v1.desc`` from
-``consumer_v1.proto``.
+``tools/generate_wire.py`` writes ``consumer_v1.pyi`` (types) and ``consumer_v1.desc`` from ``consumer_v1.proto``.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Messages that travel through an *inner topic* of a cluster to a daemon, which sends them on when they are due.
+"""Messages in the *inner topic* of a cluster, which a daemon reads and forwards when they are due.
 
-A producer that cannot dial the daemon sends to the inner topic instead, and says in user properties what it means. One
-that cannot set properties sends a JSON object for a body. docs/CLUSTER.md shows both, for producers of other languages.
+A producer that cannot connect to the daemon sends to the inner topic instead, and states the target and time in user
+properties. A producer that cannot set properties sends a JSON object as body. docs/CLUSTER.md shows both, for producers
+in other languages.
 
     property              JSON              value
-    DMQ_TOPIC             topic             the topic it is meant for
-    DMQ_DELIVER_AT_MS     deliver_at_ms     when it is due, epoch milliseconds
-    DMQ_DELAY_MS          delay_ms          or how long after the cluster stored it
+    DMQ_TOPIC             topic             the target topic
+    DMQ_DELIVER_AT_MS     deliver_at_ms     delivery time, epoch milliseconds
+    DMQ_DELAY_MS          delay_ms          or delay from the store time in the cluster
     DMQ_DELAY_LEVEL       delay_level       or a delay level, from 1
                           body, text        the body in base64, or as text
                           tag, keys, properties, message_group
 
-Without a time it is sent on at once. Pure.
+Without a time the message is forwarded at once. Pure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _SHOWN_CHARS = 60
 
 
 class Wrapped(NamedTuple):
-    """A message that came out of an inner topic: what is sent on, and when. All three times 0: at once."""
+    """Message from an inner topic, with its target and time. All three times 0: forward at once."""
 
     topic: str
     message: wire.Message
@@ -51,9 +52,9 @@ class Wrapped(NamedTuple):
 
 
 def wrap(message: Message, deliver_at_ms: int, *, inner_topic: str = INNER_TOPIC) -> Message:
-    """Return ``message`` as it is sent to the inner topic; it keeps its id, by which it is accepted once.
+    """Return ``message`` in its form for the inner topic; it keeps its id for deduplication.
 
-    ``Refused`` for a topic that cannot be meant, or a time beyond the year 9999.
+    ``Refused`` for an invalid target topic, or a time after the year 9999.
     """
     _check_topic(message.topic, inner_topic)
     if not 0 <= deliver_at_ms <= DELIVER_AT_MS_MAX:
@@ -63,9 +64,9 @@ def wrap(message: Message, deliver_at_ms: int, *, inner_topic: str = INNER_TOPIC
 
 
 def unwrap(payload: bytes, inner_topic: str = INNER_TOPIC) -> Wrapped:
-    """Undo ``wrap``, or read the JSON of a body; ``Refused`` says what cannot be read.
+    """Return the original message of ``wrap``, or of a JSON body; ``Refused`` with the reason if it is invalid.
 
-    ``payload`` is a serialized message of the inner topic that is known to be one.
+    ``payload`` must be a valid serialized message of the inner topic.
     """
     message = wire.Message.FromString(payload)
     if TOPIC in message.user_properties:

@@ -1,7 +1,7 @@
-"""Between wire messages and the message model. Pure.
+"""Conversion between wire messages and the message model. Pure.
 
-A broker stores the wire message as it came; only what the broker itself decided is changed: the message type, the
-delivery timestamp, and the properties that asked for it.
+A broker stores the wire message as received, except for its own decisions: the message type, the delivery timestamp,
+and the properties that requested it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker_adapter.contracts.own_keys import OWN_KEY, keeps_first, own_key_of
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
-NOT_AFTER_MS = "DMQ_NOT_AFTER_MS"  # user property: epoch milliseconds after which nobody is to get the message
+NOT_AFTER_MS = "DMQ_NOT_AFTER_MS"  # user property: expiry of the message, epoch milliseconds
 _DIGITS_MAX = 15
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
 
 
 def full_name(resource: wire.Resource) -> str:
-    """Return the one name a broker knows a topic or group by: a client's namespace becomes a prefix, as in RocketMQ.
+    """Return the broker's name of a topic or group: a client's namespace becomes a prefix, as in RocketMQ.
 
-    In the name of a retry or dead-letter topic it goes where the group's name begins: ``%DLQ%namespace%group``. A
-    namespace alone names nothing: the result is empty.
+    In a retry or dead-letter topic the namespace precedes the group's name: ``%DLQ%namespace%group``. The result is
+    empty for a namespace without a name.
     """
     namespace, name = resource.resource_namespace, resource.name
     if not namespace or not name:
@@ -46,7 +46,7 @@ def full_name(resource: wire.Resource) -> str:
 
 
 def resource_of(name: str) -> wire.Resource:
-    """Return ``name`` as clients without a namespace see it."""
+    """Return the wire form of ``name`` for clients without a namespace."""
     return wire.Resource(name=name)
 
 
@@ -67,11 +67,10 @@ def set_duration(duration: wire.Duration, length_ms: int) -> None:
 def to_envelope(
     message: wire.Message, *, deliver_at_ms: int | None = None, consumed: Iterable[str] = (), topic: str = ""
 ) -> Envelope:
-    """Return ``message`` ready for a broker; ``message`` itself is changed to what will be stored.
+    """Return the envelope of ``message`` for a broker; ``message`` itself is changed to its stored form.
 
-    ``deliver_at_ms`` is ``None`` for a message that is not delayed. ``consumed`` names user properties to drop,
-    ``topic`` is its full name, where that is known. What the message says it is (``message_type``) gives way to what it
-    is.
+    ``deliver_at_ms`` is ``None`` for a message without a delay. ``consumed`` are user properties to drop. ``topic`` is
+    the full name of the topic if known. The actual type of the message replaces its declared ``message_type``.
     """
     system = message.system_properties
     message_group = system.message_group
@@ -96,7 +95,7 @@ def to_envelope(
 
 
 def with_wishes(envelope: Envelope, properties: Mapping[str, str]) -> Envelope:
-    """Return ``envelope`` with what these user properties of its message ask of a broker, but for its delay."""
+    """Return ``envelope`` with the options that these user properties request from a broker, except the delay."""
     if NOT_AFTER_MS not in properties and OWN_KEY not in properties:
         return envelope
     own_key = own_key_of(properties)
@@ -108,9 +107,9 @@ def with_wishes(envelope: Envelope, properties: Mapping[str, str]) -> Envelope:
 
 
 def not_after_of(properties: Mapping[str, str]) -> int:
-    """Return after which time (epoch ms) a message with these user properties is not to be delivered; 0: none.
+    """Return the expiry (epoch ms) of a message with these user properties; 0: none.
 
-    What is no such time counts as none: who takes messages in refuses it.
+    An invalid time counts as none: it is refused when a message is accepted.
     """
     text = properties.get(NOT_AFTER_MS, "")
     is_time = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
@@ -136,15 +135,15 @@ def encode(message: Message) -> Envelope:
 
 
 def decode(payload: bytes) -> Message:
-    """Undo ``encode``, for the payload of an envelope or a delivery from any client.
+    """Return the message of a payload of an envelope or a delivery, from any client.
 
-    Raises ``google.protobuf.message.DecodeError`` for bytes that are no message.
+    Raises ``google.protobuf.message.DecodeError`` for invalid bytes.
     """
     return message_of(wire.Message.FromString(payload))
 
 
 def message_of(sent: wire.Message) -> Message:
-    """As ``decode``, of a wire message that is parsed already."""
+    """Return the message of a parsed wire message."""
     system = sent.system_properties
     return Message(
         topic=full_name(sent.topic),
@@ -162,5 +161,5 @@ def message_of(sent: wire.Message) -> Message:
 
 
 def epoch_ms(timestamp: wire.Timestamp) -> int:
-    """Return a timestamp in epoch milliseconds; 0 for one that is not there."""
+    """Return a timestamp in epoch milliseconds; 0 if it is not set."""
     return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000

@@ -1,10 +1,10 @@
-"""One private descriptor pool for every protocol definition of ours.
+"""Private descriptor pool for all our protocol definitions.
 
-Why private: an official client registers its own copy of ``apache.rocketmq.v2`` in protobuf's default pool, and two
-different files with the same symbols in one pool are an error for whichever comes second. Nothing here touches the
-default pool, so both live in one process, whatever is imported first.
+An official client registers its own copy of ``apache.rocketmq.v2`` in protobuf's default pool. Two different files with
+the same symbols in one pool are an error at the second registration. This module never uses the default pool, so both
+work in one process, in any order of imports.
 
-The price: messages of this pool accept only messages of this pool. ``Timestamp`` and ``Duration`` are therefore loaded
+The cost: messages of this pool accept only messages of this pool. ``Timestamp`` and ``Duration`` are therefore loaded
 here as well; those of ``google.protobuf.timestamp_pb2`` are other classes.
 """
 
@@ -23,13 +23,13 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-# Also what a reflection service needs: ReflectionServicer(names, pool=POOL).
+# A reflection service also needs it: ReflectionServicer(names, pool=POOL).
 POOL = DescriptorPool()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One RPC: all that a generic handler or a channel's multi-callable needs.
+    """RPC of a service: the fields for a generic handler or a channel's multi-callable.
 
     ``path`` is the HTTP/2 path, with its leading slash.
     """
@@ -43,29 +43,29 @@ class Method:
 
 
 def load(descriptor_file: str, package: str = "broker_adapter.wire") -> dict[str, object]:
-    """Read a FileDescriptorSet from ``package`` into the pool and return what generated code for it would define.
+    """Load a FileDescriptorSet of ``package`` into the pool and return the namespace of generated code for it.
 
-    ``name.desc`` stands for ``name.proto``: the namespace holds that file's messages, enum wrappers and enum values,
-    its ``DESCRIPTOR``, the well-known types it imports (``Timestamp``), and, if it declares a service, the service's
-    full name as ``SERVICE`` and its table as ``METHODS``. Loading a set twice, or two sets with a common import, is
-    fine.
+    ``name.desc`` represents ``name.proto``: the namespace has that file's messages, enum wrappers and enum values, its
+    ``DESCRIPTOR``, and the well-known types that it imports (``Timestamp``). If the file declares a service, the
+    namespace has its full name as ``SERVICE`` and its table as ``METHODS``. Loading a set twice, or two sets with a
+    common import, is allowed.
 
-    Raises FileNotFoundError for a missing set, KeyError for a set without that file, TypeError for a set that
-    contradicts what the pool holds, ValueError for a file with more than one service.
+    Raises FileNotFoundError for a missing set; KeyError for a set without that file; TypeError for a set that
+    contradicts the contents of the pool; ValueError for a file with more than one service.
     """
-    # importlib.resources does the same for 9 ms of imports; this module is on the way to every command's start.
+    # importlib.resources would cost 9 ms of imports at the start of every command.
     data = get_data(package, descriptor_file)
     if data is None:
         raise FileNotFoundError(f"{package} has no readable {descriptor_file}")
     descriptors = descriptor_pb2.FileDescriptorSet.FromString(data)
-    # protoc writes a set in the order of dependency, imports first, which is the order the pool wants.
+    # protoc writes imports before their dependents, the order that the pool requires.
     for file in descriptors.file:
         POOL.AddSerializedFile(file.SerializeToString())
     return _namespace(POOL.FindFileByName(PurePath(descriptor_file).with_suffix(".proto").name))
 
 
 def methods(service: ServiceDescriptor) -> Mapping[str, Method]:
-    """The RPCs of a service by name, in the order of their declaration."""
+    """Return the RPCs of a service by name, in the order of their declaration."""
     table = {
         method.name: Method(
             name=method.name,
@@ -89,7 +89,7 @@ def _namespace(file: FileDescriptor) -> dict[str, object]:
     for name, enum in file.enum_types_by_name.items():
         names[name] = EnumTypeWrapper(enum)
         names |= {value.name: value.number for value in enum.values}
-    # METHODS is keyed by the bare RPC name, so it can speak for one service only.
+    # METHODS is keyed by the bare RPC name, so it supports one service only.
     if len(file.services_by_name) > 1:
         raise ValueError(f"{file.name} declares more than one service")
     for service in file.services_by_name.values():
