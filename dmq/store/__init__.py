@@ -1,7 +1,7 @@
-"""The store: one RocksDB per cell, one writer thread, every state change and its audit event in one atomic batch.
+"""The store: one RocksDB per cell, one writer thread, and every state change with its audit event in one atomic batch.
 
-Other parts describe what they want as ``Ops`` (``dmq.store.writer.operations``), plain values; only the writer
-commits them. Nothing outside ``dmq.store.engines.rocks`` has heard of RocksDB.
+Other packages describe changes as ``Ops`` (``dmq.store.writer.operations``), which are plain values. Only the writer
+commits them. Only ``dmq.store.engines.rocks`` depends on RocksDB.
 """
 
 from __future__ import annotations

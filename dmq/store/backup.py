@@ -1,11 +1,11 @@
-"""Backups: a copy of a store that is whole or not there.
+"""Backups: complete copies of a store.
 
-A backup is a directory like that of the daemon, with ``CELL`` and ``rocksdb/``. It is made under a hidden name beside
-its own (``.NAME.part``), synced, and renamed last: whatever ends the process on the way, nobody takes a part of one for
-a whole. What such an end leaves is used up by the next backup of the same name.
+A backup is a directory with the layout of the daemon's: ``CELL`` and ``rocksdb/``. It is written under a hidden name in
+the same folder (``.NAME.part``), synced, and renamed last. A crash at any step therefore never leaves a partial backup
+under the final name. The next backup of the same name reuses the remains.
 
-Tables are never written again once they are made, so on the same file system the backup has hard links to them, which
-take no space until the store has dropped the table; everything else is copied, and tables too where links cannot be.
+RocksDB never modifies a finished table. On the same file system the backup therefore has hard links to the tables,
+which use no space until the store drops the table. Other files are copied, and so are tables that cannot be linked.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dmq.store.schema.files import CELL_FILE
 from dmq.store.store import Store
 
 _CHECKPOINT = ".checkpoint-backup-"
-_MARK = "COPYING"  # in a directory that a copy is being made in
+_MARK = "COPYING"  # in the directory of an unfinished copy
 _FILES = ("CURRENT", "IDENTITY", "MANIFEST-*", "OPTIONS-*", "rocksdict-config.json", "*.log", "*.sst")
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 
 
 class TargetTaken(StoreError):
-    """The place for the copy is not empty, lies in the store, or in a folder that is not there; nothing was written."""
+    """Invalid target of a copy: not empty, within the store, or in a missing folder. Nothing was written."""
 
 
 class Copied(NamedTuple):
-    """A copy that is complete. ``linked_bytes`` of it are tables that it shares with the store."""
+    """A complete copy. ``linked_bytes`` of its size are tables shared with the store."""
 
     path: Path
     size_bytes: int
@@ -42,12 +42,13 @@ class Copied(NamedTuple):
 
 
 def back_up(store: Store, data: Path, target: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> Copied:
-    """Copy a running store, of the directory ``data``, to ``target``; durable on return.
+    """Copy a running store from its directory ``data`` to ``target``; durable on return.
 
-    All that was acknowledged before the call is in it, and no batch of the writer in part. Writes wait for some
-    milliseconds while the tables are linked. Raises ``TargetTaken``, ``StoreLocked`` while another backup is written
-    there, what the store raises, and ``StoreFailed`` once
-    ``is_wanted`` says no, which is asked between two files.
+    The copy has every write acknowledged before the call, and each of the writer's batches whole or not at all. Writes
+    wait some milliseconds while the tables are linked.
+
+    Raise ``TargetTaken``, ``StoreLocked`` while another backup writes to the target, or any error of the store. Raise
+    ``StoreFailed`` once ``is_wanted``, which is called between two files, returns False.
     """
     checkpoint = data / f"{_CHECKPOINT}{secrets.token_hex(6)}"
 
@@ -59,20 +60,20 @@ def back_up(store: Store, data: Path, target: Path, *, is_wanted: Callable[[], b
     def fill(database: Path) -> int:
         try:
             store.checkpoint(checkpoint)
-            store.commit([])  # behind it, all that the checkpoint holds is synced in the store as well
+            store.commit([])  # after it, every write in the checkpoint is synced in the store as well
             return _copy_database(checkpoint, database, has_room)
         finally:
-            for each in (checkpoint, checkpoint.with_name(f"{checkpoint.name}.tmp")):  # RocksDB's while it makes one
+            for each in (checkpoint, checkpoint.with_name(f"{checkpoint.name}.tmp")):  # .tmp: unfinished, by RocksDB
                 shutil.rmtree(each, ignore_errors=True)
 
     return place(target, store.cell_id, fill, of=data)
 
 
 def back_up_stopped(data: Path, target: Path) -> Copied:
-    """Copy the store of a stopped process, as it is, to ``target``; durable on return.
+    """Copy the store of a stopped process to ``target`` without opening the database; durable on return.
 
-    Changes nothing in it but the pid in ``LOCK``, which is held meanwhile. Raises ``StoreLocked`` if a process uses it,
-    ``StoreCorrupt`` if there is no store in it, ``TargetTaken``.
+    The store stays unchanged except for the pid in ``LOCK``, which is held during the copy. Raise ``StoreLocked`` if a
+    process uses the store, ``StoreCorrupt`` if ``data`` has no store, or ``TargetTaken``.
     """
     if not (data / CELL_FILE).exists():
         raise StoreCorrupt(f"there is no store in {data}")
@@ -84,15 +85,16 @@ def back_up_stopped(data: Path, target: Path) -> Copied:
 
 
 def sweep(data: Path) -> None:
-    """Remove the checkpoint of a backup that a dead process left; the caller owns the cell."""
+    """Remove the checkpoints of backups that a dead process left unfinished. The caller must own the cell."""
     for path in data.glob(f"{_CHECKPOINT}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) -> Copied:
-    """Let ``fill`` make a database, durable, under the name it is given, and make a cell of it at ``target``.
+    """Create a cell at ``target`` with the database written by ``fill``.
 
-    ``fill`` returns how many bytes of it are linked. ``of`` is the directory it comes from: nothing is put inside.
+    ``fill`` gets the path of the database, makes it durable, and returns the number of bytes in hard links. ``of`` is
+    the source directory; a target within it is refused.
     """
     check_place(target, of)
     part = target.with_name(f".{target.name}.part")
@@ -109,7 +111,7 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
             (target / _MARK).unlink()
             sync_directory(target.parent)
         finally:
-            shutil.rmtree(part, ignore_errors=True)  # not there if all went well
+            shutil.rmtree(part, ignore_errors=True)  # already renamed after success
             cell.close()
     except OSError as error:
         raise unusable(target, error) from error
@@ -117,7 +119,10 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
 
 
 def _take_place(part: Path) -> None:
-    """Make ``part``, for nobody else to read; what an earlier copy left under that name is taken, nothing else is."""
+    """Create the directory ``part``, private to this user.
+
+    The remains of an earlier copy under that name are reused. Raise ``TargetTaken`` for any other content.
+    """
     try:
         part.mkdir(mode=0o700)
     except FileExistsError:
@@ -130,7 +135,7 @@ def _take_place(part: Path) -> None:
 
 
 def check_place(target: Path, of: Path) -> None:
-    """Refuse a place for a copy of ``of`` with ``TargetTaken``; nothing is made."""
+    """Raise ``TargetTaken`` if a copy of ``of`` cannot be written to ``target``. Nothing is created."""
     if target.resolve().is_relative_to(of.resolve()):
         raise TargetTaken(f"{target} lies in the store itself: a copy needs a place of its own")
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
@@ -141,7 +146,7 @@ def check_place(target: Path, of: Path) -> None:
 
 
 def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = lambda: True) -> int:
-    """Copy a database that nobody changes; return how many bytes are linked. Durable on return."""
+    """Copy a database that no process modifies; return the number of bytes in hard links. Durable on return."""
     target.mkdir(mode=0o700)
     linked_bytes = 0
     for pattern in _FILES:

@@ -1,4 +1,4 @@
-"""The store as its users see it: submit ops, read rows, ask for figures."""
+"""Public interface of the store: submit ops, read rows, and read figures."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from dmq.store.writer.writer import CommitStats, Told, Unit, Writer
 
 _MIB = 1024 * 1024
 log = LibraryLog("dmq.store")
-_SMALL_BYTES = 64 * 1024  # a batch of acknowledgements: refused at the door while the writer would hold it back
+_SMALL_BYTES = 64 * 1024  # a batch of acknowledgements; refused on arrival while the writer would hold it back
 _AGED_FROM_VERSION = 3
-_DISK_LOOK_S = 0.05  # what is written meanwhile is small beside the low-water mark
+_DISK_LOOK_S = 0.05  # the writes of one interval are small compared with the low-water mark
 
 
 def _unknown_gap(first: int, count: int) -> bytes:
@@ -50,7 +50,7 @@ def _unknown_gap(first: int, count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """How a store behaves. ``durability`` "process" survives SIGKILL but not power loss; "disk" survives both."""
+    """Options of a store. ``durability`` "process" survives SIGKILL but not power loss; "disk" survives both."""
 
     durability: Literal["disk", "process"] = "disk"
     idempotency_window_ms: int = 15 * 60_000
@@ -59,12 +59,12 @@ class StoreOptions:
     pending_bytes_max: int = 256 * _MIB
     low_water_bytes: int | None = None
     ballast_bytes: int = 16 * _MIB
-    full_bytes: int = 0  # with less free and no ballast left, writes wait for room; 0: they fail when there is none
+    full_bytes: int = 0  # with less free space and no ballast, writes wait for space; 0: they fail on a full disk
     directory_mode: int = 0o700
     clock: ClockOptions = field(default_factory=ClockOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
     gap_event: Callable[[int, int], bytes] = _unknown_gap
-    ledger_kinds: Collection[int] = ()  # the kinds of events that the ledger counts; without any none is kept
+    ledger_kinds: Collection[int] = ()  # event kinds that the ledger counts; without any there is no ledger
     begins_ledger: bool = True  # in a store that has none
 
 
@@ -72,17 +72,17 @@ _COPIES_MAX = 1_000  # of one message for one group
 
 
 class Recovery(NamedTuple):
-    """What opening found."""
+    """Result of opening a store."""
 
     is_new: bool
     was_closed: bool  # the last run ended with ``close``
-    cut_bytes: int  # dropped from the end of the WAL: a record cut short, which was never acknowledged
+    cut_bytes: int  # dropped from the end of the WAL: a torn record, which was never acknowledged
     sequence: int
     took_s: float
 
 
 class Store:
-    """One open cell. Ops may be submitted and rows read from any thread of the process that opened it."""
+    """One open cell. Any thread of the process that opened it may submit ops and read rows."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Store:
         cell: Cell | None = None,
         disk: DiskGuard | None = None,
     ) -> None:
-        """Take over an open ``engine``; use ``Store.open`` for one on disk."""
+        """Own an open ``engine`` from here on. Use ``Store.open`` for a store on disk."""
         started_s = clock.monotonic_s()
         self._engine = engine
         self._cell = cell
@@ -103,7 +103,7 @@ class Store:
         recovered, version, was_closed = _read_meta(engine)
         (kept,) = engine.get_many(Family.META, [keys.META_CLOCK])
         known = decode_clock(kept) if kept is not None else None
-        self.known_clock = known  # what an earlier process kept of the clocks
+        self.known_clock = known  # clock row of an earlier process
         self.clock = BelievedClock(clock, options.clock, known, is_new=version is None)
         self.boot = recovered.boot
         self.identity = _identity(engine, cell)
@@ -148,14 +148,14 @@ class Store:
     def _opening_batch(
         self, recovered: Recovered, version: int | None, options: StoreOptions
     ) -> tuple[Batch, LedgerHead | None]:
-        """Return what opening writes, and the head of the ledger if one is kept from here on."""
+        """Return the first batch of this run, and the head of the ledger if this run keeps one."""
         batch = _first_batch(self._engine, recovered, self.identity, version, self.clock)
         try:
             if not options.ledger_kinds or (not options.begins_ledger and read_head(self._engine) is None):
                 return batch, None
             with_ledger = Batch()
             head = open_ledger(self._engine, with_ledger, run=recovered.boot, now_ms=self.clock.now_ms())
-        except StoreCorrupt as error:  # what is damaged is told by who needs it; a store is not shut for its ledger
+        except StoreCorrupt as error:  # the user of a damaged row reports it; a damaged ledger does not prevent opening
             log.warning("ledger_not_kept", error=str(error), why="what it begins with, or goes on from, is damaged")
             return batch, None
         batch.ranges += with_ledger.ranges
@@ -164,10 +164,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
-        """Open the cell in ``path``, or make it.
+        """Open the cell in ``path``, or create it.
 
-        Raises ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, ``StoreFailed``,
-        ``StoreForked``, each with one clear line, and leaves nothing open.
+        Raise ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, ``StoreFailed`` or
+        ``StoreForked``, each with one clear line. An error leaves nothing open.
         """
         options = options or StoreOptions()
         started_s = clock.monotonic_s()
@@ -202,7 +202,10 @@ class Store:
         return store
 
     def _settle_in(self, cell: Cell) -> None:
-        """Remember the marker that was made since the identity was drawn: nothing was handed out before."""
+        """Store the file identity of the marker if it was written after the identity was generated.
+
+        This is safe, since no handle has been issued yet.
+        """
         place = cell.place()
         if place != self.identity.place:
             self.identity = self.identity._replace(place=place)
@@ -211,17 +214,17 @@ class Store:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def commit(self, ops: Sequence[Op], *, is_urgent: bool = False) -> list[Receipt]:
-        """Block until ``ops`` are durable and return their receipts. Not for the event loop's thread."""
+        """Block until ``ops`` are durable and return their receipts. Must not run on the event loop."""
         done: Future[list[Receipt]] = Future()
         self.submit(ops, lambda unit: _resolve(done, unit), is_urgent=is_urgent)
         return done.result()
 
     def submit(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
-        """Call ``settle`` in the writer's thread, where it must be short, once ``ops`` are durable or have failed."""
+        """Call ``settle`` once ``ops`` are durable or have failed. It runs in the writer thread and must be short."""
         self._writer.submit(Unit(ops, settle, is_direct=True), is_urgent=is_urgent)
 
     def commit_async(self, ops: Sequence[Op], *, is_urgent: bool = False) -> asyncio.Future[list[Receipt]]:
-        """Return a future of the attached loop. Cancelling it does not undo the write."""
+        """Return a future, of the attached loop, of the receipts. Cancelling it does not undo the write."""
         assert self._loop is not None, "attach a loop first"
         if not is_urgent:
             self._check_disk()
@@ -230,9 +233,10 @@ class Store:
         return done
 
     def commit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
-        """As ``commit_async``, without a future: call ``settle`` on the attached loop, which hears what it raises.
+        """Commit ``ops``, then call ``settle`` on the attached loop.
 
-        For the thread of the loop. What is not urgent goes to the writer at the end of the loop's turn, together.
+        Errors that ``settle`` raises go to the loop's exception handler. Must be called on the loop's thread. All
+        non-urgent units of one turn of the loop reach the writer together at its end.
         """
         unit = Unit(ops, settle, is_direct=False)
         if is_urgent:
@@ -244,27 +248,27 @@ class Store:
             self._loop.call_soon(self._writer.hand_over)
 
     def commit_one(self, op: Schedule | Append, told: Told) -> None:
-        """As ``commit_then``, of a message that is sent alone: together with others of this turn of the loop."""
+        """Commit a single send like ``commit_then``, batched with the other single sends of this turn of the loop."""
         self._check_disk()
         if self._writer.gather_one(op, told):
             assert self._loop is not None, "attach a loop first"
             self._loop.call_soon(self._writer.hand_over)
 
     def _submit_from_loop(self, unit: Unit, *, is_urgent: bool) -> None:
-        self._writer.hand_over()  # what was gathered before comes before
+        self._writer.hand_over()  # keeps the order: units gathered earlier are committed first
         self._writer.submit(unit, is_urgent=is_urgent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
-        """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told before."""
+        """Settle units on ``loop``, with one wake-up per batch. ``on_appended`` is called before them."""
         self._loop, self._on_appended = loop, on_appended
 
     def _after_batch(self, appended: Appended, units: list[Unit]) -> bool:
-        """Have the loop tell those who wait; say whether it will."""
+        """Schedule the settling of ``units`` on the loop; return True if the loop will do it."""
         if self._loop is None or not (appended or units):
             return False
         try:
             self._loop.call_soon_threadsafe(self._settle_on_loop, appended, units)
-        except RuntimeError:  # the loop is closed: nobody waits any more, and what was written stays written
+        except RuntimeError:  # the loop is closed: it has no waiting callers, and the batch stays written
             return False
         return True
 
@@ -272,7 +276,7 @@ class Store:
         try:
             if appended and self._on_appended is not None:
                 self._on_appended(appended)
-        finally:  # whatever a listener does: nobody is left waiting
+        finally:  # callers get their answers even if the listener raises
             for unit in units:
                 try:
                     unit.settle(unit)
@@ -284,15 +288,15 @@ class Store:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
-        """As ``Engine.get_many``."""
+        """Return values as ``Engine.get_many`` does."""
         return self._engine.get_many(family, wanted)
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
-        """As ``Engine.scan``."""
+        """Return rows as ``Engine.scan`` does."""
         return self._engine.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
 
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        """As ``Engine.last``."""
+        """Return the last row as ``Engine.last`` does."""
         return self._engine.last(family, start, stop)
 
     def queue_end(self, topic_id: int, queue_id: int) -> int:
@@ -300,18 +304,18 @@ class Store:
         return queue_end(self._engine, topic_id, queue_id)
 
     def queue_begin(self, topic_id: int, queue_id: int) -> int:
-        """Return the offset below which everything was removed from a queue."""
+        """Return the first offset of a queue: all messages below it were removed."""
         return queue_begin(self._engine, topic_id, queue_id)
 
     def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        """Give the disk back what rows took that were deleted from these ranges. May take long: not for a loop."""
+        """Release the disk space of rows deleted from these ranges. May take long: do not call it on an event loop."""
         if isinstance(self._engine, RocksEngine):
             self._engine.reclaim(family, ranges)
 
     def find(self, scope: int, message_id: bytes, *, with_withdrawn: bool = False) -> Receipt | None:
-        """Return what became of a message: waiting, or finished within the idempotency window; else ``None``.
+        """Return the state of a message that is pending or was finished within the idempotency window; else ``None``.
 
-        One that was withdrawn, replaced or absorbed counts as unknown unless it is asked for.
+        A withdrawn, replaced or absorbed message is returned only with ``with_withdrawn``.
         """
         rows = self._engine.get_many(
             Family.INDEX, [keys.pack_index_prefix(g, scope) + message_id for g in self._assembler.generations()]
@@ -320,7 +324,7 @@ class Store:
         return next((each for each in known if with_withdrawn or each.state not in REMEMBERED), None)
 
     def copies(self, scope: int, message_id: bytes) -> list[tuple[bytes, Receipt]]:
-        """Return what ``find`` would of each copy of a message that a group failed, with the id it goes by."""
+        """Return the index id and the state of each retry copy of a message, at most 1,000 per generation."""
         found: list[tuple[bytes, Receipt]] = []
         for generation in self._assembler.generations():
             prefix = keys.pack_index_prefix(generation, scope)
@@ -333,28 +337,28 @@ class Store:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def pending(self) -> dict[int, int]:
-        """Return how many entries wait, by scope."""
+        """Return the number of pending entries by scope."""
         found = self._engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=1_000_000)
         return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
 
     def pending_bytes(self) -> dict[int, int]:
-        """Return how many bytes wait, by scope: of entries whose sequence is above ``bytes_since``."""
+        """Return the pending bytes by scope, of entries with a sequence above ``bytes_since``."""
         found = self._engine.scan(Family.META, *keys.meta_range(keys.META_BYTES), limit=1_000_000)
         return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
 
     def ledger(self) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
-        """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant."""
+        """Return the ledger's counts by topic and group, and the pending entries by scope, all of one instant."""
         return read_ledger(self)
 
     def held(self) -> dict[int, int]:
-        """Return how many entries are held, by topic; topics that hold none are left out."""
+        """Return the number of held entries by topic; topics without any are left out."""
         found = self._engine.scan(Family.META, *keys.meta_range(keys.META_HELD), limit=1_000_000)
         return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
 
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
-        """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
+        """Return the number of due entries of ``scope`` per minute, in order of time; empty minutes are left out."""
         start, stop = keys.hour_range(scope, from_ms // HOUR_MS, -(-until_ms // HOUR_MS))
-        hours = self._engine.scan(Family.META, start, stop, limit=limit + 1)  # the first one's may all be too early
+        hours = self._engine.scan(Family.META, start, stop, limit=limit + 1)  # the first may be all too early
         minutes = (each for row in hours.rows for each in due_in(*row))
         return list(islice((each for each in minutes if from_ms < each.until_ms < until_ms + BUCKET_MS), limit))
 
@@ -369,23 +373,23 @@ class Store:
         return 0
 
     def next_due_ms(self) -> int | None:
-        """Return the key time of the first entry that still waits and is not held."""
+        """Return the key time of the first pending entry that is not held, or ``None``."""
         first = self._engine.scan(Family.TIMELINE, keys.timeline_key(self.marks.low()), keys.HELD_BEGIN, limit=1).rows
         return keys.unpack_timeline_key(first[0][0])[0] if first else None
 
     @property
     def cell_id(self) -> str:
-        """The id of the directory."""
+        """Cell id of the directory; "memory" for a store in memory."""
         return self._cell.cell_id if self._cell is not None else "memory"
 
     @property
     def failure(self) -> StoreError | None:
-        """Why nothing more is accepted, if so."""
+        """Error that made the store stop accepting ops, or ``None``."""
         return self._writer.failure
 
     @property
     def writer(self) -> Writer:
-        """The writer, for its figures."""
+        """Writer thread, for its figures."""
         return self._writer
 
     @property
@@ -400,19 +404,19 @@ class Store:
 
     @property
     def outbox_synced(self) -> int:
-        """The audit sequence below which events are as durable as ``durability`` says: those may be exported."""
+        """Audit sequence below which events have the configured ``durability``, so that they may be exported."""
         return self._assembler.outbox.synced_end
 
     def engine_stats(self) -> EngineStats:
-        """Figures of the engine."""
+        """Return the figures of the engine."""
         return self._engine.stats()
 
     def disk(self) -> DiskState | None:
-        """Look at the free space; ``None`` for a store in memory."""
+        """Check and return the free space; ``None`` for a store in memory."""
         return self._disk.check() if self._disk is not None else None
 
     def is_disk_low(self) -> bool:
-        """Say whether new messages must be refused for lack of space; looks at most every 50 ms."""
+        """Return True if new messages must be refused for lack of space. Checks the disk at most every 50 ms."""
         if self._disk is None:
             return False
         now_s = self.clock.monotonic_s()
@@ -422,23 +426,26 @@ class Store:
         return self._disk.state.is_low
 
     def keeps_room_from(self, path: Path) -> bool:
-        """Say whether a file at ``path`` would take room that is kept for acknowledgements: one more writer waits."""
+        """Return True if a file at ``path`` must not be written now.
+
+        It would use space of the store's disk, which is below its low-water mark and reserved for acknowledgements.
+        """
         if self._cell is None or not self.is_disk_low():
             return False
         there = next((each for each in (path, *path.parents) if each.exists()), self._cell.path)
         return there.stat().st_dev == self._cell.path.stat().st_dev
 
     def is_disk_full(self) -> bool:
-        """Say whether nothing more is written until there is room; looks at most every 50 ms while there is plenty."""
+        """Return True if all writes wait for space. Checks the disk at most every 50 ms while there is enough."""
         return self.is_disk_low() and self._disk is not None and not self._disk.has_room(_SMALL_BYTES)
 
     @property
     def stalled_s(self) -> float:
-        """As ``Writer.stalled_s``."""
+        """Seconds of the current disk stall, as ``Writer.stalled_s``."""
         return self._writer.stalled_s
 
     def write_obstacle(self) -> str:
-        """Return why a write would wait without a known end: the disk stalls, or is full. Empty: it would not."""
+        """Return why a write would wait for an unknown time: a stalled or full disk. Empty if it would not."""
         if stalled_s := self._writer.stalled_s:
             return f"the disk stalls: a write has taken {stalled_s:.0f} s, repeat it later"
         return "the disk is full: make room, then repeat it" if self.is_disk_full() else ""
@@ -448,24 +455,25 @@ class Store:
             raise StoreStalled(obstacle)
 
     def checkpoint(self, path: Path) -> None:
-        """Copy the store as it is between two batches to ``path``, a new name on the same file system, by hard links.
+        """Copy the store's state between two batches to ``path``, a new name on the same file system, by hard links.
 
-        The last batch in it may be one that is not synced yet: it is once a later ``commit`` has returned.
+        The last batch in it may not be synced yet. It is synced once a later ``commit`` has returned.
         """
         if not isinstance(self._engine, RocksEngine):
             raise StoreError("a store in memory has no checkpoint")
         self._engine.checkpoint(path)
 
     def read_beside(self) -> tuple[Path, int]:
-        """Return the database that another process may open as its secondary, and its ``oldest_log`` now."""
+        """Return the path of the database, for a process that opens it as a secondary, and its ``oldest_log``."""
         if not isinstance(self._engine, RocksEngine):
             raise StoreError("a store in memory has no database")
         return self._engine.path, self._engine.oldest_log()
 
     def close(self) -> None:
-        """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent.
+        """Commit the accepted ops, record the clean shutdown, sync, and release the directory. Idempotent.
 
-        In the child of a fork it only lets go: locks may be held by threads that are not there.
+        In a forked child it only closes its copy of the lock: other locks may be held by threads that do not exist
+        there.
         """
         if os.getpid() != self._pid:
             if self._cell is not None:
@@ -500,7 +508,7 @@ def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: 
 
 
 def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
-    """Return what is there, its format version (None: nothing is), and whether it was closed."""
+    """Return the recovered figures, the format version (``None``: new store), and whether it was closed cleanly."""
     names = [
         keys.META_FORMAT,
         keys.META_BOOT,
@@ -522,7 +530,7 @@ def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
             f"the store was closed at sequence {keys.unpack_u64(closed)}, but only {last_sequence} is there"
         )
     number, age_ms = keys.unpack_pair(generation) if generation is not None else (2, 0)
-    if version is not None and version < _AGED_FROM_VERSION:  # when it began, by a wall clock of which nothing is known
+    if version is not None and version < _AGED_FROM_VERSION:  # a start by an unknown wall clock
         age_ms = 0
     recovered = Recovered(
         boot=(keys.unpack_u64(boot) if boot is not None else 0) + 1,
@@ -536,7 +544,7 @@ def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
 
 
 def _identity(engine: Engine, cell: Cell | None) -> Identity:
-    """Return the identity of a store, another one than the row says if this is a copy of the one that it was."""
+    """Return the identity of a store: the stored one, or a new one if the store is new or a copy."""
     (row,) = engine.get_many(Family.META, [keys.META_IDENTITY])
     place = cell.place() if cell is not None else Place()
     if row is None:
@@ -545,7 +553,7 @@ def _identity(engine: Engine, cell: Cell | None) -> Identity:
         log.warning("store_is_a_copy", path=str(cell.path), why="it was restored from a backup, or salvaged")
         return draw(place)
     found = decode_identity(row)
-    # Without a cell nobody can say; with one, a row without a place is of an opening that did not come to its end.
+    # A store in memory has no marker. With a cell, a row without a marker's identity is from an unfinished opening.
     if cell is None or (found.place == place and place != Place()):
         return found
     log.warning("store_is_a_copy", path=str(cell.path), why="its CELL file is not the one it was made with")

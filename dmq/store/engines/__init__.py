@@ -1,4 +1,4 @@
-"""Storage engines behind one protocol: RocksDB, and one in memory for tests.
+"""Storage engines with one protocol: RocksDB, and an in-memory engine for tests.
 
-Imports: ``dmq.store.schema`` and below. Interface: the engine protocol, both engines, the end of the log.
+Imports: ``dmq.store.schema`` and below. Interface: the engine protocol, both engines, and the check of the WAL's end.
 """

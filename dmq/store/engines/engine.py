@@ -1,4 +1,4 @@
-"""What the store needs of a key-value engine. ``rocks`` is the real one, ``memory`` passes the same contract suite."""
+"""Protocol of the store's key-value engine. ``rocks`` is for production; ``memory`` passes the same contract tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmq.store.schema.keys import Family, begin_key, pack_queue_key, queue_offse
 
 
 class Batch:
-    """One atomic write: ranges are deleted first, then single rows, then rows are set."""
+    """One atomic write. Ranges are deleted first, then single rows, then rows are set."""
 
     __slots__ = ("deletes", "puts", "ranges")
 
@@ -20,14 +20,14 @@ class Batch:
 
 
 class Rows(NamedTuple):
-    """The result of a scan. ``is_complete`` says that the range holds nothing after the last row."""
+    """Result of a scan. ``is_complete`` is True if the range has no rows after the last returned one."""
 
     rows: list[tuple[bytes, bytes]]
     is_complete: bool
 
 
 class EngineStats(NamedTuple):
-    """Figures of an engine, for status and metrics; none of them costs a scan."""
+    """Engine figures for status and metrics. Reading them needs no scan."""
 
     memtable_bytes: int
     table_bytes: int
@@ -35,56 +35,59 @@ class EngineStats(NamedTuple):
 
 
 class Engine(Protocol):
-    """Ordered rows in families, written in atomic batches by one thread, read from any.
+    """Ordered rows in column families, written in atomic batches by one thread, readable from any thread.
 
-    Every method raises ``StoreCorrupt`` when it meets damage and ``StoreFailed`` when storage fails; a read never
-    returns fewer rows than there are without saying so. After a fork every method of the child raises ``StoreForked``.
+    Every method raises ``StoreCorrupt`` on damaged data and ``StoreFailed`` on a storage error. A read never omits rows
+    silently. After a fork every method raises ``StoreForked`` in the child.
     """
 
     def write(self, batch: Batch) -> None:
         """Apply ``batch`` atomically in memory: readable on return, durable after ``flush`` or ``sync``.
 
-        It does not wait for the disk while it holds the GIL.
+        Must not wait for the disk while holding the GIL.
         """
         ...
 
     def flush(self) -> None:
-        """Return once every batch written before is safe from SIGKILL."""
+        """Make every earlier batch survive SIGKILL; durable on return."""
         ...
 
     def sync(self) -> None:
-        """Return once every batch written before is on disk: safe from SIGKILL and power loss."""
+        """Sync every earlier batch to disk: on return they survive SIGKILL and power loss."""
         ...
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, ``None`` where there is none."""
+        """Return the value of each key, or ``None`` for a missing key, in the order of ``keys``."""
         ...
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
-        """Return rows in ``[start, stop)`` in key order, at most ``limit``, stopping once ``bytes_max`` is reached."""
+        """Return rows of ``[start, stop)`` in key order: at most ``limit``, none after ``bytes_max`` is reached."""
         ...
 
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last row in ``[start, stop)``."""
+        """Return the last row in ``[start, stop)``, or ``None`` if the range is empty."""
         ...
 
     def stats(self) -> EngineStats:
-        """Return current figures."""
+        """Return the current figures."""
         ...
 
     def close(self) -> None:
-        """Sync, unless a write or a sync failed, let go of everything and release the lock. Idempotent."""
+        """Sync, unless a write or a sync failed; release all resources and the lock. Idempotent."""
         ...
 
 
 def queue_begin(engine: Engine, topic_id: int, queue_id: int) -> int:
-    """Return the offset below which everything was removed from a queue."""
+    """Return the first offset of a queue: all messages below it were removed."""
     (value,) = engine.get_many(Family.META, [begin_key(topic_id, queue_id)])
     return 0 if value is None else unpack_u64(value)
 
 
 def queue_end(engine: Engine, topic_id: int, queue_id: int) -> int:
-    """Return the offset after the last message of a queue, also of one that was removed: one seek, never a scan."""
+    """Return the offset after the last message ever appended to a queue: one seek, never a scan.
+
+    Removed messages count as well.
+    """
     last = engine.last(
         Family.QUEUE, pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id, 2**64 - 1)
     )

@@ -1,4 +1,4 @@
-"""An engine in memory: the reference the real one is compared with, and a store for tests that crash on purpose."""
+"""In-memory engine: the reference model for RocksDB, and a store for tests that simulate crashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmq.store.schema.keys import Family
 
 
 class _Table:
-    """Sorted keys and their values."""
+    """Sorted keys with their values."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
@@ -45,7 +45,7 @@ def _apply(tables: list[_Table], batch: Batch) -> None:
 
 
 class MemoryEngine:
-    """Fits ``Engine``. ``crashed()`` gives what a power loss would leave: the batches that were synced."""
+    """In-memory implementation of ``Engine``. ``crashed()`` returns the state after a power loss."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a batch is atomic for readers in other threads
@@ -58,12 +58,12 @@ class MemoryEngine:
         self.fail_next_sync = False
 
     def crashed(self) -> MemoryEngine:
-        """Return a new engine with what was synced; this one is closed."""
+        """Return a new engine with the synced batches, and close this one."""
         self._is_closed = True
         return self.copied()
 
     def copied(self) -> MemoryEngine:
-        """Return a new engine with what was synced; this one goes on."""
+        """Return a new engine with the synced batches; this one stays open."""
         after = MemoryEngine()
         for table, live, synced in zip(self._synced, after._live, after._synced, strict=True):
             for copy in (live, synced):
@@ -71,7 +71,7 @@ class MemoryEngine:
         return after
 
     def reopened(self) -> MemoryEngine:
-        """Return a new engine with everything that was written, as after SIGKILL or a clean close."""
+        """Return a new engine with every written batch, as after SIGKILL or a clean close."""
         self._is_closed = False
         self.sync()
         return self.crashed()

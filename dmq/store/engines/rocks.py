@@ -1,22 +1,22 @@
-"""RocksDB behind ``Engine``: the only module that imports rocksdict.
+"""RocksDB implementation of ``Engine``: the only module that imports rocksdict.
 
-Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each held by a test in
-``tests/integration/test_rocks_traps.py``:
+This module hides the following traps of rocksdict 0.3.29. Each has a test in ``tests/integration/test_rocks_traps.py``:
 
-- The iterators of a dict's interface end silently at a corrupt block: only ``iter()`` is used, and its ``status()`` is
-  asked whenever it turns invalid.
-- The setter of the lower iterator bound sets the upper one, and bounds are freed memory once their bytes object dies:
-  no bounds are used; keys are compared here.
-- A live column-family object keeps the lock after ``close``: they are dropped first.
+- Iterators of the dict interface end silently at a corrupt block. Only ``iter()`` is used, and its ``status()`` is
+  checked whenever it becomes invalid.
+- The setter of the lower iterator bound sets the upper one, and bounds refer to freed memory once their bytes object is
+  deleted. No bounds are used; keys are compared here.
+- A live column-family object keeps the lock after ``close``. These objects are dropped first.
 - A write holds the GIL while it waits for the disk: for the sync, for the log's file, for a new log when a memtable is
-  full, and for late compactions. So ``write`` fills memory only (``_database_options``), ``flush`` switches full
-  memtables before it, and ``flush_wal`` writes and syncs the log. ``flush`` and ``flush_wal`` release the GIL.
-- After a fork the child's writes are lost while they seem to succeed, opening another database hangs (RocksDB's threads
-  are not there), and an orderly end crashes in destructors: the child is refused, and the destructors are kept away.
-- The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only. That
-  mode still passes over a torn record in any log but the newest, and never says what it cut:
+  full, and for late compactions. So ``write`` only fills memory (``_database_options``), full memtables are switched
+  with ``flush`` before it, and ``flush_wal`` writes and syncs the log. ``flush`` and ``flush_wal`` release the GIL.
+- After a fork the child's writes seem to succeed but are lost. Opening another database hangs, since RocksDB's threads
+  do not exist in the child, and a normal exit crashes in destructors. The child is refused, and the destructors are
+  prevented from running.
+- The default recovery mode drops everything after a damaged WAL record without an error. Only tail corruption is
+  tolerated here. That mode still skips a torn record in any log except the newest, and never reports the cut:
   ``dmq.store.engines.wal`` does.
-- Errors are bare ``Exception`` with RocksDB's text: ``_translated`` is the one place that reads it.
+- Errors are bare ``Exception`` with RocksDB's text. Only ``_translated`` parses it.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ from dmq.store.schema.keys import Family
 
 _MIB = 1024 * 1024
 _OPTIONS_FOLDER = Path(__file__).parent / "rocksdb_options"  # a file of options that rocksdict has no setters for
-LOG_BUFFER_BYTES = 16 * _MIB  # a larger batch is written to the file within ``write``
-_SWITCH_LOOK_BYTES = 256 * 1024  # written between two looks at the sizes of the memtables, 6 us each
+LOG_BUFFER_BYTES = 16 * _MIB  # a larger batch is written to the file during ``write``
+_SWITCH_LOOK_BYTES = 256 * 1024  # bytes written between two checks of the memtable sizes, 6 us each
 _NEVER_FULL_BYTES = 128 * _MIB  # above the sizes of the memtables: twice the largest request
 _WRITE_STALL_LOOK_S = 0.01
 _BLOOM_BITS_PER_KEY = 10
 
 
 class RocksOptions(NamedTuple):
-    """Sizes that decide memory, disk and the time to reopen after a kill (about 0.5 s per 60 MB of WAL).
+    """Sizes that decide memory, disk use and the time to reopen after a kill (about 0.5 s per 60 MB of WAL).
 
-    ``recovery_mode`` "skip_any" is for salvage from a copy: it opens what is damaged, rows missing without a word.
-    ``is_read_only`` replays the WAL into memory and changes no table: for a checkpoint, or a store nobody uses.
-    ``secondary`` opens what another process writes, to read it as it is now: a directory for RocksDB's log of that, and
-    ``open_files_max`` must be -1, since the other one removes tables. See ``RocksEngine.oldest_log``.
-    ``corrupt`` is raised for damage, and says what to do about it.
+    ``recovery_mode`` "skip_any" is for salvage from a copy: it opens a damaged database and silently omits damaged
+    rows. ``is_read_only`` replays the WAL into memory and changes no table: for a checkpoint, or a store without a
+    process. ``secondary`` opens a database for reading while another process writes it. Its value is a directory for
+    RocksDB's info log. ``open_files_max`` must then be -1, since the other process removes tables. See
+    ``RocksEngine.oldest_log``. ``corrupt`` is the error raised for damage; its text names the next step.
     """
 
     wal_bytes_max: int = 32 * _MIB
@@ -128,7 +128,7 @@ def _database_options(options: RocksOptions) -> Options:
 def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
     made = Options(raw_mode=True)
     if not is_strict:
-        made.set_disable_auto_compactions(True)  # one that meets damage ends all writing
+        made.set_disable_auto_compactions(True)  # a compaction that meets damage ends all writing
     buffer_bytes = _WRITE_BUFFER_BYTES[family]
     unreachable_bytes = buffer_bytes + _NEVER_FULL_BYTES  # ``_switch_memtables`` comes first
     made.set_write_buffer_size(unreachable_bytes)
@@ -153,7 +153,7 @@ def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
 
 
 def _translated(error: Exception, path: Path | None = None, corrupt: type[StoreCorrupt] = StoreCorrupt) -> StoreError:
-    """Return our error for RocksDB's text, all that rocksdict gives; ``path`` is said where the text does not."""
+    """Return the store error for RocksDB's text, rocksdict's only detail. Prefix ``path`` if the text lacks it."""
     text = " ".join(str(error).split())  # one line
     lowered = text.lower()
     if path is not None and str(path) not in text:
@@ -168,7 +168,7 @@ def _translated(error: Exception, path: Path | None = None, corrupt: type[StoreC
     return StoreFailed(text)
 
 
-# What the C library says of each errno, which is in RocksDB's text. A table that cannot be opened for lack of
+# RocksDB's text contains the C library's message for the errno. A table that cannot be opened for lack of
 # descriptors is not damage, so these come first.
 _SYSTEM: tuple[tuple[type[StoreError], tuple[str, ...]], ...] = (
     (StoreFull, ("no space left on device", "disk quota exceeded", "nospace", "no space")),
@@ -179,7 +179,7 @@ _SYSTEM: tuple[tuple[type[StoreError], tuple[str, ...]], ...] = (
 
 
 class _Process:
-    """What this process did with RocksDB, and what a child of a fork has of it: memory without the threads."""
+    """RocksDB state of this process. A forked child inherits the memory of the engines but none of their threads."""
 
     def __init__(self) -> None:
         self.engines: WeakSet[RocksEngine] = WeakSet()
@@ -187,10 +187,10 @@ class _Process:
         self.is_forked = False
 
     def after_fork_in_child(self) -> None:
-        """Keep RocksDB's destructors from running: they wait for threads that are not there, or crash."""
+        """Prevent RocksDB's destructors from running: they wait for threads that do not exist here, or crash."""
         if not self.has_threads:
             return
-        import ctypes  # nobody else needs it
+        import ctypes  # imported only in the rare fork case
 
         self.is_forked = True
         for engine in self.engines:
@@ -206,13 +206,16 @@ os.register_at_fork(after_in_child=_process.after_fork_in_child)
 
 
 def check_not_forked() -> None:
-    """``StoreForked`` if no store can be opened in this process."""
+    """Raise ``StoreForked`` if this process is a fork of one that used RocksDB and so cannot open a store."""
     if _process.is_forked:
         raise StoreForked("this process is a fork of one that used a store; a store needs a process started anew")
 
 
 class RocksEngine:
-    """Fits ``Engine``. Opening replays the WAL; ``recovered_cut_bytes`` is what of its end was never acknowledged."""
+    """RocksDB implementation of ``Engine``. Opening replays the WAL.
+
+    ``recovered_cut_bytes`` is the length of the unacknowledged, torn end of the WAL that recovery dropped.
+    """
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
         check_not_forked()
@@ -220,12 +223,12 @@ class RocksEngine:
         options = options or RocksOptions()
         self.path = path
         self._corrupt = options.corrupt
-        # One part, where the other kind has 32: it would keep no block with a message of more than half a megabyte, and
-        # each seek to an empty queue beside such a block would decompress all of it again.
+        # One shard. The LRU cache has 32: it would keep no block with a message of more than half a megabyte, and
+        # each seek to an empty queue next to such a block would decompress all of it again.
         self._cache = Cache.new_hyper_clock_cache(options.cache_bytes, _BLOCK_BYTES)
         self._pid = os.getpid()
         self._has_failed = False
-        self._reclaiming = threading.Lock()  # what is in use cannot be closed
+        self._reclaiming = threading.Lock()  # column families cannot be closed during a compaction call
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
         self._unsynced.no_slowdown = True  # RocksDB would sleep in ``write``
@@ -290,11 +293,11 @@ class RocksEngine:
         return writes
 
     def _switch_memtables(self, size: int) -> None:
-        """Begin new memtables, and a new log, where ``size`` more bytes reach a bound.
+        """Start new memtables, and a new log, if ``size`` more bytes reach a bound.
 
-        RocksDB would create the log's file in ``write``. ``flush`` also waits while too many tables are to be written
-        or compacted. A family that is rarely written would keep old logs, which makes opening slow: it is switched
-        after ``wal_bytes_max``.
+        Otherwise RocksDB would create the log's file within ``write``. ``flush`` also waits while too many tables are
+        unwritten or uncompacted. A rarely written family would keep old logs, which slows down opening. It is therefore
+        switched after ``wal_bytes_max``.
         """
         active = [rows.property_int_value("rocksdb.cur-size-active-mem-table") or 0 for rows in self._dicts]
         end = self._written_bytes + size
@@ -314,7 +317,7 @@ class RocksEngine:
 
     @staticmethod
     def _await_compaction(db: Rdict) -> None:
-        """Return once RocksDB accepts writes without a delay, or never will."""
+        """Wait until RocksDB accepts writes without a delay, or has a background error and never will."""
         while True:
             threading.Event().wait(_WRITE_STALL_LOOK_S)
             stalled = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
@@ -370,7 +373,7 @@ class RocksEngine:
         except StoreCorrupt:
             if not rows or (len(rows) < limit and taken_bytes < bytes_max):
                 raise
-            return Rows(rows, False)  # all that was asked for; who reads on meets the damage
+            return Rows(rows, False)  # the requested rows are complete; the next scan reports the damage
         return Rows(rows, True)
 
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
@@ -401,9 +404,9 @@ class RocksEngine:
         )
 
     def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        """Give back the space of rows that were deleted from these ranges: they lie in the tables until those change.
+        """Compact these key ranges, so that deleted rows release their disk space.
 
-        The calls free the GIL. ``close`` from another thread ends it early.
+        The calls release the GIL. ``close`` from another thread ends it early.
         """
         with self._reclaiming:
             self._open_db()
@@ -419,10 +422,10 @@ class RocksEngine:
                     raise self._told(error) from error
 
     def checkpoint(self, path: Path) -> None:
-        """Make a database in ``path``, a new name on the same file system, of all that was written, synced or not.
+        """Create a database in ``path``, a new name on the same file system, with every write so far, synced or not.
 
-        One cut through all families. Tables are shared by hard links; what happens to either database is nothing to the
-        other.
+        It is one consistent cut through all families. Tables are shared by hard links. Later changes to one database do
+        not affect the other.
         """
         db = self._open_db()
         try:
@@ -430,15 +433,15 @@ class RocksEngine:
             for each in self._dicts:  # frees the GIL; the checkpoint does not, and would write these tables itself
                 each.flush(True)
             Checkpoint(db).create_checkpoint(str(path))
-            path.chmod(0o700)  # its tables are those of the store
+            path.chmod(0o700)  # its tables are the store's own files
         except Exception as error:
             raise self._told(error, path) from error
 
     def oldest_log(self) -> int:
-        """Return the number of the oldest log that a recovery would need; older ones are removed at any time.
+        """Return the number of the oldest log that recovery would need. Older logs may be removed at any time.
 
-        Another process that opens the database as its secondary reads the tables' list first and the logs after it. If
-        a log went in between, rows are missing there. If this number is the same before and after, none went.
+        A process that opens the database as a secondary reads the list of tables first and the logs second. If a log is
+        removed in between, the secondary lacks rows. If this number is the same before and after, no log was removed.
         """
         return int(self._open_db().property_int_value("rocksdb.min-log-number-to-keep") or 0)
 
@@ -450,9 +453,9 @@ class RocksEngine:
             [] if self._has_failed or self._is_read_only else [partial(db.flush_wal, True)]
         )
         is_cut = not self._reclaiming.acquire(blocking=False)
-        if is_cut:  # its tables stay as they are; closing then writes none either, and the log has what they lack
+        if is_cut:  # tables stay unchanged; closing then writes none either, and the log has the missing rows
             last_steps += [partial(db.cancel_all_background, False), self._reclaiming.acquire]
-        # The lock is released when the last object that knows the database is gone.
+        # The lock is released when the last object that refers to the database is gone.
         self._handles.clear()
         failures: list[Exception] = []
         for step in (*last_steps, *(each.close for each in self._dicts), db.close):
@@ -484,7 +487,7 @@ class RocksEngine:
 
 
 def rebuild_manifest(path: Path) -> None:
-    """Make a new manifest from the tables and logs in ``path``, a copy whose own is lost; damaged ones are left out."""
+    """Rebuild the lost manifest of a copy in ``path`` from its tables and logs; damaged ones are left out."""
     try:
         Rdict.repair(str(path), _database_options(RocksOptions()))
     except Exception as error:

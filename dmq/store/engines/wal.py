@@ -1,11 +1,11 @@
-"""The end of the write-ahead log, looked at before RocksDB replays it: RocksDB forgives a torn record without a word.
+"""Check of the write-ahead log's end before RocksDB replays it, since RocksDB skips a torn record silently.
 
     log        blocks of 32768 bytes; a block ends in up to 6 zero bytes where no header fits
     fragment   checksum 4 | length 2 (little-endian) | type 1 | data       1 whole record, 2 first, 3 middle, 4 last
 
-A record that ends nowhere was under way when the process or the machine died, so nobody was told that it is stored: it
-may be cut from the *newest* log. In an older one, with records after it, it is damage, which RocksDB would pass over.
-Checksums are RocksDB's affair: it refuses what is whole and wrong.
+An incomplete record was being written when the process or the machine died, so its commit was never acknowledged.
+Recovery may cut it from the *newest* log. In an older log, with records after it, it is damage that RocksDB would skip.
+Checksums are left to RocksDB: it refuses a complete record with a wrong checksum.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from dmq.errors import StoreCorrupt
 
 BLOCK_BYTES = 32_768
 HEADER_BYTES = 7
-_MIDDLES = (2, 3)  # fragments after which a record goes on
+_MIDDLES = (2, 3)  # fragment types that do not end a record
 
 
 def check_logs(directory: Path) -> int:
-    """Return how many bytes recovery will cut from the end of the log; ``StoreCorrupt`` for a tear before the end."""
+    """Return the number of bytes that recovery cuts from the end of the log.
+
+    Raise ``StoreCorrupt`` if a record is torn before the end.
+    """
     logs = sorted((path for path in directory.glob("*.log") if path.stem.isdigit()), key=lambda path: int(path.stem))
     cut_bytes = 0
     for path in logs:
@@ -32,11 +35,11 @@ def check_logs(directory: Path) -> int:
 
 
 def torn_bytes(path: Path) -> int:
-    """Return how many bytes follow the last whole record of a log; zero bytes alone do not count."""
+    """Return the number of bytes after the last complete record of a log; trailing zero bytes alone count as 0."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start, end = size, 0
-        while start and not end:  # a record of many blocks: look for the one where the last whole record ended
+        while start and not end:  # a torn record may span many blocks: search backwards
             start = (start - 1) // BLOCK_BYTES * BLOCK_BYTES
             file.seek(start)
             end = _end_of_records(file.read(min(BLOCK_BYTES, size - start)))
@@ -48,7 +51,7 @@ def torn_bytes(path: Path) -> int:
 
 
 def _end_of_records(block: bytes) -> int:
-    """Return where the last record that ends in this block ends; 0 if none does."""
+    """Return the end of the last record that ends in this block, or 0 if none does."""
     at = end = 0
     while at + HEADER_BYTES <= len(block):
         length = int.from_bytes(block[at + 4 : at + 6], "little")

@@ -1,4 +1,4 @@
-"""The store's directory: lock, identity, free space, durable files, the steady clock.
+"""The store's directory: lock, identity, free space, durable files, and the steady clock.
 
-Imports: schema. Interface: one class or function per module.
+Imports: ``dmq.store.schema``. Interface: one class or function per module.
 """

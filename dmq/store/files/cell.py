@@ -1,11 +1,11 @@
-"""A cell: one directory owned by one process. The lock, and the marker that keeps damage from looking like emptiness.
+"""A cell: one directory owned by one process. The marker file distinguishes a damaged store from a new one.
 
-<data>/LOCK       held while a process uses the directory; holds its pid
-<data>/CELL       written once the store exists: format version, cell id, and whether it is a copy that nobody opened
-                  yet. With it, a missing database is damage
-<data>/CLOSED     there only after a clean end: names and sizes of the database's files, which may not change meanwhile
+<data>/LOCK       locked while a process uses the directory; holds its pid
+<data>/CELL       written once the store exists: format version, cell id, and whether it is a copy that was never
+                  opened. If it exists, a missing database is damage
+<data>/CLOSED     exists only after a clean shutdown: names and sizes of the database's files, checked on opening
 <data>/rocksdb/   the database
-<data>/BALLAST    room for acks on a full disk (``dmq.store.files.disk``)
+<data>/BALLAST    reserved space for acks on a full disk (``dmq.store.files.disk``)
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ _DATA = ("CURRENT", "MANIFEST-")
 
 
 class Cell:
-    """An open cell directory. ``close`` releases the lock."""
+    """Open cell directory. ``close`` releases the lock."""
 
     def __init__(self, path: Path, *, copy_of: str = "") -> None:
-        """With ``copy_of``, an id, a copy of that cell is to be made here; what an earlier attempt left is removed."""
+        """Lock the directory and check its files.
+
+        If ``copy_of`` is a cell id, prepare the directory for a copy of that cell: remove the remains of an earlier
+        attempt.
+        """
         self.path = path
         self.database = path / "rocksdb"
         self._marker = path / CELL_FILE
@@ -69,37 +73,40 @@ class Cell:
             raise
 
     def mark_created(self) -> None:
-        """Write the marker, once the database exists and is synced; of a copy one that says so."""
+        """Write the marker, once the database exists and is synced. The marker of a copy records that it is one."""
         if self._marker.exists():
             return
         self._write(self._marker, encode_marker(Marker(self.cell_id, self.is_copy)))
 
     def mark_original(self) -> None:
-        """Have the marker no longer say that this is a copy, once the store has an identity of its own, durable."""
+        """Clear the copy flag in the marker, durably. Call it once the new identity of the store is durable."""
         if self.is_copy:
             self.is_copy = False
             self._write(self._marker, encode_marker(Marker(self.cell_id, is_copy=False)))
 
     def place(self) -> Place:
-        """Return which file the marker is."""
+        """Return the file identity of the marker; zeros if there is no marker."""
         try:
             return Place.of(self._marker.stat())
         except FileNotFoundError:
             return Place()
 
     def mark_opened(self) -> None:
-        """Forget the clean end, before the database is opened and its files change."""
+        """Remove the record of a clean shutdown, before the database is opened and its files change."""
         if self._closed.exists():
             self._closed.unlink()
             sync_directory(self.path)
 
     def mark_closed(self) -> None:
-        """Remember what a clean end left. Without it, as on a full disk, the next opening only has less to check."""
+        """Record a clean shutdown with the sizes of the files.
+
+        An error, as on a full disk, is ignored: the next opening only has less to check.
+        """
         with suppress(OSError):
             self._write(self._closed, encode_closed(self._files()))
 
     def close(self) -> None:
-        """Release the directory. Idempotent."""
+        """Release the lock. Idempotent."""
         self._lock.close()
 
     def _clear(self) -> None:
@@ -124,7 +131,10 @@ class Cell:
         return cell_id
 
     def _check_closed(self) -> None:
-        """RocksDB takes a cut manifest for a short one, and deletes the tables it does not name."""
+        """Check the files against the record of a clean shutdown.
+
+        RocksDB treats a truncated manifest as a short one, and deletes the tables that it does not name.
+        """
         if not self._closed.exists():
             return
         try:
@@ -141,7 +151,7 @@ class Cell:
             raise StoreCorrupt(f"{self.database} changed since it was closed: {', '.join(changed[:5])}")
 
     def _files(self) -> dict[str, int]:
-        """Sizes of the files that hold data."""
+        """Return the sizes of the data files by name."""
         found = self.database.iterdir() if self.database.is_dir() else ()
         data = [path for path in found if path.name.startswith(_DATA) or path.suffix == ".sst"]
         return {path.name: path.stat().st_size for path in data}
@@ -157,7 +167,7 @@ class Cell:
 
 
 def unusable(path: Path, error: OSError) -> StoreError:
-    """Return our error for one of the file system's."""
+    """Return the store error for an error of the file system."""
     match error.errno:
         case errno.EROFS | errno.EACCES | errno.EPERM:
             return told(StoreReadOnly, f"{path} cannot be written: {error.strerror}")
@@ -172,21 +182,22 @@ def unusable(path: Path, error: OSError) -> StoreError:
 
 
 def tighten(path: Path, mode: int) -> bool:
-    """Give a directory of ours this mode; say whether somebody had more rights before."""
+    """Set the mode of the store's directory; return True if this removed access rights."""
     has = stat.S_IMODE(path.stat().st_mode)
     if has & 0o777 == mode:
         return False
     try:
         path.chmod(has & 0o7000 | mode)
-    except OSError:  # somebody else's directory, which we may write: it is theirs to close
+    except OSError:  # another user's directory that this process may write: only its owner can restrict it
         return False
     return bool(has & ~mode & 0o777)
 
 
 def holder_of(path: Path) -> int | None:
-    """Return the pid of the process that has the directory open, ``None`` if nobody has or this host does not tell.
+    """Return the pid of the process that has the directory open, or ``None`` if no process is found.
 
-    It takes no lock, so that it is in nobody's way.
+    It reads ``/proc/locks``, and returns ``None`` on a host without it. It acquires no lock, so it never blocks a
+    process that opens the directory.
     """
     with suppress(OSError, ValueError):
         lock = path / "LOCK"
@@ -211,7 +222,7 @@ def _take_lock(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StoreLocked(f"{path} is in use by another process (pid {holder})") from error
-    with suppress(OSError):  # on a full disk: the pid is for people, the lock is what counts
+    with suppress(OSError):  # on a full disk: the pid is only information, the lock itself is held
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), f"{os.getpid()}\n".encode())
     return lock

@@ -1,9 +1,9 @@
-"""Free space: sends stop while there is still room to finish what was accepted.
+"""Free space: sends stop while there is still room to finish accepted messages.
 
-Below the low-water mark new messages are refused; acks, deliveries and deletes go on. A ballast file is kept for them:
-it is given back to the file system when even their room runs out, before a write needs it and before a store is opened
-on a full disk, and made again once there is plenty. When that is used up too, the writer waits for room with what it
-was given (``has_room``) rather than let RocksDB meet the end of the disk: nothing is answered, nothing is lost.
+Below the low-water mark new messages are refused; acks, deliveries and deletes continue. A ballast file reserves space
+for these. It is deleted when their space runs low, before a write needs it and before a store is opened on a full disk.
+It is created again once there is plenty of space. Without ballast or space the writer holds its units back
+(``has_room``), so that RocksDB never meets a full disk. These units get no answer and are not lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MIB = 1024 * 1024
 LOW_WATER_SHARE = 0.05
 LOW_WATER_BYTES_MIN = 32 * _MIB
 LOW_WATER_BYTES_MAX = 1024 * _MIB
-START_BYTES = 8 * _MIB  # beside the log, which is written into tables when a store is opened
+START_BYTES = 8 * _MIB  # in addition to the log, which is written into tables when a store is opened
 
 log = LibraryLog("dmq.store")
 
 
 class DiskState(NamedTuple):
-    """One look at the file system."""
+    """State of the file system at one check."""
 
     free_bytes: int
     low_water_bytes: int
@@ -33,12 +33,12 @@ class DiskState(NamedTuple):
 
 
 class DiskGuard:
-    """Watches the file system of one directory. ``check`` takes microseconds: the writer looks with every batch."""
+    """Monitor of one directory's file system. ``check`` costs microseconds: the writer calls it with every batch."""
 
     def __init__(
         self, directory: Path, *, low_water_bytes: int | None, ballast_bytes: int, full_bytes: int = 0
     ) -> None:
-        """With less than ``full_bytes`` free and no ballast ``has_room`` says no; 0: never."""
+        """Measure the free space. ``has_room`` refuses batches near ``full_bytes`` of free space; 0 disables that."""
         self._directory = directory
         self._ballast = directory / "BALLAST"
         self._ballast_bytes = ballast_bytes
@@ -48,7 +48,7 @@ class DiskGuard:
             share = int(found.f_blocks * found.f_frsize * LOW_WATER_SHARE)
             low_water_bytes = min(max(share, LOW_WATER_BYTES_MIN), LOW_WATER_BYTES_MAX)
         self._low_water_bytes = low_water_bytes
-        # Where sends are never refused there is still a time to let the ballast go.
+        # Without a low-water mark the ballast still needs a threshold for its release.
         self._release_below = max(low_water_bytes // 4, ballast_bytes // 4)
         self._has_ballast = self._ballast.exists()
         self._was_full = False
@@ -56,7 +56,7 @@ class DiskGuard:
         self.state = DiskState(free, low_water_bytes, free < low_water_bytes, self._has_ballast)
 
     def check(self) -> DiskState:
-        """Look at the file system, let the ballast go or make it again, and return the state."""
+        """Measure the free space, delete or create the ballast accordingly, and return the state."""
         free = self._free()
         if self._has_ballast and free < self._release_below:
             free = self._release(free)
@@ -66,13 +66,13 @@ class DiskGuard:
         return self.state
 
     def make_room_to_open(self, log_bytes: int) -> None:
-        """Let the ballast go if a log of ``log_bytes`` could not be recovered without its room."""
+        """Delete the ballast if recovery of ``log_bytes`` of log needs its space."""
         free = self._free()
         if self._has_ballast and free < log_bytes + START_BYTES:
             self._release(free)
 
     def has_room(self, batch_bytes: int) -> bool:
-        """Look, and say whether a batch of about that size can be written without meeting the end of the disk."""
+        """Measure the free space; return True if a batch of about ``batch_bytes`` will not fill the disk."""
         free = self.check().free_bytes
         is_full = free < self._full_bytes + 2 * batch_bytes and self._full_bytes > 0
         if is_full != self._was_full:

@@ -1,4 +1,4 @@
-"""Files and directories that outlive a power cut: a name is an entry of a directory, which is synced as well."""
+"""Durable files and directories. A name is an entry of its directory, so the directory is synced as well."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:
-    """Make a directory and those above it, durable on return; ``mode`` is that of the last one."""
+    """Create a directory and its missing parents, durable on return. ``mode`` applies to the directory itself."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -16,7 +16,7 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Return once the content of a file is on disk."""
+    """Sync the content of a file, or the entries of a directory, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

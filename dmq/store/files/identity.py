@@ -1,9 +1,10 @@
-"""An identity is drawn when a store is opened first, and anew when it turns out to be a copy.
+"""Generation of store identities: on the first opening of a store, and on the first opening of a copy.
 
-It is one because its marker says so, as in a backup, or because the marker is another file than the one that was there
-when the identity was drawn. A directory that is renamed on its file system keeps it. All that a store hands out to be
-brought back names its number and is authenticated with its secret, so what was handed out before a copy was made means
-nothing to the copy.
+A store is a copy if its marker has the copy flag, as in a backup. It is also a copy if the marker file is not the one
+that existed when the identity was generated. Renaming the directory within its file system keeps the identity.
+
+Every handle issued by a store names its number and is authenticated with its secret. A copy therefore rejects handles
+that were issued before the copy was made.
 """
 
 from __future__ import annotations
@@ -14,5 +15,5 @@ from dmq.store.schema.identity import SECRET_BYTES, Identity, Place
 
 
 def draw(place: Place) -> Identity:
-    """Return an identity that no other store has."""
+    """Return a new random identity, unique among all stores."""
     return Identity(secrets.randbelow(2**64 - 1) + 1, secrets.token_bytes(SECRET_BYTES), place)

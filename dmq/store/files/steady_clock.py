@@ -1,20 +1,21 @@
-"""The clock as the daemon believes it: the host's wall clock, watched for steps.
+"""The daemon's believed time: the host's wall clock, checked for steps.
 
-The wall clock is compared with the boot clock, which cannot be set, whenever it is read outside the 50 ms behind the
-last comparison. Where the two moved apart by more than a second the wall clock was *stepped*; slewing and a suspended
-machine are no steps. After a step
+The wall clock is compared with the boot clock, which cannot be set. Readings within 50 ms after the last comparison are
+not compared again. If their distance changed by more than a second the wall clock was *stepped*; slewing and a
+suspended machine are no steps. After a step:
 
-    back               the clock is followed at once
-    forward            it is followed at once up to ``jump_max_ms``. Beyond that the believed time goes on as if nothing
-                       had happened (it is *held*), until the clock was steady for ``steady_after_ms``, was set back,
-                       or was accepted by an operator; a step that leads back to where the clock was when it was last
-                       steady is followed at once
-    either             it is not *steady* for ``steady_after_ms``: what destroys by age waits as long
+    backward           the believed time is adjusted at once
+    forward            the believed time is adjusted at once if the step is at most ``jump_max_ms``. A larger step is
+                       *held*: the believed time continues as without the step until the clock was steady for
+                       ``steady_after_ms``, was set back, or was accepted by an operator. A step that returns to the
+                       last steady clock is adopted at once
+    either             the clock is not *steady* for ``steady_after_ms``: deletion by age is suspended meanwhile
 
-A step forward leads out of the 50 ms, so the first reading behind it compares; a step back into them is noticed when
-they are over. One that comes and goes between two readings is one that nobody saw. What has to outlive the process is
-one row, ``ClockRow``; with it a step is noticed that came while the daemon was down. Once the machine was started anew,
-only a wall clock that lies before its last known reading can be.
+A forward step leaves the 50 ms window, so the next reading compares. A backward step into the window is noticed when
+the window ends. A step that is reverted between two readings is never noticed.
+
+The state that survives a restart is one row, ``ClockRow``. It reveals a step that occurred while the daemon was down.
+After a reboot of the machine, only a wall clock before its last known reading is noticed.
 """
 
 from __future__ import annotations
@@ -27,78 +28,81 @@ from typing import NamedTuple
 from broker_adapter.runtime.clock import Clock
 from dmq.store.schema.clock import ClockRow
 
-STEP_MS = 1_000  # from here on, beyond what slewing makes, two clocks that moved apart are a step
+STEP_MS = 1_000  # a change of the clocks' distance by this much, beyond slewing, is a step
 SLEW_DIVISOR = 2_000  # a clock is slewed by 500 ppm at most
 STEADY_AFTER_MS = 10 * 60_000
 JUMP_MAX_MS = 10 * 60_000
 _COMPARE_MS = 50  # how often the clocks are compared
-_TRACK_MS = 1_000  # how often their distance is taken anew
-_READ_MS_MAX = 50  # between two readings that count as one moment
+_TRACK_MS = 1_000  # how often their distance is updated
+_READ_MS_MAX = 50  # between two readings that count as simultaneous
 _READS_MAX = 20
 _NEWS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOptions:
-    """How steps of the wall clock are met. ``jump_max_ms`` ``None``: every step is followed at once."""
+    """Reaction to steps of the wall clock. With ``jump_max_ms`` ``None`` every step is followed at once."""
 
     steady_after_ms: int = STEADY_AFTER_MS
     jump_max_ms: int | None = None
 
 
 class News(Enum):
-    """What happened to the clock."""
+    """Kind of a clock event."""
 
-    STEPPED = "clock_stepped"  # and is followed
-    HELD = "clock_held"  # stepped forward by too much, and is not followed yet
-    BELIEVED = "clock_believed"  # followed from here on
-    STEADY = "clock_steady"  # for long enough
+    STEPPED = "clock_stepped"  # and followed
+    HELD = "clock_held"  # stepped forward by more than the limit, and not followed yet
+    BELIEVED = "clock_believed"  # the held clock is followed from now on
+    STEADY = "clock_steady"  # steady for ``steady_after_ms``
     ACCEPTED = "clock_accepted"  # by an operator
 
 
 class ClockNews(NamedTuple):
-    """One thing that happened to the clock, with what it said then."""
+    """One clock event, with the wall time at the event."""
 
     news: News
-    step_ms: int  # by how much the wall clock was stepped; 0: it was not
-    moved_ms: int  # by how much the believed time moved for it
+    step_ms: int  # size of the wall clock's step; 0: none
+    moved_ms: int  # resulting change of the believed time
     wall_ms: int
-    was_down: bool = False  # it happened while the daemon was not there
-    why: str = ""  # of what an operator did
+    was_down: bool = False  # it happened while the daemon was down
+    why: str = ""  # reason given by an operator
 
 
 class ClockStatus(NamedTuple):
-    """How the clock is now."""
+    """Current state of the clock."""
 
     wall_ms: int
     believed_ms: int
     is_steady: bool
     is_held: bool
-    steady_in_ms: int  # 0: it is
+    steady_in_ms: int  # 0: it is steady
     steps: int  # noticed in this run
     last_step_ms: int  # by how much; 0: none
     last_step_at_ms: int  # wall time after it
 
 
 class BelievedClock:
-    """A ``Clock`` whose wall time is what the daemon believes. May be called from any thread."""
+    """``Clock`` with the believed time as wall time. Thread-safe."""
 
     def __init__(self, clock: Clock, options: ClockOptions, known: ClockRow | None, *, is_new: bool) -> None:
-        """``known`` is what the last run kept; a store that ``is_new`` has nothing that a wrong clock could destroy."""
+        """Continue from ``known``, the row of the last run.
+
+        A new store starts steady: a wrong clock can destroy nothing in it.
+        """
         self._clock = clock
         self._options = options
         self._wall_ms = clock.now_ms
         self._lock = threading.Lock()
         self._news: list[ClockNews] = []
         self._steps, self._last_step_ms, self._last_step_at_ms = 0, 0, 0
-        self._compared_ms = self._compare_at_ms = 0  # of the wall clock; in between it is believed as it is
+        self._compared_ms = self._compare_at_ms = 0  # readings in between are believed as they are
         self._held_offset_ms: int | None = None
         wall_ms, boot_ms = self._read()
-        self._seen_wall_ms, self._seen_boot_ms = wall_ms, boot_ms  # when they were compared last
-        self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms  # how far apart they were, and when
+        self._seen_wall_ms, self._seen_boot_ms = wall_ms, boot_ms  # at the last comparison
+        self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms  # their distance, and its boot time
         self._unsteady_from_ms = boot_ms
         self._is_steady = is_new
-        self._trusted_offset_ms: int | None = None  # how far apart they were when the clock was last steady
+        self._trusted_offset_ms: int | None = None  # their distance when the clock was last steady
         self.monotonic_s = clock.monotonic_s
         self.boot_ms = clock.boot_ms
         self.boot_id = clock.boot_id
@@ -106,7 +110,7 @@ class BelievedClock:
             self._go_on_from(known, wall_ms, boot_ms)
 
     def now_ms(self) -> int:
-        """Believed wall-clock time."""
+        """Return the believed wall time in epoch ms."""
         wall_ms = self._wall_ms()
         if self._compared_ms <= wall_ms < self._compare_at_ms:
             return wall_ms
@@ -114,13 +118,13 @@ class BelievedClock:
             return self._look()
 
     def is_steady(self) -> bool:
-        """Say whether the clock is believed enough to destroy by it."""
+        """Return True if the clock is trusted enough to delete data by age."""
         with self._lock:
             self._look()
             return self._is_steady
 
     def status(self) -> ClockStatus:
-        """Say how the clock is."""
+        """Compare the clocks and return their state."""
         with self._lock:
             believed_ms = self._look()
             boot_ms = self._seen_boot_ms
@@ -137,7 +141,7 @@ class BelievedClock:
             )
 
     def accept(self, why: str = "") -> bool:
-        """Believe the clock from here on; say whether that changes anything."""
+        """Follow the wall clock from now on; return False if it was steady and followed already."""
         with self._lock:
             believed_ms = self._look()
             wall_ms = self._seen_wall_ms
@@ -149,22 +153,25 @@ class BelievedClock:
 
     @property
     def has_news(self) -> bool:
-        """Say whether something happened that was not recorded yet."""
+        """Whether there are events that are not recorded yet."""
         return bool(self._news)
 
     def news(self) -> tuple[list[ClockNews], ClockRow]:
-        """Return what happened and was not ``recorded`` yet, oldest first, and the row that belongs behind it."""
+        """Return the events that are not ``recorded`` yet, oldest first, and the clock row to store after them."""
         with self._lock:
             row = self._row()
             return list(self._news), row
 
     def recorded(self, count: int) -> None:
-        """Forget the first ``count`` of ``news``: they are durable."""
+        """Drop the first ``count`` of ``news`` once they are durable."""
         with self._lock:
             del self._news[:count]
 
     def row(self) -> ClockRow | None:
-        """Return what has to be kept now; ``None`` as long as there are news, which a later run must find again."""
+        """Return the clock row to store now, or ``None`` while events are unrecorded.
+
+        A later run then detects these events again.
+        """
         with self._lock:
             row = self._row()
             return None if self._news else row
@@ -194,7 +201,10 @@ class BelievedClock:
             self._stepped(wall_ms - known.wall_ms, wall_ms, boot_ms, was_down=True)
 
     def _read(self) -> tuple[int, int]:
-        """Return the wall and the boot clock of one moment, however busy the machine is."""
+        """Return readings of the wall and the boot clock taken at most 50 ms apart.
+
+        On a busy machine it tries up to 20 times.
+        """
         clock = self._clock
         reads = 0
         while True:
@@ -204,7 +214,7 @@ class BelievedClock:
                 return wall_ms, boot_ms
 
     def _look(self, *, was_down: bool = False) -> int:
-        """Compare the clocks, and return the believed time."""
+        """Compare the clocks and return the believed time."""
         options = self._options
         wall_ms, boot_ms = self._read()
         offset_ms = wall_ms - boot_ms

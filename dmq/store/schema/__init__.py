@@ -1,7 +1,7 @@
-"""Every byte that a store keeps: keys, values, kinds and versions, as pure functions. docs/STORE.md draws the rows.
+"""Binary layout of every row in a store: keys, values, kinds and versions, as pure functions. See docs/STORE.md.
 
-Whoever writes a row asks here for its bytes, and so does whoever reads it: the broker, the spool, the audit, upkeep.
-Values start with a version; a number of a kind or a version is never used for something else.
+Every module that writes or reads a row uses these functions: the broker, the producer store, the trail, recovery.
+Values start with a version. The number of a kind or of a version is never reused.
 """
 
 from __future__ import annotations

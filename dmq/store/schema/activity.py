@@ -1,6 +1,6 @@
-"""What operators changed: rows of the meta family, and the text of the audit event of each.
+"""Operator activities: rows of the meta family, and the JSON text of their audit events.
 
-activity   version 1 | JSON, by the names of the fields of ``Activity`` but its number; empty ones are left out
+activity   version 1 | JSON: the fields of ``Activity`` by name, without its number; empty fields are left out
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _VERSION = bytes((VERSION,))
 
 
 class CallOutcome(StrEnum):
-    """How a call ended."""
+    """Outcome of an operator's call."""
 
     BEGUN = "begun"  # it has not ended yet
     DONE = "done"
     REFUSED = "refused"  # nothing was changed
-    FAILED = "failed"  # a part of it may have been done
-    UNKNOWN = "unknown"  # its caller, or the daemon, was gone before its end: it was done, or a part of it, or nothing
+    FAILED = "failed"  # it may have been done partly
+    UNKNOWN = "unknown"  # its caller or the daemon vanished before its end: it was done fully, partly or not at all
 
 
 class Activity(NamedTuple):
-    """A call that changes something: who made it, of what, why, and how it ended. Times are epoch ms."""
+    """Call of an operator that changes state: caller, target, reason and outcome. Times are epoch ms."""
 
     number: int  # 1, 2, 3, ... in a store
     rpc: str
     began_ms: int
     outcome: CallOutcome
     ended_ms: int = 0
-    key: str = ""  # the access key; empty where there are none
+    key: str = ""  # access key; empty without access control
     address: str = ""
     topic: str = ""
     group: str = ""
@@ -43,12 +43,12 @@ class Activity(NamedTuple):
 
 
 def encode_activity(activity: Activity) -> bytes:
-    """Encode the row of an activity."""
+    """Return the value of an activity's row."""
     return _VERSION + text_of(activity).encode()
 
 
 def decode_activity(number: int, value: bytes) -> Activity:
-    """Undo ``encode_activity``; ``StoreCorrupt`` if it cannot be one."""
+    """Decode the value of an activity's row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         if value[:1] != _VERSION:
             raise ValueError("unknown version")
@@ -69,7 +69,7 @@ def decode_activity(number: int, value: bytes) -> Activity:
 
 
 def text_of(activity: Activity) -> str:
-    """Return an activity as JSON on one line, without its number."""
+    """Return an activity as one line of JSON, without its number."""
     plain = activity._asdict()
     del plain["number"]
     return json.dumps({name: value for name, value in plain.items() if value}, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""What outlives a process of the clocks: how they stood, and steps back whose delays are still to be moved.
+"""Clock state that survives a restart: the last clock reading, and backward steps with delays still to be shifted.
 
     clock      wall_ms 8 | boot_ms 8 | believed offset 8 | unsteady from 8 | flags 1 | trusted offset 8, if flagged
                | boot id
@@ -23,7 +23,7 @@ _MOVE = struct.Struct(">Q16s")
 
 
 class ClockRow(NamedTuple):
-    """What is kept of the clocks: one reading of both, and what was believed then."""
+    """Stored clock state: one reading of the wall clock and the boot clock, and the believed time at that reading."""
 
     wall_ms: int
     boot_ms: int
@@ -32,18 +32,18 @@ class ClockRow(NamedTuple):
     is_steady: bool
     is_held: bool
     boot_id: str
-    trusted_offset_ms: int | None = None  # wall minus boot time when the clock was last steady, if it is not now
+    trusted_offset_ms: int | None = None  # wall minus boot time when the clock was last steady; ``None``: it is steady
 
 
 class Move(NamedTuple):
-    """A step back by ``by_ms`` whose delays are moved; the timeline below ``mark`` was gone through."""
+    """Unfinished correction of delays after a backward clock step of ``by_ms``. The timeline below ``mark`` is done."""
 
     by_ms: int
     mark: int
 
 
 def encode_clock(row: ClockRow) -> bytes:
-    """Encode what is kept of the clocks."""
+    """Return the value of the clock row."""
     flags = _STEADY * row.is_steady | _HELD * row.is_held | _HAS_TRUSTED * (row.trusted_offset_ms is not None)
     head = _ROW.pack(row.wall_ms, row.boot_ms, row.believed_offset_ms, row.unsteady_from_ms, flags)
     trusted = _TRUSTED.pack(row.trusted_offset_ms) if row.trusted_offset_ms is not None else b""
@@ -51,7 +51,7 @@ def encode_clock(row: ClockRow) -> bytes:
 
 
 def decode_clock(value: bytes) -> ClockRow:
-    """Undo ``encode_clock``; ``StoreCorrupt`` if it cannot be one."""
+    """Decode the value of the clock row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         wall_ms, boot_ms, offset_ms, unsteady_ms, flags = _ROW.unpack_from(value)
         at, trusted_ms = _ROW.size, None
@@ -66,12 +66,12 @@ def decode_clock(value: bytes) -> ClockRow:
 
 
 def encode_moves(moves: Iterable[Move]) -> bytes:
-    """Encode the steps that are still to be worked off."""
+    """Return the value of the row of unfinished clock step corrections."""
     return b"".join(_MOVE.pack(each.by_ms, timeline_key(each.mark)) for each in moves)
 
 
 def decode_moves(value: bytes) -> list[Move]:
-    """Read the steps that are still to be worked off; ``StoreCorrupt`` if they cannot be read."""
+    """Decode the row of unfinished clock step corrections; raise ``StoreCorrupt`` if it is invalid."""
     if len(value) % _MOVE.size:
         raise StoreCorrupt(f"the row of steps of the clock has {len(value)} bytes")
     return [Move(by_ms, int.from_bytes(mark, "big")) for by_ms, mark in _MOVE.iter_unpack(value)]

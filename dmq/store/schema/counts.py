@@ -1,11 +1,11 @@
-"""How many entries wait, by scope and minute of delivery: absolute figures, rows of the meta family.
+"""Counts of pending entries by scope and minute of delivery: absolute figures, rows of the meta family.
 
-    hour       the counts of its sixty minutes, of the same width: 1, 2, 4 or 8 bytes, whichever the largest needs
+    hour       the counts of its sixty minutes, all of the same width: 1, 2, 4 or 8 bytes, as the largest requires
     total      count 8
     minute     count 8       in format 1, in place of the hours
 
-A row per minute would be simpler, but a batch of messages that are due all over a day would have as many of them as
-messages.
+A row per minute would be simpler. But a batch of messages with delivery times all over a day would then write nearly
+one count row per message.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _HOURS = {struct.calcsize(width): struct.Struct(width) for width in (">60B", ">6
 
 
 def end_of_minute(at_ms: int) -> int:
-    """Return when the minute ends in which ``at_ms`` lies."""
+    """Return the end, in epoch ms, of the minute that contains ``at_ms``."""
     return (at_ms // BUCKET_MS + 1) * BUCKET_MS
 
 
 class DueCount(NamedTuple):
-    """How many entries of a scope are due within the minute that ends at ``until_ms``."""
+    """Number of entries of a scope that are due within the minute that ends at ``until_ms``."""
 
     until_ms: int
-    count: int  # type: ignore[assignment]  # hides a method of tuples nobody calls
+    count: int  # type: ignore[assignment]  # hides an unused method of tuples
 
 
 def pack_hour(minutes: Sequence[int]) -> bytes:
-    """Return the row of an hour with these counts of its sixty minutes."""
+    """Return the value of an hour's row from the counts of its sixty minutes."""
     most = max(minutes)
     if most < 1 << 8:
         return bytes(minutes)
@@ -43,7 +43,7 @@ def pack_hour(minutes: Sequence[int]) -> bytes:
 
 
 def unpack_hour(value: bytes) -> tuple[int, ...]:
-    """Return the counts of an hour's sixty minutes; ``StoreCorrupt`` for a length that no row has."""
+    """Return the counts of an hour's sixty minutes; raise ``StoreCorrupt`` if the length is invalid."""
     packed = _HOURS.get(len(value))
     if packed is None:
         raise StoreCorrupt(f"the counts of an hour in {len(value)} bytes")
@@ -51,7 +51,7 @@ def unpack_hour(value: bytes) -> tuple[int, ...]:
 
 
 def due_in(key: bytes, value: bytes) -> Iterator[DueCount]:
-    """Return the counts in the row of an hour in the order of time, empty ones left out."""
+    """Yield the nonzero counts in the row of an hour, in order of time."""
     at_ms = hour_of(key) * HOUR_MS
     for count in unpack_hour(value):
         at_ms += BUCKET_MS

@@ -1,4 +1,4 @@
-"""A failure reason inside other values: of a copy's history, and of a hidden lease. Since format 6.
+"""Failure reasons, embedded in other values: the history of a copy, and a hidden lease. Since format 6.
 
 reason     for each of error type, error text, host, client id, address: length 2 | UTF-8
 """
@@ -14,14 +14,14 @@ _LENGTH = struct.Struct(">H")
 
 
 def encode_reason(reason: FailureReason) -> bytes:
-    """Encode a reason that is ``bounded``."""
+    """Encode a reason, which must be ``bounded``."""
     return b"".join(_LENGTH.pack(len(text)) + text for text in map(str.encode, reason))
 
 
 def decode_reason(value: bytes) -> FailureReason:
-    """Undo ``encode_reason``; no bytes are no reason; ``StoreCorrupt`` for anything else.
+    """Decode a reason; empty bytes are an empty reason. Raise ``StoreCorrupt`` if it is invalid.
 
-    Texts that a later version appends are ignored.
+    Fields that a later version appends are ignored.
     """
     texts: list[str] = []
     at = 0

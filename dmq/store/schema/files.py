@@ -1,8 +1,8 @@
-"""Files beside the database, which say what it is and how it was left.
+"""Files next to the database that identify it and record how it was closed.
 
-CELL       JSON: format_version, cell_id, and is_copy of a copy that nobody opened yet
+CELL       JSON: format_version, cell_id, and is_copy in a copy that was never opened
 CLOSED     JSON: files, the names and sizes of the database's
-ADOPTER    of a directory of a spool: the name of the one it is moved to
+ADOPTER    in a producer store's directory: the name of the directory that adopts its entries
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CELL_FILE, CLOSED_FILE, ADOPTER_FILE = "CELL", "CLOSED", "ADOPTER"
 
 
 class Marker(NamedTuple):
-    """Which cell a directory is."""
+    """Content of ``CELL``: identifies the cell of a directory."""
 
     cell_id: str
     is_copy: bool
@@ -31,7 +31,7 @@ def encode_marker(marker: Marker) -> str:
 
 
 def decode_marker(text: str) -> Marker:
-    """Undo ``encode_marker``; raises ``ValueError`` if it cannot be one."""
+    """Decode the text of ``CELL``; raise ``ValueError`` if it is invalid."""
     try:
         plain = json.loads(text)
         return Marker(str(plain["cell_id"]), bool(plain.get("is_copy", False)), int(plain["format_version"]))
@@ -40,12 +40,12 @@ def decode_marker(text: str) -> Marker:
 
 
 def encode_closed(files: Mapping[str, int]) -> str:
-    """Return the text of ``CLOSED``, with the sizes of files by name."""
+    """Return the text of ``CLOSED`` for the file sizes by name."""
     return json.dumps({"files": files})
 
 
 def decode_closed(text: str) -> dict[str, int]:
-    """Undo ``encode_closed``; raises ``ValueError`` if it cannot be one."""
+    """Decode the text of ``CLOSED``; raise ``ValueError`` if it is invalid."""
     try:
         return dict(json.loads(text)["files"])
     except (KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Who a store is: a number and a secret, which no copy of it has.
+"""Identity of a store: a number and a secret that no copy of it shares.
 
 identity   version 1 | number 8 | secret 32 | inode 8 | changed_ns 8      a row of the meta family
 """
@@ -18,39 +18,39 @@ _U64 = 2**64 - 1
 
 
 class Place(NamedTuple):
-    """Which file the marker of a directory is; zeros for a store in memory, and before there is a marker."""
+    """File identity of a directory's marker file. Zeros for a store in memory, and before the marker exists."""
 
     inode: int = 0
     changed_ns: int = 0
 
     @classmethod
     def of(cls, found: os.stat_result) -> Place:
-        """Return that of a file. A copy of a file has another time of its last change, which nobody can set.
+        """Return the identity of a file: its inode and change time. A copy differs: no program can set the change time.
 
-        The number of its device says nothing: some file systems are given another one each time they are mounted.
+        The device number is ignored, since some file systems get another one on each mount.
         """
         return cls(found.st_ino & _U64, found.st_ctime_ns & _U64)
 
 
 class Identity(NamedTuple):
-    """A store's number, its secret, and the marker beside which they were drawn."""
+    """A store's number and secret, with the file identity of its marker when they were generated."""
 
     number: int
     secret: bytes
     place: Place = Place()
 
     def __repr__(self) -> str:
-        """Name the number alone."""
+        """Return the number only, so that the secret never reaches a log."""
         return f"Identity({self.number:016x})"
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """Encode the row."""
+    """Return the value of the identity row."""
     return _ROW.pack(VERSION, identity.number, identity.secret, *identity.place)
 
 
 def decode_identity(value: bytes) -> Identity:
-    """Undo ``encode_identity``; ``StoreCorrupt`` for anything else."""
+    """Decode the value of the identity row; raise ``StoreCorrupt`` if it is invalid."""
     if len(value) != _ROW.size or value[0] != VERSION:
         raise StoreCorrupt(f"the identity of the store has {len(value)} bytes instead of {_ROW.size}, or no version")
     _, number, secret, *place = _ROW.unpack(value)

@@ -1,15 +1,17 @@
-"""Families, and the keys of all but the group family. Fixed width, big-endian: byte order is the order that is meant.
+"""Column families, and the keys of all families except the group family.
+
+Fields have a fixed width and are big-endian, so that byte order equals logical order.
 
     timeline   deliver_at_ms 8 | sequence 8
-               behind all times: bit 1, topic_id bits 21, due ms bits 42 | sequence 8, an entry that is held;
+               after all times: bit 1, topic_id bits 21, due ms bits 42 | sequence 8, a held entry;
                0xff 17 | sequence 8, the body of a half message
-    index      generation 4 | scope 4 | packed message id        generation 0: waits; else finished in that generation
-               generation 4 | scope 4 | own key                  the last holder of a key that is free
+    index      generation 4 | scope 4 | packed message id        generation 0: waiting; else finished in that generation
+               generation 4 | scope 4 | own key                  the last holder of a free key
     queue      topic_id 4 | queue_id 2 | queue_offset 8
     audit      sequence of the block's first event 8
-    meta       one letter of kind, then what it names
+    meta       one letter for the kind | the id or name of the subject
 
-In memory a timeline key is the integer ``deliver_at_ms << 64 | sequence``: marks compare and step as numbers.
+In memory a timeline key is the integer ``deliver_at_ms << 64 | sequence``, so that marks compare and step as numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from enum import IntEnum
 
 from dmq.errors import StoreCorrupt
 
-# 1: counts of what waits in a row per minute.
+# Older formats and their differences. 1: counts of pending entries in one row per minute.
 # 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
-# Also in 2: no row of the clocks, ids aged by wall time.
-# 3: no schedules of recurring messages, nothing held, and no message says after which time it is not to be delivered.
+# Also in 2: no clock row, message ids aged by wall time.
+# 3: no schedules of recurring messages, no held entries, no message expiry.
 # 4: no own keys.
-# 5: no reasons of failures.
+# 5: no failure reasons.
 FORMAT_VERSION = 6
 
 _TIMELINE = struct.Struct(">QQ")
@@ -35,18 +37,18 @@ _HOUR = struct.Struct(">cIQ")
 _META_TOTAL = struct.Struct(">cI")
 _HALF_SCOPE = 0x8000_0000
 _RECURRING_SCOPE = 0x4000_0000
-_HELD_MS_BITS = 42  # until the year 2109; what is due later lies under the last of them
+_HELD_MS_BITS = 42  # until the year 2109; later due times are stored as the last one
 _HELD_TOPIC_BITS = 21
 _HELD = 1 << 63
 
-OWN_KEY_SCOPE = 0x2000_0000  # the bit in scopes of last holders of own keys
+OWN_KEY_SCOPE = 0x2000_0000  # bit set in scopes of last holders of own keys
 WAITING_GENERATION = 0
-TIMELINE_END = b"\xff" * 17  # behind every time and every held entry; bodies of half messages follow
-HELD_BEGIN = _HELD.to_bytes(8, "big") + bytes(8)  # behind every time; held entries follow
+TIMELINE_END = b"\xff" * 17  # after every time and every held entry; bodies of half messages follow
+HELD_BEGIN = _HELD.to_bytes(8, "big") + bytes(8)  # after every time; held entries follow
 HELD_TOPIC_ID_MAX = (1 << _HELD_TOPIC_BITS) - 1
 TIMELINE_KEY_BYTES, QUEUE_KEY_BYTES, INDEX_PREFIX_BYTES = _TIMELINE.size, _QUEUE.size, _INDEX.size
 
-# Keys of one row.
+# Keys of single rows.
 META_FORMAT = b"F"
 META_BOOT = b"B"
 META_SEQUENCE = b"S"
@@ -56,36 +58,36 @@ META_GENERATION = b"G"
 META_CLOSED = b"X"
 META_IDENTITY = b"I"
 META_CLOCK = b"C"  # one reading of the clocks
-META_MOVES = b"M"  # steps back whose delays are being moved
-META_QUOTAS = b"Q"  # the limits of keys and addresses
-META_BORDER = b"W"  # what the forwarder left in doubt
-META_LEDGER_HEAD = b"U"  # since when there is a ledger
-META_BYTES_HEAD = b"Z"  # since when bytes that wait are counted
-# First letters of the keys of many.
-META_HOUR = b"m"  # how many entries of a scope are due in each minute of an hour
-META_MINUTE = b"c"  # the same by the minute, in format 1
-META_TOTAL = b"t"  # how many entries of a scope wait
-META_LEDGER = b"u"  # what became of messages; right behind the totals, so that one scan sees both at one instant
+META_MOVES = b"M"  # unfinished corrections after backward clock steps
+META_QUOTAS = b"Q"  # limits of access keys and addresses
+META_BORDER = b"W"  # whether forwarding left messages in doubt
+META_LEDGER_HEAD = b"U"  # start of the ledger
+META_BYTES_HEAD = b"Z"  # start of counting pending bytes
+# First letters of the keys of kinds with many rows.
+META_HOUR = b"m"  # counts of a scope's due entries for each minute of an hour
+META_MINUTE = b"c"  # the same for one minute, in format 1
+META_TOTAL = b"t"  # number of pending entries of a scope
+META_LEDGER = b"u"  # ledger; directly after the totals, so that one scan reads both at one instant
 META_NAME = b"n"  # a topic, a group or a lane
-META_SETTINGS = b"p"  # of a topic or a group
-META_HOLDS = b"h"  # what kinds of messages a topic took
-META_BEGIN = b"b"  # where a queue begins, once something was removed from its front
+META_SETTINGS = b"p"  # settings of a topic or a group
+META_HOLDS = b"h"  # kinds of messages that a topic has accepted
+META_BEGIN = b"b"  # first offset of a queue, once messages were removed from its front
 META_BOUND = b"f"  # the offset below which forwarding may have begun, of a queue that is not being forwarded
-META_PROCEDURE = b"k"  # what an operator ordered and takes many units
-META_RESET = b"e"  # the last epoch before a group was reset on a topic: handles up to it are void
-META_JOB = b"j"  # on dead letters
-META_ACTIVITY = b"a"  # what an operator changed
-META_SCHEDULE = b"r"  # of a recurring message
-META_PROGRESS = b"s"  # how far a schedule is
-META_RECURRING = b"y"  # what a schedule sends
-META_OWN_KEY = b"x"  # which message of a topic waits under a key of its sender
-META_HELD = b"v"  # how many entries of a topic are held
-META_BYTES = b"z"  # how many bytes of a scope wait
-META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
+META_PROCEDURE = b"k"  # an operator's procedure, which needs many units
+META_RESET = b"e"  # reset epoch of a group on a topic: handles up to it are void
+META_JOB = b"j"  # a redrive or purge of dead letters
+META_ACTIVITY = b"a"  # an operator's activity
+META_SCHEDULE = b"r"  # schedule of a recurring message
+META_PROGRESS = b"s"  # progress of a schedule
+META_RECURRING = b"y"  # message that a schedule sends
+META_OWN_KEY = b"x"  # pending message of a topic under a sender's own key
+META_HELD = b"v"  # number of held entries of a topic
+META_BYTES = b"z"  # number of pending bytes of a scope
+META_SPOOL_TOTAL = b"w"  # a producer store's totals of a type; never in a daemon's store
 
 
 class Family(IntEnum):
-    """Column families; the number is the index of its handle, the name is its name on disk in lower case."""
+    """Column families. The number is the index of the family's handle; the lower-case name is its name on disk."""
 
     META = 0
     TIMELINE = 1
@@ -96,17 +98,17 @@ class Family(IntEnum):
 
 
 def timeline_mark(deliver_at_ms: int, sequence: int) -> int:
-    """Return the number of a timeline key."""
+    """Return a timeline key as a number."""
     return deliver_at_ms << 64 | sequence
 
 
 def sequence_of(mark: int) -> int:
-    """Return the sequence in the number of a timeline key."""
+    """Return the sequence of a timeline key that is given as a number."""
     return mark & 2**64 - 1
 
 
 def timeline_key(mark: int) -> bytes:
-    """Return the bytes of a timeline key."""
+    """Return the bytes of a timeline key that is given as a number."""
     return mark.to_bytes(16, "big")
 
 
@@ -120,7 +122,7 @@ pack_pair = _TIMELINE.pack
 
 
 def unpack_u64(value: bytes) -> int:
-    """Return the number in an eight-byte value; ``StoreCorrupt`` for another length."""
+    """Return the number in an eight-byte value; raise ``StoreCorrupt`` for another length."""
     if len(value) != 8:
         raise StoreCorrupt(f"a figure of {len(value)} bytes instead of 8")
     number: int = _U64.unpack(value)[0]
@@ -128,7 +130,7 @@ def unpack_u64(value: bytes) -> int:
 
 
 def unpack_pair(value: bytes) -> tuple[int, int]:
-    """Return the two numbers in a sixteen-byte value; ``StoreCorrupt`` for another length."""
+    """Return the two numbers in a sixteen-byte value; raise ``StoreCorrupt`` for another length."""
     if len(value) != 16:
         raise StoreCorrupt(f"a pair of figures of {len(value)} bytes instead of 16")
     first, second = _TIMELINE.unpack(value)
@@ -136,63 +138,64 @@ def unpack_pair(value: bytes) -> tuple[int, int]:
 
 
 def unpack_mark(value: bytes) -> int:
-    """Return the number of a timeline key that was kept as a figure; ``StoreCorrupt`` if it cannot be one."""
+    """Return the number of a timeline key that is stored as a value; raise ``StoreCorrupt`` for another length."""
     return timeline_mark(*unpack_pair(value))
 
 
 def held_mark(topic_id: int, mark: int) -> int:
-    """Return the number of the key under which what was due under ``mark`` lies while its topic holds it.
+    """Return the key number of a held entry that was due under ``mark``.
 
-    ``topic_id`` is at most ``HELD_TOPIC_ID_MAX``. A topic's lie together, in the order in which they were due.
+    ``topic_id`` is at most ``HELD_TOPIC_ID_MAX``. Held entries of a topic are adjacent, in the order of their due
+    times.
     """
     due_ms = min(mark >> 64, (1 << _HELD_MS_BITS) - 1)
     return timeline_mark(_HELD | topic_id << _HELD_MS_BITS | due_ms, sequence_of(mark))
 
 
 def held_range(topic_id: int) -> tuple[bytes, bytes]:
-    """Return the timeline range of what a topic holds."""
+    """Return the timeline range of a topic's held entries."""
     start = _HELD | topic_id << _HELD_MS_BITS
     stop = start + (1 << _HELD_MS_BITS)
     return timeline_key(timeline_mark(start, 0)), timeline_key(stop << 64) if stop < 1 << 64 else TIMELINE_END
 
 
 def is_held_key(key: bytes) -> bool:
-    """Say whether a timeline key is that of an entry that is held."""
+    """Return True if a timeline key is that of a held entry."""
     return key >= HELD_BEGIN and len(key) == TIMELINE_KEY_BYTES
 
 
 def held_topic_id(key: bytes) -> int:
-    """Return the topic in the key of an entry that is held."""
+    """Return the topic id in the key of a held entry."""
     return (int.from_bytes(key[:8], "big") & ~_HELD) >> _HELD_MS_BITS
 
 
 def half_scope(topic_id: int) -> int:
-    """Return the scope of a topic's half messages; ids of names are far smaller."""
+    """Return the scope of a topic's half messages. Name ids are far below the bit it sets."""
     return topic_id | _HALF_SCOPE
 
 
 def twin_scope(scope: int) -> int:
-    """Return the scope of a topic's half messages for the topic's own scope, and the reverse. The former is larger."""
+    """Convert between a topic's own scope and the scope of its half messages, which is the larger one."""
     return scope ^ _HALF_SCOPE
 
 
 def recurring_scope(topic_id: int) -> int:
-    """Return the scope of the schedules of a topic; ids of names are far smaller."""
+    """Return the scope of a topic's schedules. Name ids are far below the bit it sets."""
     return topic_id | _RECURRING_SCOPE
 
 
 def topic_of_scope(scope: int) -> int:
-    """Return the id of the topic, or of the group, that a scope belongs to."""
+    """Return the topic or group id of a scope."""
     return scope & ~(_HALF_SCOPE | _RECURRING_SCOPE | OWN_KEY_SCOPE)
 
 
 def half_body_key(sequence: int) -> bytes:
-    """Return the timeline key of the body of a half message, which lies behind everything that has a time."""
+    """Return the timeline key of the body of a half message. It sorts after every key with a time."""
     return TIMELINE_END + _U64.pack(sequence)
 
 
 def is_half_body_key(key: bytes) -> bool:
-    """Say whether a timeline key is that of a half message's body."""
+    """Return True if a timeline key is that of a half message's body."""
     return len(key) == len(TIMELINE_END) + 8 and key.startswith(TIMELINE_END)
 
 
@@ -207,72 +210,72 @@ def index_place(key: bytes) -> tuple[int, int]:
 
 
 def generation_range(first: int, last: int) -> tuple[bytes, bytes]:
-    """Return the index range of generations ``first`` up to, not including, ``last``."""
+    """Return the index range of generations ``first`` (inclusive) to ``last`` (exclusive)."""
     return first.to_bytes(4, "big"), last.to_bytes(4, "big")
 
 
 def waiting_range(scope: int) -> tuple[bytes, bytes]:
-    """Return the index range of all that waits of a scope."""
+    """Return the index range of a scope's waiting entries."""
     return _INDEX.pack(WAITING_GENERATION, scope), _INDEX.pack(WAITING_GENERATION, scope + 1)
 
 
 def meta_range(letter: bytes) -> tuple[bytes, bytes]:
-    """Return the range of all rows of a kind that has many."""
+    """Return the range of all meta rows of a kind."""
     return letter, bytes((letter[0] + 1,))
 
 
 def meta_id(key: bytes) -> int:
-    """Return the id that follows the letter in a key: of a name, a type or a scope."""
+    """Return the id after the kind letter in a meta key: the id of a name, a type or a scope."""
     return int.from_bytes(key[1:5], "big")
 
 
 def hour_key(scope: int, hour: int) -> bytes:
-    """Return the meta key of how many entries of ``scope`` are due in each minute of an hour since 1970."""
+    """Return the meta key of a scope's due counts per minute in one hour, numbered from 1970."""
     return _HOUR.pack(META_HOUR, scope, hour)
 
 
 def hour_range(scope: int, first: int, last: int) -> tuple[bytes, bytes]:
-    """Return the range of a scope's hours ``first`` up to, not including, ``last``."""
+    """Return the range of a scope's hours ``first`` (inclusive) to ``last`` (exclusive)."""
     return _HOUR.pack(META_HOUR, scope, first), _HOUR.pack(META_HOUR, scope, last)
 
 
 def hour_of(key: bytes) -> int:
-    """Return the number of the hour in its key."""
+    """Return the hour number in the key of an hour's row."""
     return int.from_bytes(key[5:13], "big")
 
 
 def total_key(scope: int) -> bytes:
-    """Return the meta key of how many entries of ``scope`` wait."""
+    """Return the meta key of the number of pending entries of ``scope``."""
     return _META_TOTAL.pack(META_TOTAL, scope)
 
 
 def bytes_key(scope: int) -> bytes:
-    """Return the meta key of how many bytes of ``scope`` wait."""
+    """Return the meta key of the number of pending bytes of ``scope``."""
     return _META_TOTAL.pack(META_BYTES, scope)
 
 
 def held_key(topic_id: int) -> bytes:
-    """Return the meta key of how many entries of a topic are held."""
+    """Return the meta key of the number of held entries of a topic."""
     return META_HELD + topic_id.to_bytes(4, "big")
 
 
 def name_key(name_id: int) -> bytes:
-    """Return the meta key of a topic's or group's record."""
+    """Return the meta key of the record of a topic, a group or a lane."""
     return META_NAME + name_id.to_bytes(4, "big")
 
 
 def settings_key(name_id: int) -> bytes:
-    """Return the meta key of a topic's or group's settings."""
+    """Return the meta key of the settings of a topic or a group."""
     return META_SETTINGS + name_id.to_bytes(4, "big")
 
 
 def holds_key(topic_id: int) -> bytes:
-    """Return the meta key of what kinds of messages a topic took."""
+    """Return the meta key of the kinds of messages that a topic has accepted."""
     return META_HOLDS + topic_id.to_bytes(4, "big")
 
 
 def begin_key(topic_id: int, queue_id: int) -> bytes:
-    """Return the meta key of where a queue begins, once something was removed from its front."""
+    """Return the meta key of a queue's first offset. The row exists once messages were removed from its front."""
     return META_BEGIN + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
 
 
@@ -282,30 +285,30 @@ def bound_key(topic_id: int, queue_id: int) -> bytes:
 
 
 def queue_of_begin(key: bytes) -> tuple[int, int]:
-    """Return the topic and the queue in the meta key of where a queue begins."""
+    """Return the topic id and queue id in the meta key of a queue's first offset."""
     return meta_id(key), int.from_bytes(key[5:7], "big")
 
 
 def procedure_key(topic_id: int, group_id: int) -> bytes:
-    """Return the meta key of a procedure that an operator ordered; an id may be 0."""
+    """Return the meta key of a procedure. One of the ids may be 0."""
     return META_PROCEDURE + topic_id.to_bytes(4, "big") + group_id.to_bytes(4, "big")
 
 
 def reset_key(group_id: int, topic_id: int) -> bytes:
-    """Return the meta key of the last epoch before a group was reset on a topic: handles up to it are void."""
+    """Return the meta key of a group's reset epoch on a topic: receipt handles up to that epoch are void."""
     return META_RESET + group_id.to_bytes(4, "big") + topic_id.to_bytes(4, "big")
 
 
 def reset_range(group_id: int) -> tuple[bytes, bytes]:
-    """Return the range of the resets of a group."""
+    """Return the range of all reset epochs of a group."""
     return reset_key(group_id, 0), reset_key(group_id + 1, 0)
 
 
 def job_key(job_id: int) -> bytes:
-    """Return the meta key of a job on dead letters."""
+    """Return the meta key of a dead-letter job."""
     return META_JOB + job_id.to_bytes(8, "big")
 
 
 def activity_key(number: int) -> bytes:
-    """Return the meta key of what an operator changed."""
+    """Return the meta key of an operator activity."""
     return META_ACTIVITY + number.to_bytes(8, "big")

@@ -1,4 +1,4 @@
-"""The limits of keys and addresses that operators set: one row of the meta family.
+"""Limits of access keys and addresses, set by operators: one row of the meta family.
 
 limits     version 1 | JSON: a list of kind and name of the holder, quota, limit
 """
@@ -14,7 +14,7 @@ _VERSION = bytes((VERSION,))
 
 
 class Limit(NamedTuple):
-    """What one holder, a key or an address, may have of something."""
+    """Limit of one quota for one holder: an access key or an address."""
 
     kind: str
     name: str
@@ -23,12 +23,12 @@ class Limit(NamedTuple):
 
 
 def encode_limits(limits: Iterable[Limit]) -> bytes:
-    """Encode the limits that are set."""
+    """Return the value of the limits row."""
     return _VERSION + json.dumps(list(limits)).encode()
 
 
 def decode_limits(value: bytes) -> Iterator[Limit]:
-    """Undo ``encode_limits``; raises ``ValueError`` if it cannot be one."""
+    """Decode the limits row; raise ``ValueError`` if it is invalid."""
     if value[:1] != _VERSION:
         raise ValueError("the limits of keys and addresses are of an unknown version")
     for kind, name, quota, limit in json.loads(value[1:]):

@@ -1,16 +1,16 @@
-"""Rows of topics, consumer groups and retry lanes: all of them have an id, shared by all and never used again.
+"""Rows of topics, consumer groups and retry lanes. Their ids come from one number space and are never reused.
 
     record     version 1 | kind 1 | queues 2 | created_at_ms 8 | name
                                                                | group id 4 | topic id 4      of a retry lane
-               version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of what was removed: its name outlives it
-    settings   version 1 | JSON: policy, is_fifo, retries, stay,         of a group, under a key of its own; what comes
-                                 paused_since_ms, deliver_rate           after is_fifo is left out where it was not set
-               version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread,   of a topic, the same; without it the
-                                 paused_since_ms, deliver_rate,          topic is mixed, what is not said is left out
+               version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of a removed name, which is kept
+    settings   version 1 | JSON: policy, is_fifo, retries, stay,         of a group, under a separate key; unset fields
+                                 paused_since_ms, deliver_rate           after is_fifo are left out
+               version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread,   of a topic, under the same key;
+                                 paused_since_ms, deliver_rate,          no type: mixed; unset fields are left out
                                  max_pending, max_pending_bytes, send_rate
-    holds      bits 1: PLAIN, GROUPED                                    of a topic, under a key of its own
+    holds      bits 1: PLAIN, GROUPED                                    of a topic, under a separate key
 
-A lane has no name of its own, it goes by that of its group; the name of one that was removed is empty.
+A lane is identified by its group and topic, and its record has no name. The record of a removed lane has an empty name.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LATER_KEYS = ("retries", "stay", "paused_since_ms", "deliver_rate")
 
 
 class NameKind(IntEnum):
-    """Whose a record is."""
+    """Kind of a named object."""
 
     TOPIC = 1
     GROUP = 2
     LANE = 3
-    REMOVED = 4  # in front of the kind that it had
+    REMOVED = 4  # precedes the kind of the removed object
 
 
 class NameRecord(NamedTuple):
-    """What is kept of a topic, a group or a lane."""
+    """Stored record of a topic, a group or a lane."""
 
     kind: NameKind  # never REMOVED
     queues: int
@@ -57,10 +57,10 @@ class NameRecord(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """How long a topic keeps what is in its queues; of a topic, ``None`` is what the configuration says.
+    """Retention of a topic's queues. A field that is ``None`` uses the configured value.
 
-    A message is removed once it is older than ``time_ms``, or the topic larger than ``size_bytes``; 0 is no bound.
-    With ``unread`` it stays for all that while a group that is known there has not read it.
+    A message is removed once it is older than ``time_ms``, or while the topic is larger than ``size_bytes``; 0 is no
+    bound. If ``unread`` is set, messages not yet read by a known group are kept nevertheless.
     """
 
     time_ms: int | None = None
@@ -68,7 +68,7 @@ class Keep(NamedTuple):
     unread: bool | None = None
 
     def over(self, other: Keep) -> Keep:
-        """Return what counts where this is said, and else ``other``."""
+        """Return this retention with unset fields filled from ``other``."""
         return Keep(
             self.time_ms if self.time_ms is not None else other.time_ms,
             self.size_bytes if self.size_bytes is not None else other.size_bytes,
@@ -77,7 +77,7 @@ class Keep(NamedTuple):
 
     @property
     def bounds(self) -> bool:
-        """Whether anything is ever removed."""
+        """Whether age or size limits are set, so that messages can be removed."""
         return bool(self.time_ms or self.size_bytes)
 
 
@@ -85,10 +85,10 @@ AS_CONFIGURED = Keep()
 
 
 class TopicQuotas(NamedTuple):
-    """What may be sent to a topic; of a topic, ``None`` is what the configuration says. 0 is no bound.
+    """Send quotas of a topic. A field that is ``None`` uses the configured value; 0 is no bound.
 
-    ``max_pending`` messages may wait for their time, or for the end of their transaction, and ``max_pending_bytes`` of
-    them; ``send_rate`` messages may be sent in a second.
+    ``max_pending`` bounds messages that await their delivery time or the end of their transaction.
+    ``max_pending_bytes`` bounds their total size. ``send_rate`` is in messages per second.
     """
 
     max_pending: int | None = None
@@ -96,7 +96,7 @@ class TopicQuotas(NamedTuple):
     send_rate: int | None = None
 
     def over(self, other: TopicQuotas) -> TopicQuotas:
-        """Return what counts where this is said, and else ``other``."""
+        """Return these quotas with unset fields filled from ``other``."""
         said = (own if own is not None else theirs for own, theirs in zip(self, other, strict=True))
         return TopicQuotas(*said)
 
@@ -105,9 +105,9 @@ NO_QUOTAS = TopicQuotas()
 
 
 class TopicSettings(NamedTuple):
-    """``message_type`` is the only one the topic takes; ``None``: it takes them all.
+    """Settings of a topic. ``message_type`` is the only accepted type; ``None`` accepts all types.
 
-    ``deliver_rate`` is how many delayed messages may go to its queues in a second; ``None``: any number.
+    ``deliver_rate`` is the limit of delayed messages delivered per second; ``None`` is no limit.
     """
 
     message_type: MessageType | None = None
@@ -121,7 +121,7 @@ MIXED = TopicSettings()
 
 
 def encode_name(record: NameRecord) -> bytes:
-    """Encode the record of a name."""
+    """Return the value of a name's record."""
     kind, rest = record.kind, record.name.encode()
     if record.is_removed:
         kind, rest = NameKind.REMOVED, bytes((kind,)) + rest
@@ -131,7 +131,7 @@ def encode_name(record: NameRecord) -> bytes:
 
 
 def decode_name(name_id: int, value: bytes) -> NameRecord:
-    """Undo ``encode_name``; ``StoreCorrupt``, which names the id, if it cannot be one."""
+    """Decode the record of a name; raise ``StoreCorrupt``, with the id in its text, if it is invalid."""
     if len(value) < _RECORD.size or value[0] != VERSION:
         raise StoreCorrupt(f"the record of name {name_id} cannot be read")
     _, kind, queues, created_at_ms = _RECORD.unpack_from(value)
@@ -150,7 +150,7 @@ def decode_name(name_id: int, value: bytes) -> NameRecord:
 
 
 def encode_topic_settings(settings: TopicSettings) -> bytes:
-    """Return the value of the settings' row: a version, and JSON in which what is not said is left out."""
+    """Return the value of a topic's settings row: a version and JSON without unset fields."""
     plain: dict[str, object] = {"type": settings.message_type.name} if settings.message_type is not None else {}
     flow = settings.paused_since_ms, settings.deliver_rate
     said = zip((*_KEEP_KEYS, *_FLOW_KEYS, *_QUOTA_KEYS), (*settings.keep, *flow, *settings.quotas), strict=True)
@@ -159,7 +159,7 @@ def encode_topic_settings(settings: TopicSettings) -> bytes:
 
 
 def decode_topic_settings(value: bytes) -> TopicSettings:
-    """Undo ``encode_topic_settings``; raises ``ValueError`` for what cannot be read."""
+    """Decode a topic's settings row; raise ``ValueError`` if it is invalid."""
     plain = _settings(value)
     if not isinstance(plain, Mapping) or plain.get("type", "NORMAL") not in MessageType.__members__:
         raise ValueError("no such message type")
@@ -179,9 +179,9 @@ def _is_bound(value: object) -> bool:
 
 
 class GroupSettings(NamedTuple):
-    """The settings of a group, each of them ``None`` where nothing was set.
+    """Settings of a group; ``None`` is unset.
 
-    ``stay`` is of the forwarder only: the topics that the run before kept from it, as they are written.
+    ``stay`` is used only by the forwarder: the topics excluded from forwarding in the last run, as configured.
     """
 
     policy: RetryPolicy | None = None
@@ -189,11 +189,11 @@ class GroupSettings(NamedTuple):
     retries: str | None = None  # in front of a cluster: "here" or "cluster"
     stay: str | None = None
     paused_since_ms: int | None = None
-    deliver_rate: int | None = None  # messages a second that are handed out to it
+    deliver_rate: int | None = None  # messages handed out per second
 
 
 def encode_group_settings(settings: GroupSettings) -> bytes:
-    """Encode the settings of a group."""
+    """Return the value of a group's settings row."""
     policy = settings.policy
     plain = {"policy": to_plain(policy) if policy is not None else None, "is_fifo": settings.is_fifo}
     plain |= {key: value for key, value in settings._asdict().items() if key in _LATER_KEYS and value is not None}
@@ -201,7 +201,7 @@ def encode_group_settings(settings: GroupSettings) -> bytes:
 
 
 def decode_group_settings(value: bytes) -> GroupSettings:
-    """Undo ``encode_group_settings``; raises ``ValueError`` for what cannot be read."""
+    """Decode a group's settings row; raise ``ValueError`` if it is invalid."""
     try:
         plain = _settings(value)
         policy = from_plain(plain["policy"]) if plain["policy"] is not None else None
@@ -217,12 +217,12 @@ def _settings(value: bytes) -> Any:  # noqa: ANN401 - whatever JSON is there
 
 
 def encode_holds(holds: int) -> bytes:
-    """Encode what kinds of messages a topic took."""
+    """Encode the kinds of messages that a topic has accepted, as bits."""
     return bytes((holds,))
 
 
 def decode_holds(topic_id: int, value: bytes) -> int:
-    """Undo ``encode_holds``; ``StoreCorrupt``, which names the id, if it cannot be one."""
+    """Decode the kinds of messages that a topic has accepted; raise ``StoreCorrupt``, with the id, if invalid."""
     if len(value) != 1:
         raise StoreCorrupt(f"what topic {topic_id} holds cannot be read")
     return value[0]

@@ -1,7 +1,7 @@
-"""What operators ordered and what goes on after a restart: rows of the meta family.
+"""Operator orders that resume after a restart: rows of the meta family.
 
 procedure  version 1 | JSON: first and end, lists of offsets per queue, of a reset only
-job        JSON, by the names of the fields of ``Job``
+job        JSON: the fields of ``Job`` by name
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _Kind = TypeVar("_Kind")
 
 
 class Procedure(NamedTuple):
-    """Remove topic (no group id) or group (no topic id), or let the group go on from ``first`` having left ``end``."""
+    """Removal of a topic (group id 0) or a group (topic id 0), or a reset of the group on the topic.
+
+    A reset moves the group's position on each queue to ``first``; the topic's queues ended at ``end``.
+    """
 
     topic_id: int
     group_id: int
@@ -30,18 +33,18 @@ class Procedure(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """That of its row."""
+        """Key of the procedure's row."""
         return procedure_key(self.topic_id, self.group_id)
 
 
 def encode_procedure(procedure: Procedure) -> bytes:
-    """Encode the row of a procedure."""
+    """Return the value of a procedure's row."""
     plain = {"first": procedure.first, "end": procedure.end} if procedure.first else {}
     return _VERSION + json.dumps(plain).encode()
 
 
 def decode_procedure(key: bytes, value: bytes) -> Procedure:
-    """Undo ``encode_procedure``; ``StoreCorrupt`` if it cannot be one."""
+    """Decode a procedure's row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         if value[:1] != _VERSION:
             raise ValueError("unknown version")
@@ -53,7 +56,7 @@ def decode_procedure(key: bytes, value: bytes) -> Procedure:
 
 
 def encode_job(job: Job) -> bytes:
-    """Return ``job`` as JSON."""
+    """Return the value of a job's row, as JSON."""
     plain = asdict(job)
     chosen = plain["filter"] | {"reasons": frozenset(reason or 0 for reason in job.filter.reasons)}
     plain["filter"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in chosen.items()}
@@ -61,7 +64,7 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(value: bytes) -> Job:
-    """Undo ``encode_job``; ``ValueError`` for what is none."""
+    """Decode a job's row; raise ``ValueError`` if it is invalid."""
     try:
         plain = json.loads(value)
         return Job(
@@ -70,7 +73,7 @@ def decode_job(value: bytes) -> Job:
             group=_read(plain, "group", str),
             filter=_filter_of(plain["filter"]),
             to_topic=_read(plain, "to_topic", str),
-            # One that was started before there was a choice goes on as it was started.
+            # A job from before this option resumes with the behaviour of that time.
             all_groups=_read(plain, "all_groups", bool) if "all_groups" in plain else plain["kind"] == JobKind.REDRIVE,
             why=_read(plain, "why", str),
             rate_per_s=_read(plain, "rate_per_s", float, int),

@@ -1,11 +1,11 @@
-"""The audit outbox: events leave with the batch that made them true, one row per batch.
+"""The audit outbox: each batch writes the events of its changes as one row.
 
     block      version 1 | boot 4 | at_ms 8 | count 4 | records
     record     length 2 (of the event) | entry sequence 8 | queue offset 8 | event
 
-The row's key is the sequence of its first event, so sequences have no gaps and a row covers ``[key, key + count)``.
-What only the writer knows (the entry's sequence, the queue offset, when it was committed, in which run of the daemon)
-is in the block; the event is opaque here, ``dmq.trail`` reads and writes it. All-ones means "not applicable".
+The row's key is the sequence of its first event. Sequences have no gaps, and a row covers ``[key, key + count)``. The
+block has the facts that only the writer can add: entry sequence, queue offset, commit time and run of the daemon. The
+event is opaque here; ``dmq.trail`` encodes and decodes it. All-ones means "not applicable".
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ unpack_record_head = _RECORD.unpack_from
 
 
 class OutboxState(NamedTuple):
-    """Absolute figures of the outbox, kept in the meta family."""
+    """Absolute figures of the outbox, stored in the meta family."""
 
-    first_sequence: int  # of the oldest row that is still there
+    first_sequence: int  # of the oldest stored row
     next_sequence: int
     stored_bytes: int  # values only
-    lost: int = 0  # events cut before they were exported, ever
+    lost: int = 0  # total events cut before they were exported
 
 
 class BlockHead(NamedTuple):
-    """What all events of a row share, and how many they are."""
+    """Head of an outbox row: the facts common to its events, and their number."""
 
     boot: int
     committed_at_ms: int
@@ -49,7 +49,7 @@ class BlockHead(NamedTuple):
 
 
 class OutboxRecord(NamedTuple):
-    """One event as it stands in the outbox."""
+    """One event of the outbox."""
 
     sequence: int
     boot: int
@@ -60,17 +60,17 @@ class OutboxRecord(NamedTuple):
 
 
 def encode_block(boot: int, at_ms: int, count: int, records: list[bytes]) -> bytes:
-    """Encode one row; ``records`` alternates record heads and events."""
+    """Return the value of one row; ``records`` alternates record heads and events."""
     return _BLOCK.pack(VERSION, boot, at_ms, count) + b"".join(records)
 
 
 def block_count(value: bytes) -> int:
-    """Return how many events a row holds; ``StoreCorrupt`` if it has no head."""
+    """Return the number of events in a row; raise ``StoreCorrupt`` if its head is invalid."""
     return _block_head(value)[3]
 
 
 def block_head(value: bytes) -> BlockHead:
-    """Return what a row says of all its events; ``StoreCorrupt`` if it has no head."""
+    """Return the head of a row; raise ``StoreCorrupt`` if it is invalid."""
     return BlockHead(*_block_head(value)[1:])
 
 
@@ -84,7 +84,7 @@ def _block_head(value: bytes) -> tuple[int, int, int, int]:
 
 
 def decode_block(key: bytes, value: bytes) -> Iterator[OutboxRecord]:
-    """Yield the records of a row; ``StoreCorrupt`` if its lengths do not add up."""
+    """Yield the records of a row; raise ``StoreCorrupt`` if the lengths do not add up."""
     _, boot, at_ms, count = _block_head(value)
     first = int.from_bytes(key, "big")
     at = _BLOCK.size
@@ -101,12 +101,12 @@ def decode_block(key: bytes, value: bytes) -> Iterator[OutboxRecord]:
 
 
 def encode_state(state: OutboxState) -> bytes:
-    """Encode the figures; the last one only once there is something to tell."""
+    """Return the value of the figures. ``lost`` is left out while it is 0."""
     return _STATE_WITH_LOST.pack(*state) if state.lost else _STATE.pack(*state[:3])
 
 
 def decode_state(value: bytes | None) -> OutboxState:
-    """Decode the figures; none yet means an empty outbox; ``StoreCorrupt`` for another length."""
+    """Decode the figures; ``None`` is an empty outbox. Raise ``StoreCorrupt`` for another length."""
     if value is None:
         return OutboxState(1, 1, 0)
     for layout in (_STATE, _STATE_WITH_LOST):

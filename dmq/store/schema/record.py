@@ -3,7 +3,7 @@
     waiting entry (timeline)                              queued message (queue)
     0  version 1                                          0  version 1
     1  kind 1                                             1  flags 1 (1: has a history)
-    2  retry count 2, of a delayed send its queue         2  attempts before 2
+    2  retry count 2; of a delayed send its queue         2  attempts before 2
     4  topic id 4                                         4  stored_at_ms 8
     8  scope 4                                            12 deliver_at_ms 8 (0: was not delayed)
     12 deliver_at_ms 8 (the true one)                     20 body
@@ -16,26 +16,26 @@
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
                | epoch 8, if the highest bit of the reason is set: copies of format 2 and older have none
                | length 2 | failure reason, if the next bit is set: since format 6
-               of a copy that a group failed: where the message first lay, since when it was visible there, how it went,
-               and which hand-out it was that failed last
-    terms      deliver_at_ms 8 | delay_ms 8           of a half message: when it is due once it is committed; 0: no such
+               of a retry copy: the place of the original, the time it became visible there, its failures, and the
+               hand-out that failed last
+    terms      deliver_at_ms 8 | delay_ms 8           of a half message: its due time once committed; 0: unset
     vigil      terms 16 | waited_ms 8 | unasked 2 | payload bytes 4
-               of a half message whose body has a row of its own: how long it waited in all once it is due, and how many
-               looks in a row found no producer to ask
-    half body (timeline, behind all times)                version 1 | body
+               of a half message whose body is a separate row: the total waiting time at its next check, and the number
+               of consecutive checks that found no producer
+    half body (timeline, after all times)                 version 1 | body
     body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
     with a tag of more than 255 bytes, since format version 3:
                0 | id length 1 | message group length 1 | tag length 2 | id | tag | message group | wire message
-               no id is empty, so the first byte tells the two apart
-    that is not to be delivered after some time, since format version 4:
+               no id is empty, so the first byte distinguishes the two
+    with an expiry, since format version 4:
                0 | 0 | not_after_ms 8 | one of the two above
-    that has an own key, since format version 5, as long as it waits:
+    with an own key, since format version 5, while the message is pending:
                0 | 0 | flags and not_after_ms 8 (0: none) | length of the key 1 | key | one of the first two
-               flags are the highest bits: 1 there is a key, always; 2 what waits under it was to stay
+               flags are the highest bits: 1 has a key, always; 2 a pending message under the key is kept
 
-The two message values share what follows on their heads, so a hand-over copies it without looking inside.
+The body is the same in both values, so a hand-over copies it without decoding.
 
-A delayed send was not tried yet: in the place of its retry count is the queue that its sender chose, plus 1; else 0.
+A delayed send has no attempts yet. Its retry count field has the queue chosen by its sender plus 1, or 0 for none.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ _BODY = struct.Struct(">BBB")
 _PLAIN_QUEUED = struct.Struct(">BBHQQBBB")  # _QUEUED and _BODY, as most queue values begin
 _WIDE_BODY = struct.Struct(">BBBH")
 _DATED = struct.Struct(">HQ")
-_HAS_KEY, _KEEPS_FIRST, _TIME = 1 << 63, 1 << 62, (1 << 62) - 1  # of what is in front of a body
-_KEYED = (b"\0\0\x80", b"\0\0\xc0")  # how the body of a message with an own key begins
+_HAS_KEY, _KEEPS_FIRST, _TIME = 1 << 63, 1 << 62, (1 << 62) - 1  # in the prefix of a body
+_KEYED = (b"\0\0\x80", b"\0\0\xc0")  # first bytes of a body with an own key
 _HISTORY = struct.Struct(">IHQQQQB")
 _EPOCH = struct.Struct(">Q")
 _LENGTH = struct.Struct(">H")
 _TERMS = struct.Struct(">QQ")
 _VIGIL = struct.Struct(">QQQHI")
-_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
+_new_tuple = tuple.__new__  # skips the argument list of the NamedTuple's constructor
 
 WAITING_HEADER_BYTES = _WAITING.size
-_PLACE = struct.Struct(">BBHII")  # what a waiting entry begins with
+_PLACE = struct.Struct(">BBHII")  # first fields of a waiting entry
 PLACE_BYTES = _PLACE.size
 QUEUED_HEADER_BYTES = _QUEUED.size
 TERMS_BYTES = _TERMS.size
@@ -75,11 +75,11 @@ _HAS_EPOCH, _HAS_FAILURE, _REASON = 0x80, 0x40, 0x3F  # in the byte of the reaso
 
 
 class EntryKind(IntEnum):
-    """Why an entry waits."""
+    """Reason why an entry is on the timeline."""
 
     DELAYED = 1
-    RETRY = 2  # a copy that a group failed; its scope is the group
-    SPOOLED = 3  # a send that a producer's hook makes later (``dmq.producer_store``)
+    RETRY = 2  # a copy of a message that a group failed; its scope is the group
+    SPOOLED = 3  # a send that a producer's hook retries later (``dmq.producer_store``)
     WHOLE_HALF = 4  # as TRANSACTION with its body in the same row, as stores of format 2 have it
     TRANSACTION = 5  # a half message, under the time of its next check; the retry count is that of its checks
     DELAYED_FOR = 6  # as DELAYED; its delay counts from when it was accepted (format 3)
@@ -96,7 +96,7 @@ _STAYING = _HALVES | {_RECURRING}
 
 
 class History(NamedTuple):
-    """What a copy that a group failed carries: the place of the original, and how it went."""
+    """History of a retry copy: the place of the original message and its failures."""
 
     topic_id: int
     queue_id: int
@@ -106,27 +106,27 @@ class History(NamedTuple):
     last_failed_at_ms: int
     reason: int  # ``retry.policy.Reason`` of a dead letter, 0 otherwise
     epoch: int = 0  # of the hand-out that failed last; 0: the copy was made before format 3
-    failure: bytes = b""  # why it failed last (``failure_reason``); empty: not known, or made before format 6
+    failure: bytes = b""  # last failure reason (``failure_reason``); empty: unknown, or made before format 6
 
 
 class Terms(NamedTuple):
-    """When a half message is due once it is committed: at a time, or a delay after the commit; 0 for neither."""
+    """Due time of a half message once it is committed: a time, or a delay after the commit; 0 is unset."""
 
     deliver_at_ms: int
     delay_ms: int
 
 
 class Vigil(NamedTuple):
-    """What is rewritten with each check of a half message, beside its head."""
+    """State of a half message that each check rewrites, in addition to the entry's head."""
 
     terms: Terms
-    waited_ms: int  # in all, once its next look is due: a sum of pauses, so no step of the clock makes it more
-    unasked: int  # looks in a row that found no producer
+    waited_ms: int  # in total at its next check: a sum of pauses, so a clock step cannot increase it
+    unasked: int  # consecutive checks that found no producer
     payload_bytes: int
 
 
 class WaitingEntry(NamedTuple):
-    """The head of a timeline value."""
+    """Head of a timeline value."""
 
     kind: int
     retry_count: int
@@ -137,12 +137,12 @@ class WaitingEntry(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """How often it failed, or was checked."""
+        """Number of failed attempts, or of transaction checks."""
         return 0 if self.kind in DELAYED_KINDS else self.retry_count
 
 
 class QueuedMessage(NamedTuple):
-    """A queue value, taken apart."""
+    """Decoded queue value."""
 
     attempts_before: int
     stored_at_ms: int
@@ -152,29 +152,32 @@ class QueuedMessage(NamedTuple):
     message_group: str
     payload: bytes
     history: History | None
-    not_after_ms: int = 0  # 0: there is no time after which it is not to be delivered
+    not_after_ms: int = 0  # 0: no expiry
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is a dead letter: a message like any other to those who consume it, with a history to read."""
+        """Whether it is a dead letter. Consumers get it like any other message; it also has a history."""
         return self.history is not None and self.history.reason != 0
 
     @property
     def attempts_so_far(self) -> int:
-        """Deliveries to its group before it came to this queue; those of a dead letter were another group's."""
+        """Deliveries to its group before it reached this queue; 0 for a dead letter.
+
+        The attempts of a dead letter were another group's.
+        """
         return 0 if self.is_dead else self.attempts_before
 
     @property
     def since_ms(self) -> int:
-        """When it became visible to its group first."""
+        """Time of its first visibility to its group."""
         return self.history.since_ms if self.history is not None and not self.is_dead else self.stored_at_ms
 
 
 class OwnKey(NamedTuple):
-    """By which a sender finds a message while it waits, and what becomes of another one that waits under it already."""
+    """Sender's key of a pending message, and the rule for a message that is already pending under it."""
 
     key: bytes
-    keeps_first: bool  # it stays, and this one is not stored; else it is replaced
+    keeps_first: bool  # the pending message is kept and this one absorbed; else it is replaced
 
 
 def encode_body(
@@ -185,9 +188,9 @@ def encode_body(
     not_after_ms: int = 0,
     own_key: OwnKey | None = None,
 ) -> bytes:
-    """Join the parts of a message.
+    """Return the body of a message.
 
-    An id of 1 to 255 bytes, a tag of at most 65,535, a message group and an own key of at most 255.
+    The id has 1 to 255 bytes, the tag at most 65,535, the message group and the own key at most 255 each.
     """
     if len(tag) > _NARROW_TAG_BYTES_MAX:
         head = _WIDE_BODY.pack(0, len(message_id), len(message_group), len(tag))
@@ -202,7 +205,7 @@ def encode_body(
 
 
 def _body_lengths(value: bytes, at: int) -> tuple[int, int, int, int]:
-    """Return where the id of the body at ``at`` begins, and the lengths of id, tag and message group."""
+    """Return the start of the id in the body at ``at``, and the lengths of id, tag and message group."""
     if value[at : at + 2] == b"\0\0":
         at += _DATED.size
         if len(value) > at and value[at - 8] & 0x80:
@@ -218,7 +221,7 @@ def _body_lengths(value: bytes, at: int) -> tuple[int, int, int, int]:
 
 
 def split_own_key(body: bytes) -> tuple[OwnKey | None, bytes]:
-    """Return a body's own key, ``None`` if it has none, and the body without it; both sound as ``body`` is."""
+    """Return a body's own key, or ``None``, and the body without it. The body must be valid; it is not checked."""
     if not body.startswith(_KEYED) or len(body) <= _DATED.size:
         return None, body
     (_, flags), at = _DATED.unpack_from(body), _DATED.size
@@ -229,7 +232,7 @@ def split_own_key(body: bytes) -> tuple[OwnKey | None, bytes]:
 
 
 def body_header_bytes(tag_bytes: int, not_after_ms: int) -> int:
-    """Return the size of the head of a body whose tag has so many bytes."""
+    """Return the size of the head of a body with a tag of ``tag_bytes``."""
     size = _BODY.size if tag_bytes <= _NARROW_TAG_BYTES_MAX else _WIDE_BODY.size
     return size + _DATED.size if not_after_ms else size
 
@@ -237,19 +240,19 @@ def body_header_bytes(tag_bytes: int, not_after_ms: int) -> int:
 def encode_waiting(  # noqa: PLR0917 - the layout, in its order; called once per message
     kind: int, retry_count: int, topic_id: int, scope: int, deliver_at_ms: int, accepted_at_ms: int, body: bytes
 ) -> bytes:
-    """Encode a timeline value."""
+    """Return a timeline value."""
     return _WAITING.pack(VERSION, kind, retry_count, topic_id, scope, deliver_at_ms, accepted_at_ms) + body
 
 
 def decode_waiting(value: bytes) -> WaitingEntry:
-    """Read the head of a timeline value; ``StoreCorrupt`` if it cannot be one."""
+    """Decode the head of a timeline value; raise ``StoreCorrupt`` if it is invalid."""
     if len(value) < WAITING_HEADER_BYTES or value[0] != VERSION:
         raise StoreCorrupt(f"a timeline value of {len(value)} bytes has no version {VERSION} header")
     return _new_tuple(WaitingEntry, _WAITING_FACTS.unpack_from(value, 1))
 
 
 def decode_place(head: bytes) -> tuple[int, int, int]:
-    """Return kind, topic and scope from the first ``PLACE_BYTES`` of a timeline value: as few as tell them apart."""
+    """Return kind, topic id and scope from the first ``PLACE_BYTES`` of a timeline value."""
     if len(head) < PLACE_BYTES or head[0] != VERSION:
         raise StoreCorrupt(f"a timeline value of {len(head)} bytes has no version {VERSION} header")
     _, kind, _, topic_id, scope = _PLACE.unpack(head)
@@ -257,10 +260,10 @@ def decode_place(head: bytes) -> tuple[int, int, int]:
 
 
 def waiting_bytes(value: bytes) -> int:
-    """Return what an entry counts towards the bytes that wait: its row and, of a half message, the body beside it.
+    """Return the size of an entry in the count of pending bytes: its row plus, for a half message, its body row.
 
-    It is the same however often the entry moves, but for a half message whose body leaves its row. Schedules, and what
-    a spool counts itself, count nothing.
+    The size is constant while the entry moves, except when the body of a half message leaves its row. Schedules count
+    0, and so do entries of a producer store, which has its own totals.
     """
     kind = value[1]
     if kind in _COUNTED_WHOLE:
@@ -271,22 +274,22 @@ def waiting_bytes(value: bytes) -> int:
 
 
 def whole_half_bytes(half_body: bytes) -> int:
-    """Return ``waiting_bytes`` of a half message while its body was in its row; ``half_body`` is its own row now."""
+    """Return ``waiting_bytes`` of a half message before its body moved from its timeline row to ``half_body``."""
     return WAITING_HEADER_BYTES + TERMS_BYTES + len(half_body) - 1
 
 
 def waiting_scope(value: bytes) -> bytes:
-    """Return the scope of a timeline value as it is packed: what tells scopes apart without taking the head apart."""
+    """Return the packed scope of a timeline value without decoding the head. Packed scopes are comparable."""
     return value[8:12]
 
 
 def waiting_topic_id(value: bytes) -> int:
-    """Return the topic in a timeline value without taking the head apart."""
+    """Return the topic id of a timeline value without decoding the head."""
     return int.from_bytes(value[4:8], "big")
 
 
 def encode_history(history: History) -> bytes:
-    """Encode a history; it stands in front of the body."""
+    """Encode a history. It precedes the body in a value."""
     *facts, reason, epoch, failure = history
     flags = (_HAS_EPOCH if epoch else 0) | (_HAS_FAILURE if failure else 0)
     packed = _HISTORY.pack(*facts, reason | flags)
@@ -296,7 +299,7 @@ def encode_history(history: History) -> bytes:
 
 
 def history_bytes(value: bytes, at: int) -> int:
-    """Return how long the history is that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
+    """Return the length of the history at ``at``; raise ``StoreCorrupt`` if the value ends before it does."""
     last = at + _HISTORY.size
     size = _HISTORY.size
     flags = value[last - 1] if len(value) >= last else 0
@@ -311,7 +314,7 @@ def history_bytes(value: bytes, at: int) -> int:
 
 
 def decode_history(value: bytes, at: int) -> History:
-    """Read the history that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
+    """Decode the history at ``at``; raise ``StoreCorrupt`` if the value ends before it does."""
     size = history_bytes(value, at)
     *facts, reason = _HISTORY.unpack_from(value, at)
     epoch, failure, rest = 0, b"", at + _HISTORY.size
@@ -324,36 +327,36 @@ def decode_history(value: bytes, at: int) -> History:
 
 
 def encode_terms(terms: Terms) -> bytes:
-    """Encode the terms of a half message; they stand in front of the body."""
+    """Encode the terms of a half message. They precede the body in a value."""
     return _TERMS.pack(*terms)
 
 
 def decode_terms(value: bytes, at: int) -> Terms:
-    """Read the terms that begin at ``at``; ``StoreCorrupt`` if the value ends before they do."""
+    """Decode the terms at ``at``; raise ``StoreCorrupt`` if the value ends before they do."""
     if len(value) < at + TERMS_BYTES:
         raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the terms of a half message")
     return _new_tuple(Terms, _TERMS.unpack_from(value, at))
 
 
 class HalfRow(NamedTuple):
-    """The timeline row of a half message, taken apart."""
+    """Decoded timeline row of a half message."""
 
     entry: WaitingEntry
     vigil: Vigil
     message_id: bytes  # packed
-    body: bytes | None  # of a store of format 2; else it has a row of its own
+    body: bytes | None  # of a store of format 2; else the body is a separate row
     size: int  # ``waiting_bytes`` of its row
 
 
 def encode_half(entry: WaitingEntry, vigil: Vigil, message_id: bytes) -> bytes:
-    """Encode the timeline row of a half message: small, whatever the message, as each check writes it anew."""
+    """Return the timeline row of a half message, without its body, since each check rewrites the row."""
     unasked = min(vigil.unasked, 0xFFFF)
     packed = _VIGIL.pack(*vigil.terms, vigil.waited_ms, unasked, vigil.payload_bytes)
     return encode_waiting(*entry, packed + encode_body(message_id, b"", b"", b""))
 
 
 def decode_half(value: bytes) -> HalfRow:
-    """Take the timeline row of a half message apart; ``StoreCorrupt`` if it cannot be one."""
+    """Decode the timeline row of a half message; raise ``StoreCorrupt`` if it is invalid."""
     entry = decode_waiting(value)
     at = half_body_at(entry.kind)
     if len(value) < at:
@@ -368,7 +371,7 @@ def decode_half(value: bytes) -> HalfRow:
 
 
 def half_body_at(kind: int) -> int:
-    """Return where in the timeline row of a half message its body begins, or what is there of it."""
+    """Return the offset of the body in a half message's timeline row; for ``TRANSACTION`` only its head is there."""
     if kind == EntryKind.TRANSACTION:
         return WAITING_HEADER_BYTES + _VIGIL.size
     if kind == EntryKind.WHOLE_HALF:
@@ -377,27 +380,27 @@ def half_body_at(kind: int) -> int:
 
 
 def is_half(value: bytes) -> bool:
-    """Say whether a timeline value is that of a half message."""
+    """Return True if a timeline value is that of a half message."""
     return value[1:2] in _HALVES
 
 
 def is_recurring(value: bytes) -> bool:
-    """Say whether a timeline value is that of a schedule."""
+    """Return True if a timeline value is that of a schedule."""
     return value[1:2] == _RECURRING
 
 
 def stays(value: bytes) -> bool:
-    """Say whether what a timeline value is of goes back to the timeline as a rule: a half message or a schedule."""
+    """Return True for a half message or a schedule: these usually return to the timeline after they were due."""
     return value[1:2] in _STAYING
 
 
 def encode_half_body(body: bytes) -> bytes:
-    """Encode the row of a half message's body, which is written once."""
+    """Return the row of a half message's body, which is written once."""
     return bytes((VERSION,)) + body
 
 
 def decode_half_body(value: bytes) -> bytes:
-    """Return the body in its row; ``StoreCorrupt`` if it cannot be one."""
+    """Return the body in a half message's body row; raise ``StoreCorrupt`` if it is invalid."""
     if not value or value[0] != VERSION:
         raise StoreCorrupt(f"the body of a half message, {len(value)} bytes, has no version {VERSION} header")
     body_facts(value[1:])
@@ -407,13 +410,13 @@ def decode_half_body(value: bytes) -> bytes:
 def encode_queued(
     attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes, *, has_history: bool = False
 ) -> bytes:
-    """Encode a queue value; with a history, ``body`` begins with it."""
+    """Return a queue value. If ``has_history``, ``body`` must begin with the history."""
     flags = _HAS_HISTORY if has_history else 0
     return _QUEUED.pack(VERSION, flags, attempts_before, stored_at_ms, deliver_at_ms) + body
 
 
 def decode_queued(value: bytes) -> QueuedMessage:
-    """Take a queue value apart; ``StoreCorrupt`` if it cannot be one."""
+    """Decode a queue value; raise ``StoreCorrupt`` if it is invalid."""
     if len(value) < _PLAIN_QUEUED.size or value[0] != VERSION:
         raise StoreCorrupt(f"a queue value of {len(value)} bytes has no version {VERSION} header")
     # fmt: off
@@ -447,7 +450,7 @@ def decode_queued(value: bytes) -> QueuedMessage:
 
 
 def body_facts(body: bytes) -> tuple[bytes, bytes]:
-    """Return ``(packed message id, message group)`` of a body; ``StoreCorrupt`` if it is cut short."""
+    """Return ``(packed message id, message group)`` of a body; raise ``StoreCorrupt`` if it is truncated."""
     start, id_len, tag_len, group_len = _body_lengths(body, 0)
     group_at = start + id_len + tag_len
     if group_at + group_len > len(body):
@@ -456,7 +459,7 @@ def body_facts(body: bytes) -> tuple[bytes, bytes]:
 
 
 def body_id(value: bytes, at: int) -> bytes:
-    """Return the packed message id of the body at ``at``; ``StoreCorrupt`` if it is cut short."""
+    """Return the packed message id of the body at ``at``; raise ``StoreCorrupt`` if it is truncated."""
     start, id_len, _, _ = _body_lengths(value, at)
     if start + id_len > len(value):
         raise StoreCorrupt(f"a value of {len(value)} bytes is shorter than its own lengths say")
@@ -470,5 +473,5 @@ def body_not_after_ms(body: bytes) -> int:
 
 
 def body_payload(body: bytes) -> bytes:
-    """Return the wire message in a body."""
+    """Return the wire message of a body."""
     return body[sum(_body_lengths(body, 0)) :]

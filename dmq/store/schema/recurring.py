@@ -1,12 +1,12 @@
-"""Rows of recurring messages, in the meta family, by the schedule's name: what it is, how far it is, what it sends.
+"""Rows of recurring messages in the meta family, keyed by schedule name: the schedule, its progress and its message.
 
 schedule   version 1 | JSON: topic_id, every_ms or cron and zone, start_ms, end_ms, count, jitter_ms, catch_up,
-           message_group, created_at_ms; what is 0 or empty is left out
+           message_group, created_at_ms; fields that are 0 or empty are left out
 progress   version 1 | phase 1 | occurrences 8 | last_ms 8 | next_ms 8 | why, as text
-message    version 1 | body, as in a timeline value, whose message has no id yet
+message    version 1 | body, as in a timeline value; its message has no id yet
 
-While it waits there is an entry of the timeline, in a scope of its own per topic: kind RECURRING, with a body of which
-id and message group alone are there. The id is the name.
+An active schedule has a timeline entry of kind RECURRING, in a separate scope per topic. The body of the entry has only
+a message id, which is the schedule's name, and the message group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROGRESS = struct.Struct(">BBQQQ")
 
 
 class CatchUp(IntEnum):
-    """What becomes of times that passed while nothing could be sent."""
+    """Policy for occurrences that were due while nothing could be sent."""
 
     ONE = 1  # the last of them is sent, late
     ALL = 2  # each is sent
@@ -33,7 +33,7 @@ class CatchUp(IntEnum):
 
 
 class Schedule(NamedTuple):
-    """When a message recurs: every ``every_ms``, or by ``cron`` in time zone ``zone``. 0: no start, end or count."""
+    """Rule of a recurring message: every ``every_ms``, or ``cron`` in time zone ``zone``. 0: no start, end or count."""
 
     topic_id: int
     every_ms: int = 0
@@ -41,7 +41,7 @@ class Schedule(NamedTuple):
     zone: str = ""
     start_ms: int = 0
     end_ms: int = 0
-    count: int = 0  # type: ignore[assignment]  # hides a method of tuples nobody calls
+    count: int = 0  # type: ignore[assignment]  # hides an unused method of tuples
     jitter_ms: int = 0
     catch_up: CatchUp = CatchUp.ONE
     message_group: str = ""
@@ -49,30 +49,30 @@ class Schedule(NamedTuple):
 
 
 class Phase(IntEnum):
-    """Whether a schedule goes on."""
+    """Phase of a schedule: active, paused or ended."""
 
-    WAITING = 1  # it has an entry of the timeline
+    WAITING = 1  # it has a timeline entry
     PAUSED = 2
     ENDED = 3
 
 
 class Progress(NamedTuple):
-    """How far a schedule is. Times are those of its rule, before any jitter; 0: none."""
+    """Progress of a schedule. Times are those of its rule, without jitter; 0: none."""
 
     phase: Phase
-    occurrences: int = 0  # so far; the next one has the next number
+    occurrences: int = 0  # sent so far; occurrences are numbered from 1
     last_ms: int = 0
     next_ms: int = 0
-    why: str = ""  # it was paused by the daemon itself
+    why: str = ""  # reason of a pause by the daemon itself
 
 
 def encode_schedule(schedule: Schedule) -> bytes:
-    """Encode what a schedule is."""
+    """Return the value of a schedule's row."""
     return _VERSION + json.dumps({name: value for name, value in schedule._asdict().items() if value}).encode()
 
 
 def decode_schedule(value: bytes) -> Schedule:
-    """Undo ``encode_schedule``; ``StoreCorrupt`` if it cannot be one."""
+    """Decode a schedule's row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         if value[:1] != _VERSION:
             raise ValueError("unknown version")
@@ -88,12 +88,12 @@ def decode_schedule(value: bytes) -> Schedule:
 
 
 def encode_progress(progress: Progress) -> bytes:
-    """Encode how far a schedule is."""
+    """Return the value of a schedule's progress row."""
     return _PROGRESS.pack(VERSION, *progress[:-1]) + progress.why.encode()
 
 
 def decode_progress(value: bytes) -> Progress:
-    """Undo ``encode_progress``; ``StoreCorrupt`` if it cannot be one."""
+    """Decode a schedule's progress row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         version, phase, occurrences, last_ms, next_ms = _PROGRESS.unpack_from(value)
         if version != VERSION:
@@ -104,25 +104,25 @@ def decode_progress(value: bytes) -> Progress:
 
 
 def encode_message(body: bytes) -> bytes:
-    """Encode what a schedule sends."""
+    """Return the value of the row of a schedule's message."""
     return _VERSION + body
 
 
 def decode_message(value: bytes) -> bytes:
-    """Return the body; ``StoreCorrupt`` if it cannot be one."""
+    """Return the body of a schedule's message; raise ``StoreCorrupt`` if the version is unknown."""
     if value[:1] != _VERSION:
         raise StoreCorrupt(f"the message of a schedule, {len(value)} bytes, has no version {VERSION} header")
     return value[1:]
 
 
 def schedule_keys(name: str) -> tuple[bytes, bytes, bytes]:
-    """Return the meta keys of a schedule, of how far it is, and of its message."""
+    """Return the meta keys of a schedule, of its progress and of its message."""
     encoded = name.encode()
     return META_SCHEDULE + encoded, META_PROGRESS + encoded, META_RECURRING + encoded
 
 
 def schedule_name(key: bytes) -> str:
-    """Return the name of the schedule that a meta key is of; ``StoreCorrupt`` if it is no text."""
+    """Return the schedule name in a meta key; raise ``StoreCorrupt`` if it is not UTF-8."""
     try:
         return key[1:].decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Rows of a spool. Its store is one as the daemon's, with types for topics, and rows of its own in the group family.
+"""Rows of a producer store. It uses the daemon's store, with types for topics, and additional rows in the group family.
 
     waiting    waiting entry of kind SPOOLED (topic id and scope: the type's id) | head | body       timeline
     head       turn 4 | flags 1 (1: uncertain) | length of the error 2 | error
@@ -6,15 +6,15 @@
 
     group, under an id that no group has: 0xff 4 | letter, then
     l key queue     type id 4 | digest 16               first 8 | next 8: numbers of the parked entries [first, next)
-    m parked   type id 4 | digest 16 | number 8    as waiting; its delivery time means nothing before those in front of
-                                                   it are gone
-    u uid      type id 4 | digest 16 | uid 16      number 8: of the parked entry that has it; of none once that is gone
+    m parked   type id 4 | digest 16 | number 8    as waiting; its delivery time is ignored until the entries before it
+                                                   are gone
+    u uid      type id 4 | digest 16 | uid 16      number 8: of the parked entry with that uid; stale once it is gone
     d dead     type id 4 | uid 16                  version 1 | death 1 | died_at_ms 8 | waiting
-    a taken    0 4 | cell id 8                     start 16 | mark 16 | number 8: how far another directory was taken
-                                                   over (``dmq.producer_store.directories.adopt``)
+    a taken    0 4 | cell id 8                     start 16 | mark 16 | number 8: progress of the adoption of another
+                                                   directory (``dmq.producer_store.directories.adopt``)
 
-The id of an entry in the index is ``uid | turn 4``: each time an entry waits again it is another turn, so the index
-never takes the new one for the old.
+The id of an entry in the index is ``uid | turn 4``. An entry gets a new turn each time it becomes pending again, so the
+index distinguishes its turns.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def spool_total_key(type_id: int) -> bytes:
 
 
 class Totals(NamedTuple):
-    """What a spool holds of one type."""
+    """Totals of a producer store for one type."""
 
     waiting: int = 0
     waiting_bytes: int = 0
@@ -69,26 +69,26 @@ class Totals(NamedTuple):
 
 
 class KeyQueueId(NamedTuple):
-    """One key of one type."""
+    """Identifier of the key queue of one key of one type."""
 
     type_id: int
     digest: bytes
 
 
 class Taken(NamedTuple):
-    """What of another directory is here already, though it may be there still."""
+    """Progress of the adoption of another directory: entries copied here that may still exist there."""
 
     start: int = 0
     mark: int = 0
     number: int = 0
 
     def covers(self, mark: int, number: int) -> bool:
-        """Say whether an entry is here: the one at ``mark``, or one that is parked behind it."""
+        """Return True if an entry was copied here: the entry at ``mark``, or the entry ``number`` parked behind it."""
         return self.start <= mark and (mark, number) <= (self.mark, self.number)
 
 
 def spool_range(letter: bytes, type_id: int, rest: bytes = b"") -> tuple[bytes, bytes]:
-    """Return the range of rows of one kind for a type; no group has their id."""
+    """Return the range of a type's rows of one kind. No group id collides with it."""
     start = GROUPS_END + letter + type_id.to_bytes(4, "big") + rest
     return start, start + b"\xff" * 32
 
@@ -99,32 +99,32 @@ def spool_rows(letter: bytes) -> tuple[bytes, bytes]:
 
 
 def is_spool_key(key: bytes) -> bool:
-    """Say whether a key of the group family is one that a spool writes."""
+    """Return True if a key of the group family belongs to a producer store."""
     return key[:4] == GROUPS_END and key[4:5] in _LETTERS
 
 
 def type_of(key: bytes) -> int:
-    """Return the type in a key."""
+    """Return the type id in a key."""
     return int.from_bytes(key[5:9], "big")
 
 
 def key_queue_id(type_id: int, key: str) -> KeyQueueId:
-    """Return the key queue of a key."""
+    """Return the key queue id of a key."""
     return KeyQueueId(type_id, blake2b(key.encode(), digest_size=_DIGEST_BYTES).digest())
 
 
 def key_queue_key(key_queue: KeyQueueId) -> bytes:
-    """Return the key of a key queue."""
+    """Return the row key of a key queue."""
     return spool_range(SPOOL_KEY_QUEUE, key_queue.type_id, key_queue.digest)[0]
 
 
 def key_queue_of(key: bytes) -> KeyQueueId:
-    """Undo ``key_queue_key``."""
+    """Return the key queue id in a row key of a key queue."""
     return KeyQueueId(type_of(key), key[9:])
 
 
 def parked_range(key_queue: KeyQueueId) -> tuple[bytes, bytes]:
-    """Return the range of the entries that are parked in a key queue, in their order."""
+    """Return the range of a key queue's parked entries, in their order."""
     return spool_range(SPOOL_PARKED, key_queue.type_id, key_queue.digest)
 
 
@@ -139,7 +139,7 @@ def parked_number(key: bytes) -> int:
 
 
 def uid_key(key_queue: KeyQueueId, uid: bytes) -> bytes:
-    """Return the key by which a parked entry is found that has a uid."""
+    """Return the key of the row that maps a uid to its parked entry."""
     return spool_range(SPOOL_UID, key_queue.type_id, key_queue.digest + uid)[0]
 
 
@@ -149,17 +149,17 @@ def dead_key(type_id: int, uid: bytes) -> bytes:
 
 
 def taken_key(cell_id: str) -> bytes:
-    """Return the key of how far the directory with this cell was taken over."""
+    """Return the key of the adoption progress of the directory with this cell id."""
     return spool_range(SPOOL_TAKEN, 0, bytes.fromhex(cell_id))[0]
 
 
 def entry_id(uid: bytes, turn: int) -> bytes:
-    """Return the id of an entry in the index."""
+    """Return the index id of an entry."""
     return uid + _TURN.pack(turn)
 
 
 def turn_of(id_in_index: bytes) -> int:
-    """Return the turn in an entry's id; ``StoreCorrupt`` if it is none."""
+    """Return the turn in an entry's index id; raise ``StoreCorrupt`` if its length is wrong."""
     if len(id_in_index) != UID_BYTES + _TURN.size:
         raise StoreCorrupt(f"an entry id of {len(id_in_index)} bytes")
     turn: int = _TURN.unpack_from(id_in_index, UID_BYTES)[0]
@@ -167,7 +167,7 @@ def turn_of(id_in_index: bytes) -> int:
 
 
 def encode_entry(entry: Entry, type_id: int, turn: int) -> bytes:
-    """Encode an entry that waits."""
+    """Return the timeline value of a pending entry."""
     error = entry.error[:ERROR_CHARS_MAX].encode(errors="replace")
     head = _HEAD.pack(turn, _UNCERTAIN if entry.is_uncertain else 0, len(error)) + error
     body = encode_body(entry.uid, b"", entry.key.encode(), entry.payload)
@@ -177,7 +177,7 @@ def encode_entry(entry: Entry, type_id: int, turn: int) -> bytes:
 
 
 def spooled_body_at(value: bytes) -> int:
-    """Return where the body of a spooled entry begins; ``StoreCorrupt`` if the value ends before its head does."""
+    """Return the offset of the body in a pending entry's value; raise ``StoreCorrupt`` if its head is truncated."""
     at = WAITING_HEADER_BYTES + _HEAD.size
     if len(value) < at:
         raise StoreCorrupt(f"a spooled entry of {len(value)} bytes has no head")
@@ -185,12 +185,12 @@ def spooled_body_at(value: bytes) -> int:
 
 
 def uid_of_entry(value: bytes) -> bytes:
-    """Return the uid in an entry that waits; ``StoreCorrupt`` if it ends before that."""
+    """Return the uid of a pending entry's value; raise ``StoreCorrupt`` if the value is truncated."""
     return body_id(value, spooled_body_at(value))
 
 
 def decode_entry(value: bytes, type_name: str) -> tuple[Entry, int]:
-    """Undo ``encode_entry``: the entry and its turn; ``StoreCorrupt`` if it cannot be one."""
+    """Decode a pending entry's value into the entry and its turn; raise ``StoreCorrupt`` if it is invalid."""
     waiting = decode_waiting(value)
     at = WAITING_HEADER_BYTES
     if waiting.kind != EntryKind.SPOOLED or len(value) < at + _HEAD.size:
@@ -217,12 +217,12 @@ def decode_entry(value: bytes, type_name: str) -> tuple[Entry, int]:
 
 
 def encode_dead(value: bytes, death: Death, died_at_ms: int) -> bytes:
-    """Encode an entry of the dead set; ``value`` is what ``encode_entry`` made of it."""
+    """Return the value of a dead entry; ``value`` is the result of ``encode_entry``."""
     return _DEAD.pack(VERSION, death, died_at_ms) + value
 
 
 def decode_dead(value: bytes, type_name: str) -> tuple[DeadEntry, int]:
-    """Undo ``encode_dead``, with the turn; ``StoreCorrupt`` if it cannot be one."""
+    """Decode a dead entry into the entry and its turn; raise ``StoreCorrupt`` if it is invalid."""
     if len(value) < _DEAD.size or value[0] != VERSION:
         raise StoreCorrupt(f"a dead entry of {len(value)} bytes has no version {VERSION} header")
     _, death, died_at_ms = _DEAD.unpack_from(value)
@@ -234,12 +234,12 @@ def decode_dead(value: bytes, type_name: str) -> tuple[DeadEntry, int]:
 
 
 def encode_totals(totals: Totals) -> bytes:
-    """Encode the totals of a type."""
+    """Return the value of the totals of a type."""
     return _TOTALS.pack(*totals)
 
 
 def decode_totals(value: bytes | None) -> Totals:
-    """Undo ``encode_totals``; nothing is nothing."""
+    """Decode the totals of a type; ``None`` is all zeros. Raise ``StoreCorrupt`` for another length."""
     if value is None:
         return Totals()
     if len(value) != _TOTALS.size:
@@ -248,12 +248,12 @@ def decode_totals(value: bytes | None) -> Totals:
 
 
 def encode_taken(taken: Taken) -> bytes:
-    """Encode how far a directory was taken over."""
+    """Return the value of the adoption progress row."""
     return timeline_key(taken.start) + timeline_key(taken.mark) + taken.number.to_bytes(8, "big")
 
 
 def decode_taken(value: bytes | None) -> Taken:
-    """Undo ``encode_taken``; nothing is nothing."""
+    """Decode the adoption progress; ``None`` is no progress."""
     if value is None:
         return Taken()
     return Taken(*(int.from_bytes(value[at : at + 16], "big") for at in (0, 16, 32)))

@@ -1,4 +1,4 @@
-"""The writer thread: operations become one atomic batch, one sync and the answers.
+"""The writer thread: turns operations into one atomic batch and one sync, then answers their callers.
 
 Imports: engines, files, schema. Interface: operations, the writer, marks.
 """

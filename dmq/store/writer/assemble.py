@@ -1,7 +1,7 @@
-"""Turn ops into one atomic batch. Runs only in the writer thread, which is why nothing here locks.
+"""Assembly of ops into one atomic batch. Runs only in the writer thread, so it needs no locks.
 
-The writer alone assigns sequences, timeline keys, queue offsets and audit sequences; it alone answers whether a message
-id is known. All figures it keeps are absolute values in the batch that changes them: a crash leaves them true.
+Only the writer assigns sequences, timeline keys, queue offsets and audit sequences. Only the writer decides whether a
+message id is known. All figures are absolute values in the batch that changes them, so a crash leaves them correct.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ from dmq.store.writer.operations import (
 from dmq.store.writer.outbox_rows import OutboxRows
 
 _WITHDRAWN_KEPT = 10_000
-_KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
+_KEEP_CLOCK_MS = 5_000  # how often the clock row is stored, with a batch that is written anyway
 _REFUSE, _WRITE = IfKnown.REFUSE, IfKnown.WRITE
-_READ = frozenset((HandOver, Reschedule, Recur, Hold))  # of what the reader took off the timeline
-_ANSWERS = frozenset((Schedule, Append, Withdraw, Done)) | _READ  # may be passed over; a receipt tells
+_READ = frozenset((HandOver, Reschedule, Recur, Hold))  # ops on entries that the reader has read
+_ANSWERS = frozenset((Schedule, Append, Withdraw, Done)) | _READ  # may be skipped, as their receipts show
 _NA = outbox.NOT_APPLICABLE
-_TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
+_TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # faster than enum members
 _WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
 _QUEUED_NUMBER, _DELIVERED_NUMBER = int(_QUEUED), int(_DELIVERED)
 _HELD_BYTE = keys.HELD_BEGIN[0]
 _WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
 
 
-Refusal = OverBound | MessageIdTaken | None  # of a unit; ``None``: it would not be whole
+Refusal = OverBound | MessageIdTaken | None  # reason to refuse a unit; ``None``: it would not be whole
 
 
 class Recovered(NamedTuple):
-    """What the writer continues from: the figures of the meta family."""
+    """Figures of the meta family from which the writer continues."""
 
     boot: int
     sequence: int  # last one assigned
@@ -87,7 +87,7 @@ class Recovered(NamedTuple):
 
 
 class Assembler:
-    """Builds batches and remembers the figures they carry."""
+    """Builder of batches, with the current figures that they carry."""
 
     def __init__(
         self,
@@ -102,9 +102,10 @@ class Assembler:
         ledger_kinds: Collection[int] = (),
         bytes_since: int = 0,
     ) -> None:
-        """``ledger_kinds``: the kinds of events that the ledger counts; without any there is none.
+        """Continue from ``recovered``.
 
-        ``bytes_since``: as of ``Counts``.
+        ``ledger_kinds`` are the event kinds that the ledger counts; if empty, no ledger is kept. ``bytes_since`` is
+        passed to ``Counts``.
         """
         self._engine = engine
         self._marks = marks
@@ -113,7 +114,7 @@ class Assembler:
         self._sequence = recovered.sequence
         self._done = recovered.done
         self._generation = recovered.generation
-        # By the boot clock, which nobody can set: no step makes the store forget an id early.
+        # By the boot clock, which cannot be set, so that no clock step makes the store forget an id early.
         self._generation_began_ms = clock.boot_ms() - recovered.generation_age_ms
         self._clock_kept_ms = clock.boot_ms()
         self.outbox = OutboxRows(
@@ -122,19 +123,19 @@ class Assembler:
         self._tails: dict[tuple[int, int], int] = {}
         self._counts = Counts(engine, bytes_since)
         self._ledger = LedgerRows(engine, ledger_kinds) if ledger_kinds else None
-        # Keys withdrawn while the reader may have had them in its hand already; see ``_withdraw``.
+        # Keys withdrawn while the reader may already have read them; see ``_withdraw``.
         self._withdrawn: set[bytes] = set()
         # Of the batch being assembled:
         self._batch = Batch()
         self._now_ms = 0
-        self._decided_ms = 0  # when what is handed over in this batch was found to be due
+        self._decided_ms = 0  # when the entries handed over in this batch were found to be due
         self._floor_ms = 0
         self._known: dict[bytes, Receipt] = {}
-        self._twins: dict[int, int] = {}  # of scopes whose topic has ids of half messages and of others
-        self._unmixed: set[int] = set()  # of those without half messages
-        self._is_mixed = False  # whether this batch accepts anything in one of them
-        self._waiting: dict[bytes, bytes | None] = {}  # index rows of what may be withdrawn or moved
-        self._holders: dict[bytes, KeyHolder | None] = {}  # by the row of an own key that is asked for
+        self._twins: dict[int, int] = {}  # of scopes of topics with half messages
+        self._unmixed: set[int] = set()  # scopes of topics without half messages
+        self._is_mixed = False  # whether this batch accepts messages in a scope with a twin
+        self._waiting: dict[bytes, bytes | None] = {}  # index rows of entries that may be withdrawn or moved
+        self._holders: dict[bytes, KeyHolder | None] = {}  # by the row key of each own key in use
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
         self._gone: set[tuple[int, bytes]] = set()  # the first ``_gone_count`` deletes
         self._gone_count = 0
@@ -144,18 +145,21 @@ class Assembler:
 
     @property
     def sequence(self) -> int:
-        """The last sequence assigned."""
+        """Last assigned sequence."""
         return self._sequence
 
     def generations(self) -> tuple[int, int, int]:
-        """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
+        """Return the index generations that may have a message id.
+
+        They are waiting, and finished in this window or the previous one.
+        """
         return keys.WAITING_GENERATION, self._generation, self._generation - 1
 
     def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt] | Refusal], Appended]:
-        """Return the batch, the receipts of every unit, and what was appended to which queue.
+        """Return the batch, the receipts or the refusal of each unit, and the appended range of each queue.
 
-        There are no receipts of a unit that is refused, because it would not be whole, for its bound or for an id: the
-        batch has nothing of it.
+        A unit is refused if it would not be whole, exceeds a bound, or reuses a message id. The batch has nothing of a
+        refused unit.
         """
         batch = self._batch = Batch()
         self._now_ms, self._decided_ms = self._clock.now_ms(), 0
@@ -166,7 +170,7 @@ class Assembler:
         first_sequence = self._sequence + 1
         if len(self._withdrawn) > _WITHDRAWN_KEPT:
             claimed, held = keys.timeline_key(self._marks.high()), self._marks.held_range()
-            # The others were gone when read.
+            # The reader cannot have read the others.
             self._withdrawn = {key for key in self._withdrawn if key < claimed or held[0] <= key < held[1]}
         self._rotate_generation()
         self._generation_prefix = self._generation.to_bytes(4, "big")
@@ -201,7 +205,10 @@ class Assembler:
         return batch, receipts, self._appended
 
     def _taken(self, unit: Sequence[Op]) -> MessageIdTaken | None:
-        """Return why a unit is refused that accepts an id which its topic has of the other kind, if it does."""
+        """Return the refusal of a unit that reuses a known id of its topic, or ``None``.
+
+        A half message must not reuse the id of another message, or the reverse.
+        """
         for op in unit:
             if (type(op) is Schedule or type(op) is Append) and op.if_known is not _WRITE:
                 twin = self._twins.get(op.scope)
@@ -212,11 +219,11 @@ class Assembler:
         return None
 
     def _is_whole(self, unit: Sequence[Op]) -> bool:
-        """Say whether no op of a unit is passed over that others beside it may rely on. Nothing is done before."""
+        """Return True if the unit skips no op that its other ops may rely on. Changes nothing."""
         kinds = set(map(type, unit))
         if kinds <= _ANSWERS or kinds.isdisjoint(_ANSWERS):
             return True
-        here: set[bytes] = set()  # what the unit itself makes known, or takes away
+        here: set[bytes] = set()  # ids that the unit accepts, and keys that it withdraws
         for op in unit:
             kind = type(op)
             if kind is Schedule or kind is Append:
@@ -235,7 +242,7 @@ class Assembler:
         return True
 
     def _over(self, unit: Sequence[Op]) -> OverBound | None:
-        """Return why a unit is refused whose last ops are bounds, if it is. Nothing is done before."""
+        """Return the refusal of a unit that exceeds one of its bounds, which are its last ops. Changes nothing."""
         for op in reversed(unit):
             if type(op) is not Bound:
                 return None
@@ -246,7 +253,7 @@ class Assembler:
     def _over_bound(self, unit: Sequence[Op], bound: Bound) -> OverBound | None:
         scope = bound.scopes[0]
         new: set[bytes] = set()
-        under: dict[bytes, int | None] = {}  # bytes of what the unit lets wait under each own key
+        under: dict[bytes, int | None] = {}  # bytes of the unit's pending message under each own key
         count = size = 0
         for op in unit:
             if (type(op) is not Schedule and type(op) is not Append) or op.scope not in bound.scopes:
@@ -283,7 +290,7 @@ class Assembler:
         return None
 
     def _is_passed_over(self, op: Reschedule | Recur | HandOver | Hold) -> bool:
-        """Say whether what the reader had read is gone, and others rely on it."""
+        """Return True if the entry of a reader's op is gone and the op may not be skipped."""
         if type(op) is HandOver or type(op) is Hold:
             return op.key in self._withdrawn
         if type(op) is Reschedule and op.if_gone is not _REFUSE:
@@ -360,10 +367,10 @@ class Assembler:
         return Receipt(_DELIVERED, sequence, queue_id, offset, self._now_ms, False)
 
     def _withdraw(self, op: Withdraw) -> Receipt:
-        """Delete a waiting row unless it is gone.
+        """Delete a waiting entry unless it is gone.
 
-        The reader may have read the row before this batch is written, and hand it over after: then the key is found in
-        ``_withdrawn``. Its turn ends with ``Done``, and what it reads after that no longer has the row.
+        The reader may have read the row before this batch is written, and hand it over later. ``_withdrawn`` then has
+        the key. The reader's turn ends with ``Done``; rows that it reads later no longer include this one.
         """
         waiting = self._found(op)
         if waiting is None:
@@ -371,7 +378,7 @@ class Assembler:
         id_key = _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
         batch = self._batch
         for row in ((Family.TIMELINE, op.key), (Family.INDEX, id_key)):
-            self._rows.pop(row, None)  # what this very batch was to set
+            self._rows.pop(row, None)  # set earlier in this batch
             batch.deletes.append(row)
         if op.own_key:
             self._free_key(op.own_key, waiting.sequence, op.message_id)
@@ -392,12 +399,12 @@ class Assembler:
             if type(other) is Append or type(other) is Schedule:
                 other = other._replace(if_known=_WRITE)  # noqa: PLW2901
             told = self._HANDLERS[type(other)](self, other)
-            if type(other) is Append and told.state is _QUEUED:  # the trail follows the entry to where it goes
+            if type(other) is Append and told.state is _QUEUED:  # links the audit event of the append to the entry
                 self._records[-2] = pack_record_head(len(other.event), waiting.sequence, told.queue_offset)
         return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
 
     def _found(self, op: Withdraw | Reschedule | Recur) -> Receipt | None:
-        """Return what is known of an entry that is to be withdrawn or moved; ``None`` if it no longer waits there."""
+        """Return the receipt of the entry that the op withdraws or moves; ``None`` if it no longer waits there."""
         value = self._waiting[_WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id]
         waiting = decode_index(value) if value is not None else NO_RECEIPT
         is_there = waiting.state is _WAITING and pack_timeline_key(waiting.at_ms, waiting.sequence) == op.key
@@ -410,7 +417,7 @@ class Assembler:
         if deliver_at_ms == due_ms and not by_reader:
             return waiting._replace(repeated=False)
         sequence = waiting.sequence
-        # Not in the cursor's own millisecond: there only sequences that are new lie behind it for certain.
+        # Not in the cursor's own millisecond: there only new sequences are certain to be after the cursor.
         key_ms = self._free_ms(key, max(deliver_at_ms, self._floor_ms + 1))
         if not by_reader:
             self._withdrawn.add(key)
@@ -454,28 +461,32 @@ class Assembler:
             self._records += (pack_record_head(len(event), number, place), event)
 
     def _waits(self, key_ms: int, sequence: int, id_key: bytes, record: bytes) -> None:
-        """Let an entry wait in rows that this very batch may take away again."""
+        """Set the timeline and index rows of an entry, replaceable by later ops of this batch."""
         row = self._waiting[id_key] = encode_index_waiting(sequence, key_ms)
         self._rows[Family.TIMELINE, pack_timeline_key(key_ms, sequence)] = record
         self._rows[Family.INDEX, id_key] = row
 
     def _hold_key(self, row: bytes, holder: KeyHolder) -> None:
-        """Set the message that waits under an own key; it precedes the last holder, whose row is not needed."""
+        """Record the pending message under an own key.
+
+        This batch's row of the last holder is dropped, since the pending message takes precedence over it.
+        """
         self._holders[row] = holder
         self._rows[Family.META, row] = encode_key_holder(holder)
         self._rows.pop((Family.INDEX, self._generation_prefix + last_holder_suffix(row)), None)
 
     def _free_key(self, row: bytes, sequence: int, message_id: bytes) -> None:
-        """Free an own key, and remember the message that held it as long as the end of that message."""
+        """Free an own key. Its last holder is remembered as long as the end of that message."""
         self._holders[row] = None
         self._rows[Family.META, row] = None
         last = encode_index_absorbed(sequence, self._now_ms, message_id)
         self._rows[Family.INDEX, self._generation_prefix + last_holder_suffix(row)] = last
 
     def _make_way(self, under: UnderKey, id_key: bytes) -> Receipt | None:
-        """Withdraw what waits under the own key of a message that is accepted; its receipt if it is absorbed instead.
+        """Apply an own key's rule to the message that is pending under it, if any.
 
-        The scope and the id of that message are in ``id_key``.
+        Either withdraw that message and return ``None``, or return the receipt of the new message, which is absorbed.
+        The prefix of ``id_key`` has the scope of both messages; its rest is the id of the new one.
         """
         holder = self._holders[under.row]
         if holder is None:
@@ -484,7 +495,7 @@ class Assembler:
         value = self._waiting[id_key[:8] + message_id]
         waiting = decode_index(value) if value is not None else NO_RECEIPT
         if waiting.state is not _WAITING or waiting.sequence != sequence:
-            return None  # the row was left behind: in a sound store there is none such
+            return None  # a stale row, which an undamaged store never has
         key, event = waiting.key, under.event(due_ms, message_id)
         if not under.keeps_first:
             scope = int.from_bytes(id_key[4:8], "big")
@@ -499,11 +510,13 @@ class Assembler:
         return receipt
 
     def _free_ms(self, key: bytes, key_ms: int) -> int:
-        """Return the first time from ``key_ms`` on under which an entry that lies under ``key`` may lie anew.
+        """Return the first time, from ``key_ms`` on, under which the entry stored at ``key`` may be stored again.
 
-        Not its own key: who deletes that in the same batch would have deleted nothing. Nor one where the reader may
-        have read it before: that it was withdrawn there must be kept in mind. Of what was withdrawn, and the reader
-        cannot have, it need not: it reads the row there anew.
+        Its own key is excluded. A batch applies deletes before puts, so another op's delete of that key would have no
+        effect.
+
+        A withdrawn key that the reader may have read already is excluded as well, since ``_withdrawn`` must keep it. A
+        withdrawn key that the reader cannot have read is reused, and the reader will read the new row there.
         """
         sequence, claimed = int.from_bytes(key[8:], "big"), keys.timeline_key(self._marks.high())
         while (found := pack_timeline_key(key_ms, sequence)) == key or (found in self._withdrawn and found < claimed):
@@ -528,7 +541,7 @@ class Assembler:
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
     def _is_gone(self, key: bytes) -> bool:
-        """Say whether this very batch takes a row off the timeline; the deletes are gone through once."""
+        """Return True if this batch deletes the timeline row ``key``. Each delete enters the lookup set only once."""
         deletes = self._batch.deletes
         self._gone.update(deletes[self._gone_count :])
         self._gone_count = len(deletes)
@@ -564,7 +577,7 @@ class Assembler:
         return NO_RECEIPT
 
     def _bound(self, _op: Bound) -> Receipt:
-        return NO_RECEIPT  # looked at before its unit was done
+        return NO_RECEIPT  # checked before the unit was executed
 
     def _close_ledger(self, op: CloseLedger) -> Receipt:
         if self._ledger is not None:
@@ -633,7 +646,7 @@ class Assembler:
         self._rows[Family.META, keys.META_DONE] = keys.timeline_key(mark)
 
     def _look_up(self, units: Sequence[Sequence[Op]]) -> dict[bytes, Receipt]:
-        """Find which message ids of these units are known already."""
+        """Return the receipts of the message ids in these units that are known already, by index key."""
         accepted = [
             (op.scope, op.message_id)
             for unit in units
@@ -660,9 +673,9 @@ class Assembler:
         return known
 
     def _find_twins(self, scopes: set[int]) -> dict[int, int]:
-        """Return the twins of scopes whose topic has half messages: in both an id is looked for.
+        """Return the twins of scopes with half messages in their topic: an id is then looked up in both scopes.
 
-        Whether a topic has any is read once in a run: three seeks.
+        Whether a topic has half messages is read only once per run, with three seeks.
         """
         for scope in scopes:
             if (topic_id := keys.twin_scope(scope)) < scope:
@@ -678,7 +691,7 @@ class Assembler:
         return {scope: self._twins[scope] for scope in scopes if scope in self._twins} if self._twins else {}
 
     def _look_up_withdrawn(self, units: Sequence[Sequence[Op]]) -> dict[bytes, bytes | None]:
-        """Find the index rows of what these units withdraw."""
+        """Return the index rows of the entries that these units withdraw or move."""
         wanted = [
             _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
             for unit in units
@@ -688,7 +701,7 @@ class Assembler:
         return dict(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True)) if wanted else {}
 
     def _look_up_holders(self, units: Sequence[Sequence[Op]]) -> dict[bytes, KeyHolder | None]:
-        """Find who waits under the own keys of what these units accept, and the index rows of those."""
+        """Return the pending messages under the own keys used by these units, and load their index rows."""
         asked: list[bytes] = []
         for unit in units:
             for op in unit:
@@ -709,9 +722,10 @@ class Assembler:
         return found
 
     def _rotate_generation(self) -> None:
-        """Start a generation per window; drop, whole, those that ended more than one window ago.
+        """Start a new generation once per window; drop generations that ended more than one window ago.
 
-        How old it is is kept every few seconds: a kill lets it live longer by as much.
+        Generations are dropped by one range delete. The age of the current one is stored every few seconds, so a kill
+        prolongs its life by at most that interval.
         """
         boot_ms = self._clock.boot_ms()
         is_over = boot_ms - self._generation_began_ms >= self._window_ms
@@ -724,7 +738,7 @@ class Assembler:
         self._keep_clock()
 
     def _keep_clock(self) -> None:
-        """Let the batch that is assembled carry how the clocks stand, and how old the generation is."""
+        """Add the clock state and the age of the generation to the current batch."""
         self._clock_kept_ms = boot_ms = self._clock.boot_ms()
         age_ms = boot_ms - self._generation_began_ms
         self._rows[Family.META, keys.META_GENERATION] = keys.pack_pair(self._generation, age_ms)

@@ -1,10 +1,10 @@
-"""How many entries wait, by scope and minute of delivery, how many bytes, and how many each topic holds.
+"""Counts of pending entries by scope and minute of delivery, of pending bytes by scope, and of held entries by topic.
 
-Absolute figures, in the batch that changes them.
+The figures are absolute, in the batch that changes them.
 
-Bytes are counted of entries that came since the store was first opened by a build that counts them: what waited before
-is known by its sequence, and counts nothing when it leaves either. So opening reads no entry. A run that did not count
-(the run in the head is not the one before) has the counting begin anew.
+Bytes are counted from the first opening by a build that counts them. Entries pending before that are recognised by
+their sequence, and never count. So opening reads no entries. If the last run did not count bytes (the head names an
+earlier run), counting starts again from zero.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _MINUTES = HOUR_MS // BUCKET_MS
 _CACHED_MAX = 8_192  # half a kilobyte each
 
 _Hour = tuple[int, int]  # scope, and number of the hour
-_Delta = tuple[int, int]  # minute of the hour, and by how many
+_Delta = tuple[int, int]  # minute of the hour, and change of its count
 
 
 class Counts:
-    """The figures a batch changes, and those of the last batches, which need not be read again."""
+    """Figures that the current batch changes, with a cache of the figures of earlier batches."""
 
     def __init__(self, engine: Engine, bytes_since: int = 0) -> None:
-        """``bytes_since``: of entries up to this sequence the bytes are not counted."""
+        """Read figures from ``engine``. The bytes of entries up to the sequence ``bytes_since`` are not counted."""
         self._engine = engine
         self._bytes_since = bytes_since
         self._totals: dict[int, int] = {}  # by scope
-        self._bytes: dict[int, int] = {}  # by scope, as far as the totals
+        self._bytes: dict[int, int] = {}  # by scope, for the same scopes as the totals
         self._hours: dict[_Hour, list[int]] = {}
         self._deltas: dict[tuple[int, int], int] = {}  # by scope and minute
         self._grown: dict[int, int] = {}  # bytes, by scope
-        self._watched: dict[int, int] = {}  # changes by scope, of those that were asked for
+        self._watched: dict[int, int] = {}  # changes by scope, only of scopes passed to ``waiting``
         self._held: dict[int, int] = {}  # changes, by topic
 
     def begin(self) -> None:
@@ -57,7 +57,7 @@ class Counts:
         self._held = {}
 
     def add(self, scope: int, deliver_at_ms: int, by: int) -> None:
-        """Note that ``by`` more entries of ``scope`` are due then."""
+        """Add ``by`` to the pending entries of ``scope`` that are due at ``deliver_at_ms``."""
         deltas = self._deltas
         bucket = (scope, deliver_at_ms // BUCKET_MS)
         deltas[bucket] = deltas.get(bucket, 0) + by
@@ -65,29 +65,32 @@ class Counts:
             self._watched[scope] += by
 
     def grow(self, scope: int, sequence: int, by: int) -> None:
-        """Note that ``by`` more bytes of ``scope`` wait with the entry of this sequence."""
+        """Add ``by`` to the pending bytes of ``scope`` for the entry with this sequence."""
         if sequence > self._bytes_since:
             self._grown[scope] = self._grown.get(scope, 0) + by
 
     def waiting(self, scope: int) -> tuple[int, int]:
-        """Return how many entries of ``scope``, and bytes of them, wait behind what the batch has so far."""
+        """Return the pending entries of ``scope`` and their bytes, with the changes of the current batch so far."""
         self._load((scope,), ())
-        if scope not in self._watched:  # gone through once, and kept up from here on
+        if scope not in self._watched:  # summed once, then kept up to date by ``add``
             self._watched[scope] = sum(by for (each, _), by in self._deltas.items() if each == scope)
         count = self._totals[scope] + self._watched[scope]
         return count, max(0, self._bytes[scope] + self._grown.get(scope, 0))
 
     def next_due_ms(self, scope: int, now_ms: int) -> int | None:
-        """Return the end of the first minute from ``now_ms`` on in which an entry of ``scope`` is due, if known."""
+        """Return the end of the first minute after ``now_ms`` with a due entry of ``scope``, or ``None``.
+
+        Only committed rows are read.
+        """
         rows = self._engine.scan(Family.META, *hour_range(scope, now_ms // HOUR_MS, 2**40), limit=2).rows
         return next((each.until_ms for row in rows for each in due_in(*row) if each.until_ms > now_ms), None)
 
     def hold(self, topic_id: int, by: int) -> None:
-        """Note that a topic holds ``by`` more entries."""
+        """Add ``by`` to the held entries of a topic."""
         self._held[topic_id] = self._held.get(topic_id, 0) + by
 
     def put(self, batch: Batch) -> None:
-        """Put the new figures into the batch; what counts nothing any more has no row."""
+        """Put the new figures into the batch; the row of a figure that is now 0 is deleted."""
         if self._held:
             rows = [held_key(topic_id) for topic_id in self._held]
             for by, row, value in zip(self._held.values(), rows, self._engine.get_many(Family.META, rows), strict=True):
@@ -132,7 +135,7 @@ class Counts:
 
 
 def begin_bytes(engine: Engine, batch: Batch, *, run: int, sequence: int) -> int:
-    """Put into the first batch of ``run`` that it counts bytes; return up to which sequence they are not counted."""
+    """Record in the first batch of ``run`` that it counts bytes; return the last sequence that is not counted."""
     (value,) = engine.get_many(Family.META, [keys.META_BYTES_HEAD])
     last, since = unpack_pair(value) if value is not None else (-1, sequence)
     if last != run - 1:
@@ -144,7 +147,7 @@ def begin_bytes(engine: Engine, batch: Batch, *, run: int, sequence: int) -> int
 
 
 def put_hours_of_format_1(engine: Engine, batch: Batch) -> None:
-    """Put what a store of format 1 counted in a row per minute into rows of hours."""
+    """Convert the rows per minute of a format 1 store into rows per hour."""
     hours: dict[bytes, list[int]] = {}
     for key, value in engine.scan(Family.META, *keys.meta_range(keys.META_MINUTE), limit=2**31).rows:
         minute = keys.hour_of(key)

@@ -1,7 +1,7 @@
-"""The opening balance: what a ledger begins with in a store that had none, or that somebody used without it.
+"""The opening balance of the ledger, for a store without one or with a run that did not keep it.
 
-A run that keeps the ledger says so in its head. If the run before this one did not, what it changed is not counted: the
-ledger begins anew with what the store holds now. Nothing is a scan of messages; see ``recount``.
+A run that keeps the ledger records its number in the head. If the previous run did not, its changes are not counted.
+The ledger then starts again from the current content of the store. Messages are never scanned; see ``recount``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dmq.store.writer.recount import KnownIds, Recount, assume_counts, recount_q
 
 
 def read_head(engine: Engine) -> LedgerHead | None:
-    """Return since when there is a ledger and which run kept it last; ``None`` without one."""
+    """Return the start of the ledger and the last run that kept it; ``None`` if there is no ledger."""
     (value,) = engine.get_many(Family.META, [META_LEDGER_HEAD])
     return decode_head(value) if value is not None else None
 
 
 def open_ledger(engine: Engine, batch: Batch, *, run: int, now_ms: int) -> LedgerHead:
-    """Put into the first batch of ``run`` that it keeps the ledger, and the opening balance if the last one did not."""
+    """Put the head for ``run`` into its first batch, with an opening balance if the previous run kept no ledger."""
     head = read_head(engine)
     if head is None or head.run != run - 1:
         head = LedgerHead(run, now_ms)

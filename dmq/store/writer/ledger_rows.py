@@ -1,7 +1,7 @@
-"""The writer's side of the ledger: events counted by kind, topic and group, in the batch that has them.
+"""The writer's part of the ledger: counts of events by kind, topic and group, in the batch of the events.
 
-Like the assembler it belongs to the writer thread. What it costs is paid for every message: events are counted by what
-they begin with, in C, and a row is made once per batch and (topic, group).
+Used only by the writer thread. Its cost applies to every message. Events are therefore counted by their first bytes, in
+C, and a row is encoded once per batch, topic and group.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _head_of = itemgetter(slice(HEAD_BYTES))
 
 
 class LedgerRows:
-    """The rows a batch changes, and those of the last batches, which need not be read again."""
+    """Ledger rows that the current batch changes, with a cache of the rows of earlier batches."""
 
     def __init__(self, engine: Engine, kinds: Collection[int]) -> None:
-        """``kinds`` are the kinds of events that are counted; all terms of the ledger's own are."""
+        """Count the events of ``kinds``, and all of the ledger's own terms."""
         self._engine = engine
         self._is_counted = [number in kinds or number >= _STORED for number in range(256)]
         self._rows: dict[bytes, dict[int, int]] = {}  # by topic and group, packed
@@ -41,15 +41,15 @@ class LedgerRows:
         self._closed: list[tuple[int, int]] = []
 
     def add(self, topic_id: int, group_id: int, term: int, by: int) -> None:
-        """Note a change of a term that no event tells."""
+        """Add ``by`` to a term that is not derived from events."""
         self._changes[pack_change(term, topic_id, group_id)] += by
 
     def close(self, topic_id: int, group_id: int) -> None:
-        """Forget a topic with all its groups, or what it has for one of them."""
+        """Delete the ledger of a topic with all its groups, or of one group on it, with this batch."""
         self._closed.append((topic_id, group_id))
 
     def put(self, batch: Batch, records: Sequence[bytes], appended: Appended) -> None:
-        """Put the rows that a batch changes into it; every other one of ``records`` is an event."""
+        """Put the changed rows into the batch. ``records`` alternates record heads and events."""
         changes = self._changes
         changes.update(map(_head_of, records[1::2]))
         for (topic_id, _), growth in appended.items():
@@ -72,7 +72,7 @@ class LedgerRows:
             batch.puts.append((Family.META, META_LEDGER + pair, encode_ledger(row)))
 
     def _forget(self, batch: Batch, changed: dict[bytes, list[tuple[int, int]]]) -> None:
-        """Drop what was closed, and what this batch still tells of it: ids are never used again."""
+        """Delete closed ledgers, and drop this batch's changes of them. This is safe, since ids are never reused."""
         for topic_id, group_id in self._closed:
             if group_id:
                 batch.deletes.append((Family.META, ledger_key(topic_id, group_id)))

@@ -1,16 +1,20 @@
-"""What parts ask the store to do: plain values, committed together or not at all.
+"""Operations on the store: plain values, committed together or not at all.
 
-A *unit* is a list of ops from one caller; the writer commits whole units, many units to a batch. Ops that accept a
-message (``Schedule``, ``Append``) are idempotent on ``(scope, message_id)``: when it is known already, nothing is
-written for them, their event is not recorded, and their receipt is the first one, marked ``repeated``.
+A *unit* is a list of ops from one caller. The writer commits whole units, many units to a batch. Ops that accept a
+message (``Schedule``, ``Append``) are idempotent on ``(scope, message_id)``. If that id is already known, they write
+nothing, record no event, and return the first receipt, marked ``repeated``.
 
-*A unit is whole.* An op that is passed over, since its message is known already or its entry no longer waits, takes
-with it what relies on it. So ops that rely on an entry's leaving the timeline are ``instead`` of its ``Withdraw``; a
-copy of what the same unit finishes is written whatever is known of its id (``IfKnown.WRITE``); and where an op says
-nothing (``IfKnown.REFUSE``), its whole unit is refused if it would be passed over while there is anything beside it
-that finishes, sets, deletes or tells something. Who is ahead of the disk in memory must not leave it at that.
+*A unit is whole.* An op is skipped if its message is already known or its entry no longer waits. The ops that rely on
+it must then be skipped as well:
 
-Every op that changes state carries ``event``, the encoded audit event that goes into the same batch.
+- Ops that rely on an entry's removal from the timeline are ``instead`` of its ``Withdraw``.
+- A copy of a message that the same unit finishes is written even if its id is known (``IfKnown.WRITE``).
+- By default (``IfKnown.REFUSE``) the whole unit is refused if the op would be skipped. A unit that only accepts,
+  moves or withdraws messages is excepted: none of its ops finishes, sets, deletes or records anything else.
+
+A caller with state in memory ahead of the disk must handle such a refusal.
+
+Every op that changes state carries ``event``, the encoded audit event that is written in the same batch.
 """
 
 from __future__ import annotations
@@ -24,31 +28,32 @@ from dmq.store.schema.keys import Family
 
 
 class IfKnown(IntEnum):
-    """What follows if the id of an accepting op is known in its scope, or what is to be withdrawn is gone."""
+    """Reaction if the id of an accepting op is already known in its scope, or the entry to withdraw is gone."""
 
-    REFUSE = 0  # its unit is refused with ``UnitRefused``; of a unit that only moves messages, as ANSWER
-    ANSWER = 1  # only this op is passed over, and its receipt says so: nothing beside it relies on it
-    WRITE = 2  # it is written all the same, and the id is not looked for: it moves a message, and accepts none
+    REFUSE = 0  # refuse the unit with ``UnitRefused``; same as ANSWER if the unit only accepts or moves messages
+    ANSWER = 1  # skip only this op, as its receipt shows: no other op of the unit relies on it
+    WRITE = 2  # write it without looking up the id: the op moves a message and accepts none
 
 
 class UnderKey(NamedTuple):
-    """The own key of a message that is accepted, and what follows if another one waits under it.
+    """Own key of an accepted message, and the rule for a message that is already pending under it.
 
-    That one is withdrawn, and remembered as REPLACED; or it stays, and nothing is written for this one but that it was
-    ABSORBED: its receipt says so, and by whom. Whichever it is, the writer decides between that and a hand-over.
+    Either the pending message is withdrawn and remembered as REPLACED, or it stays and the new message is ABSORBED. An
+    absorbed message is only recorded as such, and its receipt names the pending message. The writer decides, so the
+    rule never races with a hand-over.
     """
 
     row: bytes  # dmq.store.schema.own_keys.own_key_row
     keeps_first: bool
-    event: Callable[[int, bytes], bytes]  # of what follows, from the time and the packed id of the message that waits
+    event: Callable[[int, bytes], bytes]  # event of the outcome, from the time and the packed id of the pending message
 
 
 class Schedule(NamedTuple):
-    """Keep a message until it is due. The writer assigns its sequence and its timeline key.
+    """Store a message on the timeline until it is due. The writer assigns its sequence and its timeline key.
 
-    With ``is_new`` the id was made a moment ago, and is not looked for. No event: none is recorded. ``half_body`` is a
-    second row, under ``half_body_key`` of the sequence. With ``under`` it has an own key as long as it waits: the op
-    that takes it off the timeline, or moves it, names that key's row (``own_key``).
+    With ``is_new`` the id was just generated, and is not looked up. An empty event is not recorded. ``half_body`` is a
+    second row, under ``half_body_key`` of the sequence. With ``under`` the message has an own key while it is pending.
+    The op that moves or removes the entry must then name that key's row (``own_key``).
     """
 
     scope: int
@@ -63,11 +68,11 @@ class Schedule(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What a topic may have waiting: the last ops of a unit, which is refused with ``OverBound`` if it would be more.
+    """Bound on a topic's pending messages. A unit that exceeds it is refused with ``OverBound``.
 
-    Only what the unit itself schedules in ``scopes``, and what is not known already, counts as more. The writer
-    decides, with all that was committed before: there is no moment in which two units are both let through for the
-    same room. ``is_closed``: nothing new is accepted, whatever waits, not even into a queue.
+    Bounds must be the last ops of their unit. Only messages that the unit schedules in ``scopes``, and that are not yet
+    known, count as additional. The writer decides on the state of all earlier commits, so two units never pass for the
+    same free place. With ``is_closed`` no new message is accepted, not even directly into a queue.
     """
 
     scopes: Sequence[int]  # counted together: a topic, and its half messages
@@ -77,14 +82,14 @@ class Bound(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """What a batch put at the end of a queue: queue values, and the offset of the first."""
+    """Messages that a batch appended to a queue: their queue values, and the offset of the first."""
 
     first: int
     records: list[bytes]
 
     @property
     def end(self) -> int:
-        """The offset after the last one."""
+        """Offset after the last appended message."""
         return self.first + len(self.records)
 
 
@@ -92,7 +97,10 @@ Appended = dict[tuple[int, int], Growth]  # by topic id and queue id
 
 
 class Append(NamedTuple):
-    """Put a message at the end of a queue. The writer assigns its offset. ``under`` decides what waits; see there."""
+    """Append a message to a queue. The writer assigns its offset.
+
+    With ``under`` the rule of its own key applies to a message that is pending under that key; see ``UnderKey``.
+    """
 
     scope: int
     message_id: bytes  # packed
@@ -107,7 +115,8 @@ class Append(NamedTuple):
 class HandOver(NamedTuple):
     """Move a due message from the timeline to the end of a queue: index, append and event in the same batch.
 
-    Nothing is done if it was withdrawn since it was read; its receipt then has no state, and nothing may rely on it.
+    Nothing is done if the message was withdrawn after it was read. The receipt then has no state, and no other op of
+    the unit may rely on the hand-over.
     """
 
     key: bytes  # its timeline key
@@ -119,19 +128,19 @@ class HandOver(NamedTuple):
     record: bytes  # dmq.store.schema.record.encode_queued
     event: bytes
     size: int  # dmq.store.schema.record.waiting_bytes of its row
-    is_half: bool = False  # a half message, whose body in a row of its own goes with it
+    is_half: bool = False  # a half message; its separate body row is deleted with it
     own_key: bytes = b""
 
 
 class Withdraw(NamedTuple):
-    """Take an entry off the timeline before it is due, and do ``instead``; nothing at all if it no longer waits.
+    """Remove an entry from the timeline before it is due, and execute ``instead``. Do nothing if it no longer waits.
 
-    ``key`` is the timeline key under which it was read. The check is made by the writer, so an entry is either handed
-    over or withdrawn, never both. The receipt's state is ``WITHDRAWN``, or ``None`` if it no longer waits there. What
-    is done ``instead`` moves the entry, so it is done whatever is known of its new id.
+    ``key`` is the timeline key under which it was read. The writer checks it, so an entry is either handed over or
+    withdrawn, never both. The receipt's state is ``WITHDRAWN``, or ``None`` if the entry no longer waits there. Ops in
+    ``instead`` move the entry, so they are executed even if its new id is known.
 
-    ``event`` is recorded with the entry's sequence. With ``is_remembered`` the id is known, as ``outcome``, as long as
-    that of a finished entry: a send repeated with it writes nothing, and its receipt says so. Else the id is free.
+    ``event`` is recorded with the entry's sequence. With ``is_remembered`` the id stays known, as ``outcome``, as long
+    as that of a finished entry: a repeated send writes nothing and gets that receipt. Otherwise the id is free.
     """
 
     key: bytes
@@ -148,32 +157,32 @@ class Withdraw(NamedTuple):
 
 
 class Reschedule(NamedTuple):
-    """Let an entry wait under another time and with another record.
+    """Move a waiting entry to another time, with another record.
 
-    It stays the same entry, with its sequence. Nothing is done if it no longer waits under ``key``; its receipt then
-    has no state. Unless the reader asks for it itself, about a row that it holds (``by_reader``), the reader may have
-    read the row already: it does not hand it over. An entry that is to wait until the time that it has is left as it
-    is, and its receipt says that it waits.
+    It stays the same entry and keeps its sequence. Nothing is done if it no longer waits under ``key``; the receipt
+    then has no state. ``by_reader`` means that the reader itself moves a row that it has read. Otherwise the reader may
+    have read the row already; the writer then prevents its hand-over. An entry already scheduled for that time stays
+    unchanged, and its receipt has the state WAITING.
     """
 
     key: bytes  # its timeline key
     scope: int
     message_id: bytes  # as it was scheduled
-    due_ms: int  # its true time so far
-    deliver_at_ms: int  # its new one
+    due_ms: int  # its current true delivery time
+    deliver_at_ms: int  # its new delivery time
     record: bytes  # dmq.store.schema.record.encode_waiting
-    event: bytes  # none is recorded if it is empty
-    half_body: bytes = b""  # as in ``Schedule``, for a row that held its body itself
+    event: bytes  # not recorded if empty
+    half_body: bytes = b""  # as in ``Schedule``, if its body was in its row until now
     if_gone: IfKnown = IfKnown.REFUSE
     by_reader: bool = True
     own_key: bytes = b""
 
 
 class Hold(NamedTuple):
-    """Let a due entry wait behind all times, where its topic's held entries lie in the order in which they were due.
+    """Move a due entry to its topic's held entries, which sort after all times, in the order of their due times.
 
-    It stays the same entry, with its sequence, its record and its delivery time, and is counted as before. Nothing is
-    done if it was withdrawn since it was read; its receipt then has no state. There is no event: it waits as it did.
+    It stays the same entry with its sequence, record and delivery time, and counts as before. Nothing is done if it was
+    withdrawn after it was read; the receipt then has no state. There is no event, since the entry stays pending.
     """
 
     key: bytes  # its timeline key
@@ -183,7 +192,7 @@ class Hold(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A message that a schedule sends now: accepted and in its queue in one."""
+    """Message that a schedule sends now: accepted and appended to its queue in one step."""
 
     message_id: bytes  # packed
     queue_id: int
@@ -194,7 +203,7 @@ class Occurrence(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Set a row to an absolute value; the last one of a batch wins."""
+    """Set a row to an absolute value. The last value in a batch wins."""
 
     family: Family
     key: bytes
@@ -202,10 +211,10 @@ class Put(NamedTuple):
 
 
 class Recur(NamedTuple):
-    """Put occurrences of a schedule into a queue, and let its entry wait for its next time or, without a record, go.
+    """Append occurrences of a schedule to a queue, and move the schedule's entry to its next time.
 
-    All of it, or nothing if the entry was withdrawn since it was read; its receipt then has no state. The entry keeps
-    its sequence; each occurrence has one of its own.
+    If ``record`` is empty the entry is removed instead. All of it is done, or nothing if the entry was withdrawn after
+    it was read. The receipt then has no state. The entry keeps its sequence; each occurrence gets a new one.
     """
 
     key: bytes  # its timeline key
@@ -217,13 +226,14 @@ class Recur(NamedTuple):
     progress: Put
     deliver_at_ms: int = 0  # its new time
     record: bytes = b""  # dmq.store.schema.record.encode_waiting; empty: the schedule is over, or pauses
-    event: bytes = b""  # that it is; none is recorded if it is empty
+    event: bytes = b""  # event of the end or pause; not recorded if empty
 
 
 class Done(NamedTuple):
-    """Everything on the timeline below ``mark`` is finished once this unit is committed.
+    """Mark the timeline below ``mark`` as finished once this unit is committed.
 
-    The unit was decided at ``decided_ms``: its batch's events are not of before that, though the clock was set back.
+    The unit was decided at ``decided_ms``. The events of its batch are not dated before that, even if the clock was set
+    back.
     """
 
     mark: int
@@ -231,7 +241,7 @@ class Done(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove a row; with ``stop`` all rows from ``key`` up to, not including, it, but for those that its batch sets."""
+    """Delete a row, or with ``stop`` the range ``[key, stop)``. Rows set by the same batch survive a range delete."""
 
     family: Family
     key: bytes
@@ -239,14 +249,14 @@ class Delete(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """Record an audit event that belongs to the rows beside it, and to a message of a queue if it has an offset."""
+    """Record an audit event of the unit's other rows; ``queue_offset`` is that of the message concerned, or -1."""
 
     event: bytes
     queue_offset: int = -1
 
 
 class Tally(NamedTuple):
-    """Add ``by`` to a term of the ledger that no event tells; nothing in a store that keeps none."""
+    """Add ``by`` to a ledger term that is not derived from events. Has no effect in a store without a ledger."""
 
     topic_id: int
     group_id: int  # 0: the topic itself
@@ -255,23 +265,23 @@ class Tally(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Forget the ledger of a topic and all its groups or, with a group, what the topic has for that."""
+    """Delete the ledger of a topic with all its groups or, with a group, only the topic's ledger for that group."""
 
     topic_id: int
     group_id: int = 0
 
 
 class HoldOutbox(NamedTuple):
-    """Do not cut audit events below ``below`` to keep the bound: they are being exported. 0 lets go."""
+    """Protect the audit events below ``below`` from being cut, since they are being exported. 0 ends the protection."""
 
     below: int
 
 
 class DropOutbox(NamedTuple):
-    """Remove the audit rows that end at or below ``below``: they were exported. Lets go of what was held.
+    """Remove the exported audit rows that end at or below ``below``, and end their protection.
 
-    ``starts`` are the first sequences of those rows, ascending; ``total_bytes`` are the sizes of their values, each
-    with those before it. So the writer need not read what it drops, nor count twice what it cut meanwhile.
+    ``starts`` are the first sequences of those rows, ascending. ``total_bytes`` are the cumulative sizes of their
+    values. The writer therefore need not read the dropped rows, and does not subtract rows twice that it cut meanwhile.
     """
 
     below: int
@@ -280,7 +290,7 @@ class DropOutbox(NamedTuple):
 
 
 class SkipOutbox(NamedTuple):
-    """Go on numbering audit events from ``to``, this batch's included, and forget the rows below; never backwards."""
+    """Continue the audit sequences at ``to``, from this batch on, and delete the rows below. Never moves backwards."""
 
     to: int
 
@@ -307,9 +317,9 @@ Op = (
 
 
 def scheduled_times(units: Sequence[Sequence[Op]]) -> tuple[list[int], bool]:
-    """Return the times under which these units put entries on the timeline, and whether one of them is not new there.
+    """Return the times under which these units put entries on the timeline, and whether any of them is moved.
 
-    An entry that is not new keeps its sequence, which is smaller than those that the batch will assign.
+    A moved entry keeps its sequence, which is smaller than those that the batch will assign.
     """
     times: list[int] = []
     keeps_sequence = False

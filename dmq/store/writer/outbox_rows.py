@@ -1,6 +1,6 @@
-"""The writer's side of the audit outbox: it numbers events, keeps the bound, and removes what was exported.
+"""The writer's part of the audit outbox: it numbers events, keeps the size bound, and removes exported rows.
 
-Like the assembler it belongs to the writer thread. Its figures are absolute and ride in the batch that changes them.
+Used only by the writer thread. Its figures are absolute and are written in the batch that changes them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.writer.operations import DropOutbox, HoldOutbox, SkipOutbox
 
 _ROWS_CUT = 16
-_HELD_SHARE = 1.5  # of its bound, what the outbox may grow to while it is being exported
+_HELD_SHARE = 1.5  # maximum size of the outbox during an export, as a multiple of its bound
 _NA = outbox.NOT_APPLICABLE
 
 
 class OutboxRows:
-    """What the assembler asks to bring events into the outbox, and out of it."""
+    """Audit outbox of the assembler: adds, protects and removes rows of events."""
 
     def __init__(
         self,
@@ -34,41 +34,41 @@ class OutboxRows:
         self._boot = boot
         self._bytes_max = bytes_max
         self._gap_event = gap_event
-        self.state = self._after = state  # with what is being written
-        self.synced_end = state.next_sequence  # what opening found was synced by it
+        self.state = self._after = state  # figures including the batch being written
+        self.synced_end = state.next_sequence  # opening has synced the existing events
         self._held = 0
 
     def begin(self) -> None:
-        """Begin with a batch."""
+        """Start a batch from the last figures."""
         self._after = self.state
 
     def synced(self) -> None:
-        """The batch is written, and synced if that is asked for."""
+        """Mark the written batch as durable, to the configured degree, so that its events may be exported."""
         self.synced_end = self.state.next_sequence
 
     def hold(self, op: HoldOutbox) -> None:
-        """Do as the op says."""
+        """Execute ``HoldOutbox``."""
         self._held = op.below
 
     def drop(self, op: DropOutbox, batch: Batch) -> None:
-        """Do as the op says."""
+        """Execute ``DropOutbox``."""
         self._held = 0
         state = self._after
-        first = bisect_left(op.starts, state.first_sequence)  # what lies before it was cut meanwhile
+        first = bisect_left(op.starts, state.first_sequence)  # earlier rows were cut meanwhile
         if first < len(op.starts):
             freed = op.total_bytes[-1] - (op.total_bytes[first - 1] if first else 0)
             batch.ranges.append((Family.AUDIT, pack_u64(state.first_sequence), pack_u64(op.below)))
             self._after = state._replace(first_sequence=op.below, stored_bytes=state.stored_bytes - freed)
 
     def skip(self, op: SkipOutbox, batch: Batch) -> None:
-        """Do as the op says."""
+        """Execute ``SkipOutbox``."""
         state = self._after
         if op.to > state.next_sequence:
             batch.ranges.append((Family.AUDIT, pack_u64(0), pack_u64(op.to)))
             self._after = state._replace(first_sequence=op.to, next_sequence=op.to, stored_bytes=0)
 
     def put(self, batch: Batch, records: list[bytes], at_ms: int) -> None:
-        """Add the batch's row, which ``records`` make, and the figures."""
+        """Put the row of the batch's ``records`` and the new figures into the batch; cut old rows beyond the bound."""
         state = self._after
         if state.stored_bytes > self._bytes_max and self._may_cut(state):
             state = self._cut(state, batch, records)
@@ -84,11 +84,15 @@ class OutboxRows:
             batch.puts.append((Family.META, keys.META_OUTBOX, outbox.encode_state(state)))
 
     def _may_cut(self, state: outbox.OutboxState) -> bool:
-        """What is being exported stays, or a gap would be told where there is none; but an export may hang."""
+        """Return True if the oldest rows may be cut.
+
+        Rows under export are kept, since cutting them would report a gap that does not exist. As an export may hang,
+        this ends at 1.5 times the bound.
+        """
         return state.first_sequence >= self._held or state.stored_bytes > _HELD_SHARE * self._bytes_max
 
     def _cut(self, state: outbox.OutboxState, batch: Batch, records: list[bytes]) -> outbox.OutboxState:
-        """Drop the oldest rows to keep the bound, and leave an event that says which events are missing."""
+        """Drop the oldest rows to keep the bound, and add an event that names the missing events."""
         found = self._engine.scan(
             Family.AUDIT, pack_u64(state.first_sequence), pack_u64(state.next_sequence), limit=_ROWS_CUT
         )

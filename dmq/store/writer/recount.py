@@ -1,7 +1,7 @@
-"""Counting, from the rows of a store, what the ledger says: all of it, or what it begins with.
+"""Recount of the ledger from the rows of a store: all of it, or its opening balance.
 
-Nothing here reads a message that lies in a queue: queues are counted by their ends, progress by floors and bitmaps.
-Memory grows with names and queues, not with messages.
+No message in a queue is read: queues are counted by their ends, and progress by floors and bitmaps. Memory grows with
+the number of names and queues, not of messages.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Pair = tuple[int, int]  # topic (or lane) and group
 
 
 class Scanned(Protocol):
-    """What gives rows: an engine, or a store."""
+    """Source of rows: an engine or a store."""
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
-        """As ``Engine.scan``."""
+        """Return rows as ``Engine.scan`` does."""
         ...
 
 
 class Lane(NamedTuple):
-    """Whose retries of which topic a lane has."""
+    """Group and topic of a retry lane."""
 
     group_id: int
     topic_id: int
@@ -55,21 +55,21 @@ class Lane(NamedTuple):
 
 @dataclass(slots=True)
 class KnownIds:
-    """Everything that has a queue, and what is on its way out."""
+    """Ids of existing topics, groups and lanes, with their queues. Only ``names`` includes removed ones."""
 
-    queues: dict[int, int] = field(default_factory=dict)  # by topic or lane that is there: how many
-    names: dict[int, str] = field(default_factory=dict)  # of topics and groups, those that were removed included
+    queues: dict[int, int] = field(default_factory=dict)  # number of queues, by existing topic or lane
+    names: dict[int, str] = field(default_factory=dict)  # of topics and groups, removed ones included
     lanes: dict[int, Lane] = field(default_factory=dict)  # by id
-    groups: set[int] = field(default_factory=set)  # that are there
+    groups: set[int] = field(default_factory=set)  # existing groups
 
     @classmethod
     def of(cls, source: Scanned) -> KnownIds:
-        """Read the names of a store; ``StoreCorrupt`` for a record that cannot be read."""
+        """Read the names of a store; raise ``StoreCorrupt`` for an invalid record."""
         return cls.of_rows(read_names(source))
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[bytes, bytes]]) -> KnownIds:
-        """Decode the rows of all names; ``StoreCorrupt`` for a record that cannot be read."""
+        """Decode the rows of all names; raise ``StoreCorrupt`` for an invalid record."""
         known = cls()
         for key, value in rows:
             name_id = keys.meta_id(key)
@@ -94,23 +94,23 @@ def read_names(source: Scanned) -> list[tuple[bytes, bytes]]:
 
 @dataclass(slots=True)
 class Recount:
-    """What the rows say. Unfinished of group 0: dead letters without an outcome."""
+    """Result of a recount. Unfinished messages of group 0 are dead letters without an outcome."""
 
     stored: dict[int, int] = field(default_factory=dict)  # sum of the ends of the queues, by topic or lane
-    queues: Counter[Pair] = field(default_factory=Counter)  # how many of a topic's queues a group reads
+    queues: Counter[Pair] = field(default_factory=Counter)  # number of a topic's queues that a group reads
     unfinished: Counter[Pair] = field(default_factory=Counter)
     waiting: Mapping[int, int] = field(default_factory=dict)  # entries of the timeline, by scope
-    copies: Mapping[Pair, int] = field(default_factory=dict)  # retries that wait
+    copies: Mapping[Pair, int] = field(default_factory=dict)  # pending retries
 
 
 def read_ledger(
     source: Scanned, rows_max: int = _ROWS_MAX
 ) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
-    """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant.
+    """Return the ledger's counts by topic and group, and the pending entries by scope, all of one instant.
 
-    ``Overloaded`` if these are more than ``rows_max`` rows.
+    Raise ``Overloaded`` beyond ``rows_max`` rows.
     """
-    start, stop = keys.META_TOTAL, keys.meta_range(keys.META_LEDGER)[1]  # side by side: one scan sees one instant
+    start, stop = keys.META_TOTAL, keys.meta_range(keys.META_LEDGER)[1]  # adjacent ranges: one scan reads one instant
     rows: dict[tuple[int, int], dict[int, int]] = {}
     pending: dict[int, int] = {}
     found = source.scan(Family.META, start, stop, limit=rows_max)
@@ -131,10 +131,11 @@ def recount_queues(
     *,
     breathe: Callable[[int], None] = lambda _: None,
 ) -> Recount:
-    """Count all but what waits: a look at the end of each queue, and at a group's bitmaps for each that it reads.
+    """Count everything except pending entries, from the ends of queues and the progress of groups.
 
-    ``end_of`` returns the end of a queue of a topic. ``breathe`` is called now and then, with how many rows were looked
-    at since. What is being removed is left out.
+    The cost is one seek per queue, and one scan of bitmaps per group and queue. ``end_of`` returns the end of a queue
+    of a topic. ``breathe`` is called regularly with the number of rows read since the last call. Topics, groups and
+    lanes under removal are left out.
     """
     found = Recount()
     ends: dict[Pair, int] = {}
@@ -147,7 +148,7 @@ def recount_queues(
     while rows := source.scan(Family.GROUP, start, GROUPS_END, limit=1).rows:
         group_id, topic_id, queue_id, kind, _ = unpack_group_key(rows[0][0])
         start = group_queue_range(group_id, topic_id, queue_id)[1]
-        if group_id == NO_GROUP and kind > GroupKind.CHUNK:  # outcomes, and offsets of groups that pull
+        if group_id == NO_GROUP and kind > GroupKind.CHUNK:  # outcomes of dead letters, and offsets of pulling groups
             continue
         finished, looked = _finished(source, group_id, topic_id, queue_id)
         breathe(looked)
@@ -158,7 +159,7 @@ def recount_queues(
 
 
 def _finished(source: Scanned, group_id: int, topic_id: int, queue_id: int) -> tuple[int, int]:
-    """Return how many offsets of a queue a group has finished, and how many rows said so."""
+    """Return the number of offsets of a queue that a group has finished, and the number of rows read for it."""
     start, stop = (
         pack_group_key(group_id, topic_id, queue_id, kind, 0) for kind in (GroupKind.FLOOR, GroupKind.EXCEPTION)
     )
@@ -168,13 +169,16 @@ def _finished(source: Scanned, group_id: int, topic_id: int, queue_id: int) -> t
         kind, number = unpack_group_row(key)
         if kind == GroupKind.FLOOR:
             floor = unpack_u64(value)
-        else:  # the floor's own chunk has bits of what lies below it, of all of that or of some
+        else:  # the floor's own chunk may have bits of offsets below the floor
             above += (int.from_bytes(value, "little") >> max(0, floor - number * CHUNK_OFFSETS)).bit_count()
     return floor + above, len(rows)
 
 
 def recount_timeline(engine: Engine, known: KnownIds, found: Recount, breathe: Callable[[int], None]) -> None:
-    """Count all that waits: one scan of the timeline, in slices; ``breathe`` is called behind each with its rows."""
+    """Count the pending entries by one scan of the timeline, in slices.
+
+    ``breathe`` is called after each slice with its number of rows.
+    """
     waiting: Counter[int] = Counter()
     copies: Counter[int] = Counter()  # by lane
     start = b""
@@ -193,16 +197,16 @@ def recount_timeline(engine: Engine, known: KnownIds, found: Recount, breathe: C
 
 
 def copies_of(known: KnownIds, by_lane: Mapping[int, int]) -> dict[Pair, int]:
-    """Return how many retries wait by topic and group, where it is known by lane."""
+    """Return the pending retries by topic and group, from the counts by lane."""
     lanes = {lane_id: known.lanes[lane_id] for lane_id in by_lane if lane_id in known.lanes}
     return {(lane.topic_id, lane.group_id): by_lane[lane_id] for lane_id, lane in lanes.items()}
 
 
 def assume_counts(engine: Engine, known: KnownIds, found: Recount) -> None:
-    """Take what waits from the counts that every store keeps.
+    """Fill in the pending entries from the store's own counts, without a scan of the timeline.
 
-    They say how many retries of a group wait, and not of which topic: where it failed messages of several the index is
-    read, a short row for each retry.
+    These counts give the pending retries of a group, but not their topics. For a group with lanes of several topics the
+    index is read, one short row per retry.
     """
     rows = engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=_ROWS_MAX).rows
     found.waiting = {keys.meta_id(key): unpack_u64(value) for key, value in rows}

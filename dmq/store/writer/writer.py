@@ -1,7 +1,7 @@
-"""The one writer: many units become one batch and one WAL sync, then everybody who waited is told at once.
+"""The single writer: commits many units as one batch with one WAL sync, then answers all of their callers at once.
 
-The batch size finds itself: while one sync runs, the next batch fills. A storage error is fail-stop: the unit that met
-it and everything behind it fail as *in doubt*, nothing more is accepted, and no sync is ever tried again.
+The batch size adapts itself: while one sync runs, the next batch fills. A storage error is fail-stop. The failed batch
+and all queued units fail as *in doubt*, no more units are accepted, and no sync is ever retried.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dmq.store.writer.operations import Append, Appended, HandOver, Hold, Op, Re
 
 OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.store.engines.rocks``
-_OP_BYTES = 256  # of rows, index and event beside a message
+_OP_BYTES = 256  # of rows, index and event in addition to a message
 _LOOK_FOR_ROOM_S = 0.2
-STALL_S = 3.0  # a batch that takes longer is reported as a stalled disk
-_TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # of what is sent together, about: batches are made of whole units
+STALL_S = 3.0  # a longer batch is reported as a stalled disk
+_TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # rough bounds of a shared unit: batches take whole units
 
 
 class Unit:
-    """Ops of one caller, and in the end their receipts or the error."""
+    """Ops of one caller and, once settled, their receipts or the error."""
 
     __slots__ = ("error", "is_direct", "ops", "receipts", "settle", "size_bytes")
 
@@ -67,7 +67,7 @@ Told = Callable[[Receipt | None, StoreError | None], None]
 
 
 class Together(Unit):
-    """Messages that several callers send, each by itself: one unit, since one for each costs a tenth of the send."""
+    """Single sends of several callers in one unit, since a unit for each would cost a tenth of the send."""
 
     __slots__ = ("alone", "told")
 
@@ -77,7 +77,7 @@ class Together(Unit):
         super().__init__(self.alone, self._tell, is_direct=False)
 
     def add(self, op: Schedule | Append, told: Told) -> None:
-        """Take one more; ``told`` gets its receipt, or the error."""
+        """Add a send. ``told`` is called with its receipt or the error."""
         self.alone.append(op)
         self.told.append(told)
         self.size_bytes += len(op.record)
@@ -108,7 +108,7 @@ class CommitStats:
 
 
 class Writer:
-    """The thread that assembles, writes and syncs. Nothing else writes to the engine."""
+    """Thread that assembles, writes and syncs batches. It is the only writer to the engine."""
 
     def __init__(
         self,
@@ -140,15 +140,15 @@ class Writer:
         self._pending: list[Unit] = []
         self._pending_ops = 0
         self._pending_bytes = 0
-        self._taken_bytes = 0  # what the batch at work takes on the disk, about
+        self._taken_bytes = 0  # approximate disk space of the current batch
         self._direct_pending = 0
-        self._gathered: list[Unit] = []  # of the loop, since its turn began
+        self._gathered: list[Unit] = []  # by the loop, since its turn began
         self._gathered_ops = 0
         self._gathered_bytes = 0
         self._is_settling = False
         self._is_closing = False
         self._failure: StoreError | None = None
-        self._began_s: float | None = None  # of the batch at the disk
+        self._began_s: float | None = None  # start of the current batch
         self.stats = CommitStats()
         self.observe: Callable[[int, int, float, float], None] | None = None
         self._thread = threading.Thread(target=self._run, name="dmq-commit", daemon=True)
@@ -159,32 +159,32 @@ class Writer:
 
     @property
     def failure(self) -> StoreError | None:
-        """Why nothing more is accepted, if so."""
+        """Error that made the writer stop accepting units, or ``None``."""
         return self._failure
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the batch at the disk began, or 0 while that is below ``STALL_S``."""
+        """Seconds since the current batch was started, or 0 while that is below ``STALL_S``."""
         began_s = self._began_s
         took_s = self._clock.monotonic_s() - began_s if began_s is not None else 0.0
         return took_s if took_s >= STALL_S else 0.0
 
     @property
     def pending_ops(self) -> int:
-        """How many ops wait for the writer."""
+        """Number of ops queued for the writer."""
         return self._pending_ops + self._gathered_ops
 
     def gather(self, unit: Unit) -> bool:
-        """Take ``unit`` for the next ``hand_over``, without the lock; say whether it is the first one.
+        """Add ``unit`` to the next ``hand_over``, without the lock; return True if it is the first one.
 
-        For one thread, the loop's. Raises as ``submit``, of a unit that is not urgent.
+        Must be called on the loop's thread. Raises the same errors as ``submit`` for a unit that is not urgent.
         """
         self._count_in(len(unit.ops), unit.size_bytes)
         self._gathered.append(unit)
         return len(self._gathered) == 1
 
     def gather_one(self, op: Schedule | Append, told: Told) -> bool:
-        """As ``gather``, of a message that is sent alone."""
+        """Add a single send to the next ``hand_over``, like ``gather``, batched with other single sends."""
         self._count_in(1, len(op.record))
         gathered = self._gathered
         unit = gathered[-1] if gathered else None
@@ -206,13 +206,13 @@ class Writer:
         self._gathered_bytes += size
 
     def hand_over(self) -> None:
-        """Queue what was gathered: one lock, and one wake-up, for all of it."""
+        """Queue the gathered units, with one lock and one wake-up for all of them."""
         if not self._gathered:
             return
         units, self._gathered = self._gathered, []
         ops, self._gathered_ops = self._gathered_ops, 0
         size, self._gathered_bytes = self._gathered_bytes, 0
-        if os.getpid() != self._pid:  # the lock may have been held by a thread that is not there
+        if os.getpid() != self._pid:  # the lock may have been held by a thread that does not exist in this child
             self._refuse(units)
             return
         with self._lock:
@@ -242,13 +242,14 @@ class Writer:
         return StoreClosed("the store is closed")
 
     def submit(self, unit: Unit, *, is_urgent: bool) -> None:
-        """Queue ``unit``. Raises ``StoreBusy`` beyond the bounds, ``StoreFailed`` or ``StoreClosed`` for good.
+        """Queue ``unit``. Raise ``StoreBusy`` beyond the bounds; raise ``StoreFailed`` or ``StoreClosed`` permanently.
 
-        Urgent units (acks, hand-overs) make room rather than take it, and are bounded by who waits for them.
+        The bounds do not apply to urgent units (acks, hand-overs), since these free space. Their number is limited by
+        their waiting callers.
         """
         if os.getpid() != self._pid:
             raise self._refusal()
-        with self._lock:  # a third of the price of entering the condition
+        with self._lock:  # costs a third of entering the condition
             if self._failure is not None or self._is_closing:
                 raise self._refusal()
             if (
@@ -268,16 +269,16 @@ class Writer:
                 self._wake.notify()
 
     def settled(self) -> None:
-        """The loop has told everybody of the last batch; see ``_take``."""
+        """Note that the loop has settled all units of the last batch; see ``_take``."""
         with self._wake:
             self._is_settling = False
             if self._pending:
                 self._wake.notify()
 
     def close(self) -> None:
-        """Commit what was accepted, then end the thread."""
+        """Commit the accepted units, then end the thread."""
         if os.getpid() != self._pid:
-            return  # the thread is not there, and may have held the lock
+            return  # the thread does not exist in this child, and may have held the lock
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -299,9 +300,9 @@ class Writer:
             self._settle(units, appended)
 
     def _await_room(self) -> None:
-        """Hold a batch back while the disk has no room for it: not answered, not in doubt, and not lost.
+        """Delay a batch while the disk has no room for it. Its units get no answer, and are neither in doubt nor lost.
 
-        Written, it would meet the end of the disk, and that is the end of the run. Closing does not wait for room.
+        Writing it would fill the disk, and such an error ends the run. Closing does not wait for room.
         """
         while not self._has_room(self._taken_bytes):
             with self._wake:
@@ -310,11 +311,11 @@ class Writer:
             self._began_s = self._clock.monotonic_s()  # a full disk is not a stalled one
 
     def _take(self) -> list[Unit]:
-        """Return the next batch's units; none when closing.
+        """Return the units of the next batch; empty when closing.
 
-        While the event loop has not got round to the answers of the last batch it is busy with calls that will want the
-        next one: taking them one by one would cost a batch each, so the writer lets them gather. Threads that wait for
-        their unit directly (the scheduler) are not made to wait for the loop.
+        A loop that has not yet delivered the answers of the last batch is busy with calls that will submit more units.
+        Writing these one by one would cost a batch each, so the writer waits for them. It does not wait if threads such
+        as the scheduler wait directly for their units.
         """
         with self._wake:
             while not self._is_closing and (not self._pending or (self._is_settling and not self._direct_pending)):
