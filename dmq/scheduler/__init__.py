@@ -1,3 +1,3 @@
-"""The scheduler: takes what is due off the timeline and hands it to its queue, in time and never early."""
+"""The scheduler: moves due entries from the timeline to their queues, on time and never early."""
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Topics that hold what falls due: because they are paused, or because more falls due than their rate lets go.
+"""Held topics: due messages of paused topics, and of topics with more due messages than their delivery rate allows.
 
-What is held stays on the timeline, behind all times: the same entries, which wait as before for whoever asks, only that
-the reader of the timeline does not meet them any more. A topic's lie together in the order in which they were due, so
-they go on oldest first, and while a topic holds anything, what falls due for it lines up behind. A topic that is
-neither paused nor slowed, and holds nothing, costs a look-up for each message, and none while there is no other.
+Held entries stay on the timeline but sort after all times. They remain the same pending entries for every other caller;
+only the timeline's reader no longer finds them. Entries of a topic are adjacent in the order of their due times, so
+they are released oldest first. While a topic holds entries, its newly due entries queue behind them.
 
-Whether a topic is paused is in its settings, what it holds lies on disk: a kill leaves nothing to be done. What is held
-of a topic that is not paused (any more) goes on at the next start, slowly at first.
+A topic that is neither paused nor rate-limited, and holds nothing, costs one lookup per message. It costs none while no
+topic is.
+
+The pause is in the topic's settings and the held entries are on disk, so a kill leaves no work undone. Held entries of
+a topic that is no longer paused are released at the next start, slowly at first.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ log = LibraryLog("dmq.scheduler")
 
 
 class ReadSoFar(NamedTuple):
-    """Where the reader of the timeline was when its turn began.
+    """Position of the timeline's reader at the beginning of its turn.
 
-    Below ``low`` all was read, below ``live`` all but the backlog. What that has are messages of the topics ``left`` to
-    it, as far as somebody looked; ``None`` if there is some of it that nobody did. Within a flood that is too large to
-    be read through nobody looks at each message: those of other topics there are late, and stop nobody.
+    All keys below ``low`` were read, and all below ``live`` except the backlog. As far as the backlog was examined, it
+    has messages of the topics ``left`` to it. ``left`` is ``None`` if part of the backlog was not examined.
+
+    In a flood that is too large to be read through, messages are not examined one by one. Messages of other topics
+    within it are late, but delay no others.
     """
 
     low: int
@@ -44,34 +48,37 @@ class ReadSoFar(NamedTuple):
     left: Collection[bytes] | None
 
     def may_have_older(self, topic_id: int) -> bool:
-        """Say whether messages of a topic may be in the backlog, which are older than what the live cursor has."""
+        """Return True if the backlog may have messages of a topic, which are older than those of the live cursor."""
         return self.left is None or topic_id.to_bytes(4, "big") in self.left
 
 
 class HeldTopics:
-    """Decides what of the due rows is held, and what of the held ones goes on. Belongs to the scheduler's thread."""
+    """Decides which due rows are held and which held rows are released. Used only by the scheduler's thread."""
 
     def __init__(self, store: Store, slowed: Mapping[int, Topic]) -> None:
-        """``slowed`` are the topics that are paused or have a rate, by id; others may change it meanwhile."""
+        """Load the topics with held entries.
+
+        ``slowed`` maps ids to the paused or rate-limited topics; other threads may change it at any time.
+        """
         self._store = store
         self._clock = store.clock
         self._slowed = slowed
-        # By topic that holds something: the key from which on it lies. Before it are rows that were deleted.
+        # First held key of each topic with held entries. A scan from there skips the tombstones of deleted rows.
         self._first = {topic_id: held_range(topic_id)[0] for topic_id in store.held()}
-        self._paused: set[int] = set()  # of these, when they were last looked at
+        self._paused: set[int] = set()  # topics of ``_first`` that were paused at their last check
         self._flows: dict[int, Flow] = {}
-        self.wait_s: float | None = None  # until more may go on, as far as the last ``take`` knows
+        self.wait_s: float | None = None  # until more rows may be released, by the last ``take``
 
     @property
     def is_idle(self) -> bool:
-        """Whether no topic is slowed or holds anything."""
+        """Whether no topic is paused or rate-limited, and no topic holds entries."""
         return not (self._first or self._slowed or self._flows)
 
     def take(self, read: ReadSoFar, now_ms: int, limit: int) -> list[Row]:
-        """Return held rows that may go on, at most ``limit``, the oldest of each topic first.
+        """Return at most ``limit`` held rows that may be released, oldest of each topic first.
 
-        What was due behind what was read of its topic is not taken: an older message may still be among what is to be
-        read. Nor is what is not due by the clock as it is now, after a step back.
+        Rows that were due after the reader's position for their topic are left, since older messages may still be
+        unread. So are rows that are not due by the current clock, after a step back.
         """
         self.wait_s = None
         if self._flows:
@@ -87,7 +94,7 @@ class HeldTopics:
                 mark = min(due, read.low if read.may_have_older(topic_id) else read.live)
                 try:
                     found = self._take_of(topic_id, mark, allowed, BYTES_PER_TURN_MAX - size)
-                except StoreNoDescriptors as error:  # nothing is wrong with what waits: it is read again a moment later
+                except StoreNoDescriptors as error:  # the rows are undamaged, and are read again shortly
                     log.warning("scheduler_cannot_read", error=str(error))
                     self._wait(_PAUSE_S)
                     break
@@ -96,7 +103,7 @@ class HeldTopics:
         return rows
 
     def _allowed(self, topic_id: int, now_s: float) -> int:
-        """Return how many held rows of a topic may go on now."""
+        """Return the number of held rows of a topic that may be released now."""
         topic = self._slowed.get(topic_id)
         if topic is not None and topic.paused_since_ms is not None:
             self._paused.add(topic_id)
@@ -125,7 +132,7 @@ class HeldTopics:
             rows = self._store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=bytes_max).rows
         flow = self._flows[topic_id]
         if rows:
-            del self._first[topic_id]  # it is behind the other topics then
+            del self._first[topic_id]  # moves the topic to the end of the round
             self._first[topic_id] = timeline_key(int.from_bytes(rows[-1][0], "big") + 1)
             self._flows[topic_id] = taken(flow, len(rows))
         elif not self._store.scan(Family.TIMELINE, start, end, limit=1).rows:
@@ -134,10 +141,10 @@ class HeldTopics:
         return rows
 
     def divide(self, rows: list[Row], ahead: int, read: ReadSoFar) -> tuple[list[Row], list[Hold]]:
-        """Return the due rows that are handed over, and the ops by which the others are held.
+        """Return the due rows to hand over, and the ops that hold the others.
 
-        The first ``ahead`` rows have others of the backlog before them: of a topic with a rate, of which there may be
-        some among those, they wait until it was read so far.
+        The first ``ahead`` rows are read before older rows of the backlog. Among these, rows of a rate-limited topic
+        that may have messages in the backlog are held, to keep the order.
         """
         passing: list[Row] = []
         held: list[Hold] = []
@@ -163,7 +170,7 @@ class HeldTopics:
         if topic.paused_since_ms is not None or is_ahead:
             return True
         rate = topic.deliver_rate
-        if rate is None:  # it was set back a moment ago
+        if rate is None:  # its limit was just removed
             return False
         flow = refilled(self._flows.get(topic_id) or full(rate, now_s), rate, now_s)
         is_held = flow.allowed < 1

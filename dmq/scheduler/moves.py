@@ -1,13 +1,14 @@
-"""What a step of the wall clock leaves to be done: it is recorded, and delays that it stretched are moved back.
+"""Correction after a wall clock step: the step is recorded, and delays that it stretched are shifted back.
 
-A delay that counts from its beginning (a delay level, ``TIMER_DELAY_MS``, a retry, the next check of a half message) is
-kept as the wall-clock time of its end. If it began while the clock was ahead, a step back leaves it that much too far
-away. So after each step back the timeline is gone through once, from now on, and entries that claim to have been
-accepted in the future are moved by the step, at most to their own delay from now. A delivery timestamp that somebody
-gave stays what it is.
+Some delays count from their start: a delay level, ``TIMER_DELAY_MS``, a retry, the next check of a half message. Such a
+delay is stored as the wall-clock time of its end. If it started while the clock was ahead, a step back makes it too
+long by that step.
 
-It is done in the scheduler's thread, a little in each turn. Which steps are still to be worked off, and how far the
-first one is, is a row: a kill repeats at most what it finds done.
+After each step back the timeline is therefore scanned once, from now on. Entries with an acceptance time in the future
+are shifted by the step, at most to their own delay from now. A delivery timestamp given by a sender is never changed.
+
+The work is done in the scheduler's thread, a little in each turn. The unfinished steps and the progress of the first
+one are stored in a row. A kill therefore repeats at most a scan of entries that are already corrected.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ log = structlog.get_logger("dmq.scheduler")
 
 ROWS_PER_TURN = 512
 BYTES_PER_TURN = 2 * 1024 * 1024
-_MOVES_MAX = 64  # beyond it the newest steps wait for nothing: the oldest ones are the furthest
+_MOVES_MAX = 64  # further steps are dropped: the oldest ones have the most progress
 _RELATIVE = frozenset((int(EntryKind.RETRY), int(EntryKind.DELAYED_FOR)))
 
 
 class Moves:
-    """Works off steps of a store's clock. Belongs to the scheduler's thread."""
+    """Corrects delays after backward steps of a store's clock. Used only by the scheduler's thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,7 +52,7 @@ class Moves:
         self.moved_total = 0
 
     def turn(self, now_ms: int) -> bool:
-        """Record what is new of the clock, and move a few delays, durable on return; say whether there is more."""
+        """Record new clock events and shift a few delays, durable on return; return True if there is more to do."""
         if self._clock.has_news:
             self._record()
         if not self._moves:
@@ -61,7 +62,7 @@ class Moves:
         found = self._store.scan(
             Family.TIMELINE, timeline_key(start), TIMELINE_END, limit=ROWS_PER_TURN, bytes_max=BYTES_PER_TURN
         )
-        now_ms = self._clock.now_ms()  # read behind them: what was accepted since the step is not of the future
+        now_ms = self._clock.now_ms()  # read after the scan: entries accepted since the step are then not in the future
         ops: list[Op] = []
         for key, value in found.rows:
             if (op := moved(key, value, move.by_ms, now_ms)) is not None:
@@ -71,7 +72,7 @@ class Moves:
             moves = self._moves[1:]
         else:
             moves = [Move(move.by_ms, int.from_bytes(found.rows[-1][0], "big") + 1), *self._moves[1:]]
-        if ops or found.is_complete:  # else a kill only looks at them once more
+        if ops or found.is_complete:  # otherwise a kill only repeats the scan
             self._store.commit([*ops, _kept(moves)], is_urgent=True)
         self._moves = moves
         if found.is_complete:
@@ -91,11 +92,12 @@ class Moves:
 
 
 def moved(key: bytes, value: bytes, by_ms: int, now_ms: int) -> Reschedule | None:
-    """Return the op that moves a delay for a step back by ``by_ms``; ``None`` for an entry that is right as it is."""
+    """Return the op that shifts a delay after a step back by ``by_ms``; ``None`` if the entry needs no change."""
     entry = decode_waiting(value)
     own_ms = entry.deliver_at_ms - entry.accepted_at_ms
     if entry.kind in HALF_KINDS:
-        # When its next check was set is not kept; one that was set before the step would have been due before it.
+        # The time when its next check was set is not stored. A check that was due by the clock before the step
+        # was set after it: otherwise it would have been done already.
         if entry.deliver_at_ms <= now_ms + by_ms:
             return None
         due_ms, accepted_ms = max(now_ms + 1, entry.deliver_at_ms - by_ms), min(entry.accepted_at_ms, now_ms)

@@ -1,19 +1,23 @@
-"""The loop from the timeline to the queues, in a thread of its own.
+"""The loop that moves due entries from the timeline to the queues, in its own thread.
 
-One turn: take what is due (the live cursor first, then a share of the backlog), turn it into ops, commit them as one
-unit, go on at once if there may be more, else sleep until the next delivery time. There is one destination, a local
-queue, so nothing downstream can hold a turn up, and a crash between two turns repeats nothing. Half messages go back to
-the timeline instead, and their producers are asked behind the commit; a schedule goes back as well, in the op that puts
-its occurrence into a queue.
+One turn reads the due entries, of the live cursor first, then a share of the backlog. It turns them into ops, and
+commits these as one unit. The next turn starts at once if there may be more entries, else after a sleep until the next
+delivery time.
 
-What falls due for a topic that is paused, or faster than its rate, is held behind all times (``held``).
+The only destination is a local queue, so nothing downstream can delay a turn, and a crash between two turns repeats
+nothing. Half messages return to the timeline instead, and their producers are asked after the commit. A schedule
+returns as well, in the op that appends its occurrence to a queue.
 
-A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
-and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
-flood. One that is too large to be read through in a turn is skipped: to the end of a millisecond, and in each further
-turn twice as far. What lies there of others, in it or closer behind it than it is long, is looked for from then on, a
-little in each turn. Messages of a message group are the exception: they stay behind the backlog, where an earlier
-one of their group may be.
+Due messages of a topic that is paused, or exceeds its rate, are held after all times (``dmq.scheduler.held``).
+
+A flood (100 000 retries of one group, due in the same second) is left to the backlog once it fills the turns. It then
+gets a small share of each turn, so that other due entries wait only for that share. A flood too large to be read
+through in one turn is skipped: to the end of a millisecond, and twice as far in each further turn. The skipped range
+may extend past the flood, by less than the flood's length. Entries of other scopes in this range are searched from then
+on, a little in each turn.
+
+Messages of a message group are the exception. They wait for the backlog, which may have an earlier message of their
+group.
 """
 
 from __future__ import annotations
@@ -37,30 +41,30 @@ from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import Done, HandOver, Hold, Recur, Reschedule
 
 ROWS_PER_CURSOR_MAX = 1024
-FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog
-BACKLOG_SHARE_ROWS = 128  # of a turn while others than floods use the live cursor: about a millisecond,
-BACKLOG_SHARE_ROWS_PER_S = 5_000  # or more where turns take long: of a slow disk; see _backlog_share
-LIVE_USED_S = 1.0  # how long it counts as in use
-BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is behind
+FLOOD_ROWS = 128  # of one scope in a turn; more are left to the backlog
+BACKLOG_SHARE_ROWS = 128  # per turn while entries other than floods use the live cursor: about a millisecond,
+BACKLOG_SHARE_ROWS_PER_S = 5_000  # or more if turns are long, as on a slow disk; see _backlog_share
+LIVE_USED_S = 1.0  # how long the live cursor counts as in use
+BUSY_LAG_MS = 20  # lag from which a reader that did not reach the end counts as behind
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
 READS_PER_TURN_MAX = 4  # of the live cursor, to get past a flood: half a millisecond each, and more under load
-SKIPPED_READS_PER_TURN = 2  # of what it skipped then
+SKIPPED_READS_PER_TURN = 2  # of the range that it skipped
 SKIP_MS_MAX = 2**20  # in one turn: a quarter of an hour
-NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
+NAP_MS_MAX = 200  # bounds the delay caused by a wall clock step
 _PAUSE_S = 0.2  # before a read is tried again
 
 log = LibraryLog("dmq.scheduler")
 
 
 class Turn(NamedTuple):
-    """What one turn did, and when the next one has something to do (``None``: when something is scheduled)."""
+    """Result of one turn, and the time of the next work (``None``: when an entry is scheduled)."""
 
-    handed_over: int  # also 1 if there is more to do for the clock
+    handed_over: int  # also 1 if clock step corrections are unfinished
     next_due_ms: int | None
 
 
 class Read(NamedTuple):
-    """Rows that a turn takes of a cursor."""
+    """Rows of one cursor that a turn processes."""
 
     rows: list[tuple[bytes, bytes]]
     is_done: bool  # whether there is nothing more to read now
@@ -70,8 +74,8 @@ class Read(NamedTuple):
 class Scheduler:
     """Hands due entries over. ``turn`` does one step and never waits; ``start`` runs turns until ``close``.
 
-    ``observe`` is told, a batch at a time, how many ms after its delivery timestamp each message was in its queue,
-    durable. It is called from the scheduler's thread.
+    ``observe`` gets the lateness of each message in ms, one batch per call: the time from its delivery timestamp until
+    it is durable in its queue. It is called in the scheduler's thread.
     """
 
     def __init__(
@@ -98,24 +102,24 @@ class Scheduler:
         self.handed_over_total = 0
         self._is_behind = False
         self._skip_ms = 0  # by how much the live cursor skipped in the last turn
-        self._floods: set[bytes] = set()  # scopes that have too much in this turn
-        self._left: set[bytes] = set()  # scopes of which the backlog has rows that were left to it
+        self._floods: set[bytes] = set()  # scopes with too many rows in this turn
+        self._left: set[bytes] = set()  # scopes with rows left to the backlog
         self._live_used_s = -LIVE_USED_S
-        self._turn_s = 0.0  # how long the last turn took that handed something over
+        self._turn_s = 0.0  # duration of the last turn that handed entries over
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End after the turn that is under way."""
+        """Stop after the current turn, and wait for the thread."""
         self._is_closing = True
         self._marks.wake()
         if self._thread.is_alive():
             self._thread.join()
 
     def turn(self) -> Turn:
-        """Hand over what is due now, up to a batch per cursor; durable on return."""
+        """Hand over the entries due now, up to a batch per cursor; durable on return."""
         now_ms = self._clock.now_ms()
         has_moves = self._moves.turn(now_ms)
         began_s = self._clock.monotonic_s()
@@ -126,7 +130,7 @@ class Scheduler:
             self._left.clear()
         rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms, READS_PER_TURN_MAX)
         self._is_behind = not is_live_done and not is_flood
-        # No further than it takes: what fell due behind a flood before that was noticed would wait as what lies in it.
+        # As short as possible: due entries within the skipped range wait as long as the flood's own entries.
         self._skip_ms = min(max(1, 2 * self._skip_ms), SKIP_MS_MAX) if is_flood else 0
         if is_flood:
             self._marks.skip(now_ms, self._skip_ms)
@@ -137,9 +141,9 @@ class Scheduler:
             ahead = len(rows)
             is_live = any(waiting_scope(value) not in self._floods for _, value in rows)
             overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=is_live))
-            rows += _besides(rows, overdue)  # the backlog may go on over them
+            rows += _besides(rows, overdue)  # the backlog may include rows that were already read
             is_backlog_done = is_backlog_done and is_skipped_done
-            if not self._marks.has_backlog():  # nothing older is left: a topic with a rate goes on in its order
+            if not self._marks.has_backlog():  # no older rows are left: a rate-limited topic continues in order
                 rows.sort()
                 ahead = 0
         held: list[Hold] = []
@@ -172,12 +176,15 @@ class Scheduler:
     def _with_occurrences(
         self, moved: list[HandOver], schedules: list[tuple[bytes, bytes]], now_ms: int
     ) -> list[HandOver | Recur | Reschedule]:
-        """Add what schedules send, in the order of time: an occurrence may be of the same message group."""
+        """Add the ops of due schedules, in order of time.
+
+        The order matters, since an occurrence may belong to the message group of a moved message.
+        """
         made = [*moved, *self._recurring.plan(schedules, now_ms)]
-        return sorted(made, key=lambda op: (op.key < HELD_BEGIN, op.key))  # what was held is older than all others
+        return sorted(made, key=lambda op: (op.key < HELD_BEGIN, op.key))  # held entries are older than all others
 
     def _take_around_floods(self, which: Cursor, now_ms: int, reads: int) -> Read:
-        """Return rows of a cursor that are no flood, also such that lie behind one, by so many reads at most."""
+        """Return rows of a cursor that belong to no flood, including rows after a flood, by at most ``reads`` reads."""
         rows: list[tuple[bytes, bytes]] = []
         for _ in range(reads):
             found, is_done = self._take(which, now_ms, ROWS_PER_CURSOR_MAX)
@@ -193,16 +200,16 @@ class Scheduler:
             self._live_used_s = now_s
         if now_s - self._live_used_s >= LIVE_USED_S:
             return ROWS_PER_CURSOR_MAX
-        # A share that is the same for short turns and for long ones would be less than what falls due meanwhile. But it
-        # makes turns longer itself: on a full machine a row takes 80 us of one, and 25,000 a second would feed on that.
+        # In long turns more entries than a fixed share would fall due meanwhile. But a larger share makes turns longer:
+        # on a busy machine a row costs 80 us of a turn, and a share of 25,000 rows a second would feed on itself.
         return min(ROWS_PER_CURSOR_MAX, max(BACKLOG_SHARE_ROWS, int(self._turn_s * BACKLOG_SHARE_ROWS_PER_S)))
 
     def _without_grouped(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Leave rows of message groups where they are, to be read behind the backlog."""
+        """Leave rows of message groups to the backlog, so that they are read in its order."""
         return self._leave(rows, [bool(message_group_of(value)) for _, value in rows])
 
     def _without_floods(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Leave the rows of a scope that has too many of them where they are, for the backlog."""
+        """Leave the rows of scopes with more than ``FLOOD_ROWS`` rows to the backlog."""
         if len(rows) <= FLOOD_ROWS:
             return rows
         scopes = [waiting_scope(value) for _, value in rows]
@@ -211,7 +218,7 @@ class Scheduler:
         return self._leave(rows, [scope in floods for scope in scopes])
 
     def _leave(self, rows: list[tuple[bytes, bytes]], is_left: list[bool]) -> list[tuple[bytes, bytes]]:
-        """Return the others, and let the backlog go on over those that are left."""
+        """Return the rows that are not left, and extend the backlog over the others."""
         left = [row for row, is_one in zip(rows, is_left, strict=True) if is_one]
         if not left:
             return rows
@@ -220,14 +227,14 @@ class Scheduler:
         return [row for row, is_one in zip(rows, is_left, strict=True) if not is_one]
 
     def _take(self, which: Cursor, now_ms: int, limit: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return rows of a cursor that are due, and whether that was all there is to read now."""
+        """Return due rows of a cursor, and whether these were all that can be read now."""
         claim = self._marks.claim(which, now_ms)
         if claim.stop <= claim.start:
             return [], True
         start, stop = timeline_key(claim.start), timeline_key(claim.stop)
         try:
             found = self._store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=BYTES_PER_LANE_MAX)
-        except StoreNoDescriptors as error:  # nothing is wrong with what waits: it is read again a moment later
+        except StoreNoDescriptors as error:  # the rows are undamaged, and are read again shortly
             self._marks.retreat(which, claim.start)
             log.warning("scheduler_cannot_read", error=str(error))
             self._marks.wait(0, _PAUSE_S)
@@ -241,9 +248,9 @@ class Scheduler:
         return rows, found.is_complete
 
     def _next_due_ms(self, now_ms: int) -> int | None:
-        """Return when the first entry that waits is due, or the next one that is held may go on.
+        """Return the time when the next pending entry is due or the next held entry may be released.
 
-        Entries behind a batch in flight wake us themselves.
+        Entries of a batch in flight need not be considered: their release wakes the reader.
         """
         start = timeline_key(self._marks.low())
         try:
@@ -264,7 +271,8 @@ class Scheduler:
                 now_ms = self._clock.now_ms()
                 until_ms = now_ms + NAP_MS_MAX
                 if done.next_due_ms is not None:
-                    # What is due but not readable yet is in flight; its release wakes us, a spin would slow it down.
+                    # Due entries that are not readable yet are in flight. Their release wakes this thread;
+                    # spinning would delay it.
                     until_ms = min(until_ms, max(done.next_due_ms, now_ms + 1))
                 self._marks.wait(until_ms, (until_ms - now_ms) / 1000)
         except StoreClosed:
@@ -276,7 +284,7 @@ class Scheduler:
 
 
 def _besides(rows: list[tuple[bytes, bytes]], more: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return those of ``more`` that are not among ``rows``."""
+    """Return the rows of ``more`` with keys that are not in ``rows``."""
     if not rows:
         return more
     known = {key for key, _ in rows}
