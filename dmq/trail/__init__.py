@@ -1,3 +1,3 @@
-"""The audit trail: what an event is, and how the outbox is read. The store writes events with the change itself."""
+"""The audit trail: the events, and the reader of the outbox. The store writes each event in the batch of its change."""
 
 from __future__ import annotations

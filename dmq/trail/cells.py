@@ -1,4 +1,4 @@
-"""What a trail has, by its manifests and the names of its files; no file of events is opened."""
+"""Contents of a trail, from its manifests and the names of its files. No file of events is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmq.trail.snapshots.taking import list_snapshots
 
 
 class SnapshotOf(NamedTuple):
-    """A snapshot, as its manifest tells."""
+    """A snapshot, from its manifest."""
 
     sequence: int
     taken_at_ms: int
@@ -19,7 +19,7 @@ class SnapshotOf(NamedTuple):
 
 
 class CellOf(NamedTuple):
-    """What the trail has of one cell; 0 where there is nothing."""
+    """Contents of the trail for one cell. Sequences and times are 0 if there are none."""
 
     cell: str
     role: str
@@ -38,11 +38,11 @@ class CellOf(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """How many events lie in the gaps."""
+        """Number of events in the gaps."""
         return sum(last - first + 1 for first, last in self.gaps)
 
     def plain(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the contents as JSON values."""
         return {
             **self._asdict(),
             "missing": self.missing,
@@ -52,7 +52,7 @@ class CellOf(NamedTuple):
 
 
 def cells_of(trail: Path) -> list[CellOf]:
-    """Return the cells of a trail by name; ValueError for a manifest that cannot be read."""
+    """Return the cells of a trail by name; raise ``ValueError`` for an unreadable manifest."""
     names = {path.name.partition("=")[2] for part in _PARTS for path in (trail / part).glob("cell=*")}
     names |= {path.stem for path in (trail / "cells").glob("*.json")}
     return [_cell(trail, name) for name in sorted(names) if not name.startswith((".", "_"))]
@@ -67,7 +67,7 @@ def _cell(trail: Path, name: str) -> CellOf:
     listed = [line for path in sorted(layout.manifests.glob("????-??-??.jsonl")) for line in read_manifest(path)[0]]
     spans = {(line.first_sequence, line.last_sequence) for line in listed}
     paths = {line.path for line in listed}
-    # One that was written a moment ago, or whose writer was killed before it could list it, is no gap.
+    # A file that is not listed yet is no gap: it is new, or its writer was killed before listing it.
     others = [
         path
         for path in layout.events.glob("date=*/hour=*/*.parquet")
@@ -97,7 +97,7 @@ def _cell(trail: Path, name: str) -> CellOf:
 
 
 def gaps_between(spans: set[tuple[int, int]], *, after: int) -> list[tuple[int, int]]:
-    """Return what is missing between spans of sequences, and in front of them behind ``after``."""
+    """Return the missing ranges between ``after`` and the last span, as first and last sequence."""
     gaps: list[tuple[int, int]] = []
     reached = after
     for first, last in sorted(spans):

@@ -1,7 +1,7 @@
-"""Outbox rows as the columns of the trail (docs/TRAIL.md), with numpy: pure, but for the names it asks for.
+"""Conversion of outbox rows to the columns of the trail (docs/TRAIL.md), with numpy. Pure, except for name lookups.
 
-It runs beside the hot path, under the same GIL: where all events of a row have packed ids of 17 bytes, as the official
-clients' have, no Python is run per event. Others are brought into the same shape first, one by one.
+It runs alongside the hot path and shares its GIL. Official clients generate ids that pack into 17 bytes. Rows with only
+such ids are converted without Python code per event. Other rows are first brought into that shape, one event at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-COLUMNS_MIN = len(SCHEMA) - 2  # of files of builds that knew no reasons of failures
+COLUMNS_MIN = len(SCHEMA) - 2  # of files by builds without failure reasons
 
 _Ints = npt.NDArray[Any]
 
@@ -71,8 +71,8 @@ _DEAD = (
 )
 _COUNTED = (EventKind.GAP, EventKind.TAIL_LOST)
 _KNOWN = _flags(*EventKind)
-# What an event's time is: when something is due, the same if there is such a time, or a detail. Of a kind that nobody
-# knows yet it is kept as the first.
+# Meaning of an event's time: a due time, an optional due time, or a detail. The time of an unknown kind is stored as a
+# due time.
 _IS_DUE = ~_KNOWN | _flags(
     *(EventKind.SCHEDULED, EventKind.DELIVERED, EventKind.RECALLED, EventKind.NACKED, EventKind.RETRIED),
     *(EventKind.RESCHEDULED, EventKind.REPLACED, EventKind.ABSORBED),
@@ -86,14 +86,14 @@ _IS_DETAIL = _flags(
     *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED),
     *(EventKind.FORWARDED, EventKind.FETCHED, EventKind.TAKEN_OVER, EventKind.OCCURRED),
 )
-# The record's offset is in the dead-letter queue; or the event says it already.
+# For these kinds the record's offset is one in the dead-letter queue, or the event has it already.
 _IS_LETTER = _flags(*_DEAD)
 _HAS_NO_PLACE = _flags(*_DEAD, EventKind.REDRIVEN, EventKind.PURGED)
 KIND_NAMES = tuple(EventKind(kind).name if _KNOWN[kind] else f"KIND_{kind}" for kind in range(256))
 
 
 def to_columns(rows: Sequence[Row], name_of: Callable[[int], str]) -> pa.RecordBatch:
-    """Return the events of ``rows`` as one batch of ``SCHEMA``; ``StoreCorrupt`` if a row does not add up."""
+    """Return the events of ``rows`` as one batch of ``SCHEMA``; raise ``StoreCorrupt`` if a row is invalid."""
     packed, odd = _packed(rows)
     counts = np.fromiter((row.events for row in rows), np.int64, len(rows))
 
@@ -151,7 +151,7 @@ def _split(tail: bytes) -> tuple[bytes, str, str]:
 
 
 def _reasons(count: int, reasons: dict[int, list[str]]) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """Return the errors and the clients of failures; an empty one is none."""
+    """Return the error and client columns of failures; an empty text is null."""
     if not reasons:
         return pa.nulls(count, pa.string()), pa.nulls(count, pa.string())
     columns: tuple[list[str | None], list[str | None]] = ([None] * count, [None] * count)
@@ -162,7 +162,7 @@ def _reasons(count: int, reasons: dict[int, list[str]]) -> tuple[pa.Array[Any], 
 
 
 def _packed(rows: Sequence[Row]) -> tuple[_Ints, dict[int, bytes]]:
-    """Return all records in the usual shape, and by their place the ids that do not fit into it."""
+    """Return all records in the usual shape, and the ids that do not fit into it by the position of their record."""
     parts = [row.value[BLOCK_HEAD_BYTES:] for row in rows]
     if all(len(part) == row.events * _RECORD.itemsize for part, row in zip(parts, rows, strict=True)):
         packed = np.frombuffer(b"".join(parts), _RECORD)
@@ -180,7 +180,10 @@ def _packed(rows: Sequence[Row]) -> tuple[_Ints, dict[int, bytes]]:
 
 
 def _reshaped(row: Row, place: int, odd: dict[int, bytes]) -> bytes:
-    """Bring the records of a row into the usual shape one by one; note ids that do not fit, from ``place`` on."""
+    """Bring the records of a row into the usual shape one by one.
+
+    Add ids that do not fit to ``odd``, by position, counted from ``place``.
+    """
     value, at = row.value, BLOCK_HEAD_BYTES
     made: list[bytes] = []
     for number in range(row.events):
@@ -208,14 +211,14 @@ def _kinds(kind: _Ints) -> pa.Array[Any]:
 
 
 def _names(ids: _Ints, name_of: Callable[[int], str]) -> pa.Array[Any]:
-    """Return the names of ids; 0 has none."""
+    """Return the column of names for ids; id 0 is null."""
     used, places = np.unique(ids, return_inverse=True)
     names = pa.array([name_of(int(each)) if each else "" for each in used], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32), pa.int32(), mask=ids == 0), names)
 
 
 def _message_ids(ids: _Ints, odd: dict[int, bytes]) -> pa.Array[Any]:
-    """Return the packed ids; an empty one is none."""
+    """Return the column of packed ids; an empty id is null."""
     joined = np.ascontiguousarray(ids).tobytes()
     if not odd:
         offsets = np.arange(0, len(joined) + 1, _ID_BYTES, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Files of events: written so that a kill at any point leaves none, or a whole one; and read back to take one in."""
+"""Files of events. A kill at any point leaves a complete file or none. Also reads files back for recovery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _REPEATING = ["kind", "topic", "group", "boot", "queue_id", "attempt"]
 def write_events(layout: Layout, batches: list[pa.RecordBatch]) -> Listed:
     """Write one file of events, durable on return, and return its line for the manifest.
 
-    The events have no gap and are all of one hour. What cannot be written leaves nothing behind; OSError then.
+    The events must be without gaps and of one hour. Raise ``OSError`` if the file cannot be written; nothing is left
+    then.
     """
     table = pa.Table.from_batches(batches).unify_dictionaries()
     first, last = table["sequence"][0].as_py(), table["sequence"][-1].as_py()
@@ -30,7 +31,7 @@ def write_events(layout: Layout, batches: list[pa.RecordBatch]) -> Listed:
     path = directory / file_name(first, last)
     part = path.with_name(path.name + ".tmp")
     try:
-        # Readers are to see text, not how it is encoded: so without the Arrow schema, and what comes with it.
+        # Without the Arrow schema, so that readers get plain text columns and not their dictionary encoding.
         with pq.ParquetWriter(
             str(part),
             table.schema,
@@ -50,7 +51,10 @@ def write_events(layout: Layout, batches: list[pa.RecordBatch]) -> Listed:
 
 
 def verify_events(layout: Layout, path: Path, first: int, last: int) -> Listed:
-    """Read a file that no manifest names and return its line; ValueError if it is not whole, or not what it says."""
+    """Read a file that no manifest lists and return its line.
+
+    Raise ``ValueError`` if it is incomplete, or contradicts its name.
+    """
     try:
         file = pq.ParquetFile(path)
         table = file.read()
@@ -70,7 +74,7 @@ def verify_events(layout: Layout, path: Path, first: int, last: int) -> Listed:
 
 
 class Committed:
-    """When, and in which run, the events of a cell's trail were committed. Reads a file at a time."""
+    """Commit time and run of the events of a cell's trail. Reads one file at a time."""
 
     def __init__(self, layout: Layout) -> None:
         self._spans = [
@@ -81,7 +85,7 @@ class Committed:
         self._span, self._known = (1, 0), np.empty((0, 2), dtype=np.int64)
 
     def at(self, sequence: int) -> tuple[int, int] | None:
-        """Return run and time of an event; None if no file has it, or none that can be read."""
+        """Return the run and the commit time of an event; ``None`` if no readable file has it."""
         first, last = self._span
         if not first <= sequence <= last:
             found = next((each for each in self._spans if each[0][0] <= sequence <= each[0][1]), None)

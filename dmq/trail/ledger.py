@@ -6,18 +6,18 @@ Of a topic:
     put into queues = fired + accepted at once
     half messages  = committed + rolled back + given up + undecided
 
-Of a topic and a group, counted from where the group began, or was reset to:
+Of a topic and a group, counted from the group's start or its last reset:
 
     fired          = acknowledged + forwarded + dead + filtered + expired + in retry + unread
 
-*Unread* is also what is in flight, and what came back. A message that a reset lets come again is fired once more.
+*Unread* includes messages in flight and returned messages. A message that a reset delivers again is fired once more.
 
 Of a dead-letter queue:
 
     letters        = redriven + purged + expired + left
 
-All but *pending* and what waits *in retry* of all topics of a group are counted by the ledger alone; those two are
-compared with figures that the store keeps besides. ``against_rows`` compares everything with what is there.
+Only the ledger counts these terms, with two exceptions. *Pending*, and the sum of *in retry* over all topics of a
+group, are compared with separate figures of the store. ``against_rows`` compares all terms with the rows of the store.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEDGER_KINDS = frozenset(
 
 
 class Difference(NamedTuple):
-    """A term that is not what it has to be. ``group`` is empty where the term is the topic's, ``topic`` of a group."""
+    """A term that does not balance. ``group`` is empty for a term of a topic, ``topic`` for a term of a group."""
 
     topic: str
     group: str
@@ -65,7 +65,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBook:
-    """What became of a topic's messages for one group."""
+    """Terms of a topic's messages for one group."""
 
     group_id: int
     fired: int
@@ -80,7 +80,7 @@ class GroupBook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LettersBook:
-    """What became of the letters of a dead-letter queue."""
+    """Terms of the letters of a dead-letter queue."""
 
     letters: int
     redriven: int
@@ -91,7 +91,7 @@ class LettersBook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicBook:
-    """What became of the messages of a topic."""
+    """Terms of the messages of a topic."""
 
     topic_id: int
     scheduled: int
@@ -104,16 +104,19 @@ class TopicBook:
     rolled_back: int
     given_up: int
     undecided: int
-    expired: int  # removed from its queues before everybody who reads it had finished them
+    expired: int  # removed from its queues before all of its groups had finished them
     groups: list[GroupBook] = field(default_factory=list)
     letters: LettersBook | None = None
 
 
 class Ledger:
-    """The counts of a store at one instant, as they are told."""
+    """Counts of a store at one instant, as terms of the equations."""
 
     def __init__(self, rows: Mapping[Pair, Mapping[int, int]], pending: Mapping[int, int], known: KnownIds) -> None:
-        """As ``Store.ledger`` returns them, with the names; what was removed, or is being removed, is left out."""
+        """Combine the result of ``Store.ledger`` with the names.
+
+        Topics and groups that are removed, or under removal, are left out.
+        """
         self._rows = rows
         self._pending = pending
         self._known = known
@@ -121,7 +124,7 @@ class Ledger:
         self._books: dict[Pair, GroupBook] = {}  # those computed so far
         self._lanes = {(lane.topic_id, lane.group_id): lane_id for lane_id, lane in known.lanes.items()}
         self._topics = [each for each in known.queues if each not in known.lanes]
-        self._all_groups: dict[int, list[int]] = {}  # of which anything is counted, those that were removed included
+        self._all_groups: dict[int, list[int]] = {}  # by topic: groups with any counts, removed ones included
         for topic_id, group_id in sorted({*rows, *self._lanes}):
             self._all_groups.setdefault(topic_id, []).append(group_id)
             if group_id in known.groups and topic_id in known.queues and topic_id not in known.lanes:
@@ -154,7 +157,7 @@ class Ledger:
         )
 
     def group(self, topic_id: int, group_id: int) -> GroupBook:
-        """Return the terms of a group on a topic; they are computed once."""
+        """Return the terms of a group on a topic; the result is cached."""
         book = self._books.get((topic_id, group_id))
         if book is None:
             book = self._books[topic_id, group_id] = self._group(topic_id, group_id)
@@ -183,7 +186,7 @@ class Ledger:
     def pairs(self, *, only_topic: int = 0, only_group: int = 0) -> Iterator[tuple[int, GroupBook]]:
         """Yield each topic with the terms of each group that reads it or failed some of its messages.
 
-        Terms are computed only for the topic and the group given; 0: for all.
+        Only the given topic and group are computed; 0 stands for all.
         """
         for topic_id in self._topics:
             if only_topic not in {0, topic_id}:
@@ -196,7 +199,7 @@ class Ledger:
                     yield topic_id, book
 
     def mark(self, topic_id: int, group_id: int) -> bytes:
-        """Return what is another value once the group finished something of the topic, was set, or lost something."""
+        """Return a value that changes when the group finishes, is set to an offset, or loses messages of the topic."""
         lane = self._lanes.get((topic_id, group_id))
         skipped = self._row(lane, group_id)(Term.SKIPPED) if lane is not None else 0
         besides: dict[int, int] = {Term.SKIPPED: skipped, _K.EXPIRED: self._row(topic_id)(_K.EXPIRED)}
@@ -207,13 +210,13 @@ class Ledger:
         return self._known.names[name_id]
 
     def topics(self) -> list[TopicBook]:
-        """Return all topics, by name."""
+        """Return the terms of all topics, by name."""
         return [self.topic(each) for each in sorted(self._topics, key=lambda each: self._known.names[each])]
 
-    # -- what does not balance ----------------------------------------------------------------------------------------
+    # -- differences --------------------------------------------------------------------------------------------------
 
     def differences(self) -> list[Difference]:
-        """Return what does not balance by the figures that are kept; empty: it balances."""
+        """Return the terms that do not balance by the stored figures; empty if all do."""
         return list(self._differences())
 
     def _differences(self) -> Iterator[Difference]:
@@ -241,7 +244,7 @@ class Ledger:
             yield from self._compared(0, group_id, "in retry", counted, self._pending.get(group_id, 0))
 
     def against_rows(self, found: Recount) -> list[Difference]:
-        """Return what is not as the rows of the store say, by a recount of the same instant."""
+        """Return the terms that do not balance, or differ from a recount of the rows at the same instant."""
         return [*self._differences(), *self._against_rows(found)]
 
     def _against_rows(self, found: Recount) -> Iterator[Difference]:
@@ -290,7 +293,7 @@ class Ledger:
         return _Row(self._rows.get((topic_id, group_id), {}))
 
     def _has_removals(self) -> bool:
-        """Say whether a topic is on its way out: retries of it still wait, which are of no topic that is told."""
+        """Return True if a topic is under removal: its retries may still be pending, and belong to no listed topic."""
         return any(lane.topic_id not in self._known.queues for lane in self._known.lanes.values())
 
     def _has_letters(self, topic_id: int) -> bool:
@@ -305,9 +308,9 @@ class Ledger:
 
 
 def read_books(source: Scanned, rows_max: int = 2**31) -> Ledger:
-    """Return the ledger of a store; names that change while it is read are read again.
+    """Return the ledger of a store. If names change during the read, it is repeated.
 
-    ``Overloaded`` if it has more than ``rows_max`` rows.
+    Raise ``Overloaded`` if there are more than ``rows_max`` rows.
     """
     rows = read_names(source)
     while True:
@@ -324,5 +327,5 @@ class _Row(NamedTuple):
     counts: Mapping[int, int]
 
     def __call__(self, *terms: int) -> int:
-        """Return the sum of some terms."""
+        """Return the sum of the counts of ``terms``."""
         return sum(map(self.counts.get, terms, _ZEROS))

@@ -1,6 +1,6 @@
-"""Where the files of a trail are, and its manifests: pure paths and lines, and the syncs that make them last.
+"""Paths of a trail's files, and its manifests: pure paths and lines, and the syncs that make them durable.
 
-docs/TRAIL.md says what is in them. This module reads no Parquet.
+docs/TRAIL.md defines their content. This module reads no Parquet.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Role = Literal["daemon", "spool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A line of a manifest: one file of events. ``path`` is relative to the trail.
+    """Line of a manifest: one file of events. ``path`` is relative to the trail.
 
-    ``previous`` is the SHA-256 of the line before it in its cell, by sequence, as it stands in its manifest: empty for
-    the first line, ``None`` for lines of earlier builds, which have none.
+    ``previous`` is the SHA-256 of the previous line of the cell, by sequence, as stored in its manifest. It is empty
+    for the first line, and ``None`` for lines of earlier builds, which have no such field.
     """
 
     path: str
@@ -45,13 +45,13 @@ class Listed:
 
     @property
     def date(self) -> str:
-        """The date of its path."""
+        """Date in its path."""
         return date_of(Path(self.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFile:
-    """``cells/<cell>.json``."""
+    """Content of ``cells/<cell>.json``."""
 
     cell: str
     role: str
@@ -61,13 +61,13 @@ class CellFile:
 
 
 def encode_line(listed: Listed) -> bytes:
-    """Return a line as it stands in a manifest."""
+    """Return a manifest line as bytes, with its line feed."""
     known = {name: value for name, value in asdict(listed).items() if name != "previous" or value is not None}
     return json.dumps(known).encode() + b"\n"
 
 
 class Layout:
-    """The paths of one cell in a trail."""
+    """Paths of one cell in a trail."""
 
     def __init__(self, trail: Path, cell: str) -> None:
         self.trail = trail
@@ -75,7 +75,7 @@ class Layout:
         self.events = trail / "events" / f"cell={cell}"
         self.manifests = trail / "manifest" / f"cell={cell}"
         self.cell_file = trail / "cells" / f"{cell}.json"
-        self.tail: tuple[int, str] | None = None  # last sequence and digest of the newest line, once that is known
+        self.tail: tuple[int, str] | None = None  # last sequence and digest of the newest line, once read or written
 
     def hour(self, at_ms: int) -> Path:
         """Return the directory of the events committed in the hour of ``at_ms``."""
@@ -83,11 +83,11 @@ class Layout:
         return self.events / f"date={at:%Y-%m-%d}" / f"hour={at:%H}"
 
     def manifest(self, date: str) -> Path:
-        """Return the manifest of a date."""
+        """Return the path of the manifest of a date."""
         return self.manifests / f"{date}.jsonl"
 
     def relative(self, path: Path) -> str:
-        """Return a path as manifests have it."""
+        """Return a path relative to the trail, as in manifests."""
         return path.relative_to(self.trail).as_posix()
 
 
@@ -97,20 +97,20 @@ def file_name(first_sequence: int, last_sequence: int) -> str:
 
 
 def sequences_of(name: str) -> tuple[int, int] | None:
-    """Return the first and the last sequence in the name of a file of events; ``None`` if it is none."""
+    """Return the first and the last sequence in the name of a file of events; ``None`` if it is not such a name."""
     found = _NAME.fullmatch(name)
     return (int(found[1]), int(found[2])) if found is not None else None
 
 
 def date_of(path: Path) -> str:
-    """Return the date of a file of events."""
+    """Return the date in the path of a file of events."""
     return path.parent.parent.name.removeprefix("date=")
 
 
 def read_manifest(path: Path) -> tuple[list[Listed], int]:
-    """Return the lines of a manifest and how many bytes they are: what lies behind is a torn last line.
+    """Return the lines of a manifest and their size in bytes. Bytes after that size are a torn last line.
 
-    Raises ValueError for a whole line that is none of ours, OSError if there is no such file.
+    Raise ``ValueError`` for an invalid complete line, ``OSError`` if there is no such file.
     """
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
@@ -124,7 +124,7 @@ def read_manifest(path: Path) -> tuple[list[Listed], int]:
 
 
 def append(layout: Layout, listed: Listed) -> None:
-    """Add a line to the manifest of its date, durable on return. It names the line before it by its digest."""
+    """Append a line to the manifest of its date, durable on return. The line gets the digest of the previous one."""
     listed = replace(listed, previous=_digest_before(layout, listed.first_sequence))
     path = layout.manifest(listed.date)
     is_new = not path.exists()
@@ -140,7 +140,7 @@ def append(layout: Layout, listed: Listed) -> None:
 
 
 def _digest_before(layout: Layout, first_sequence: int) -> str:
-    """Return the digest of the last line in front of a sequence; empty if there is none."""
+    """Return the digest of the last line before a sequence; empty if there is none."""
     if layout.tail is not None and layout.tail[0] < first_sequence:
         return layout.tail[1]
     newest = 0, ""
@@ -157,7 +157,7 @@ def _digest_of(line: bytes) -> str:
 
 
 def read_cell(layout: Layout) -> CellFile | None:
-    """Return what is known of the cell, ``None`` if nothing is; ValueError if that cannot be read."""
+    """Return the cell file, or ``None`` if there is none; raise ``ValueError`` if it is invalid."""
     try:
         return CellFile(**json.loads(layout.cell_file.read_bytes()))
     except FileNotFoundError:
@@ -167,7 +167,7 @@ def read_cell(layout: Layout) -> CellFile | None:
 
 
 def write_cell(layout: Layout, cell: CellFile) -> None:
-    """Replace what is known of the cell, durable on return."""
+    """Replace the cell file, durable on return."""
     make_directory(layout.cell_file.parent)
     part = layout.cell_file.with_name(layout.cell_file.name + ".tmp")
     with part.open("wb") as file:

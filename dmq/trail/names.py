@@ -1,6 +1,6 @@
-"""Names for the trail: ids of topics, groups and lanes, looked up in the store when they are first met.
+"""Names for the trail: ids of topics, groups and lanes, read from the store at their first use.
 
-An id is never used again and its name never changes, so what was read once holds.
+An id is never reused and its name never changes, so a cached name stays valid.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ log = LibraryLog("dmq.trail")
 
 
 class TrailNames:
-    """Names by id, of one store."""
+    """Cache of the names of one store, by id."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names: dict[int, str] = {}
 
     def name(self, name_id: int) -> str:
-        """Return the name of an id; of one that has no record that can be read, ``?`` and the id."""
+        """Return the name of an id; ``?`` and the id if it has no readable record."""
         found = self._names.get(name_id)
         return self._load(name_id) if found is None else found
 

@@ -1,4 +1,4 @@
-"""Outbox rows on their way out: read in order, and put together as they go into files. No numpy, no Parquet."""
+"""Export side of the outbox rows: reading in order, and grouping into files. Uses no numpy and no Parquet."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dmq.store.store import Store
 from dmq.store.writer.operations import DropOutbox
 from dmq.trail.manifest import HOUR_MS
 
-# A scan runs Python for every row: so many take some tenths of a millisecond, and nobody else waits longer for the GIL.
+# A scan runs Python code for each row. This many take some tenths of a millisecond, which bounds the wait for the GIL.
 _ROWS_PER_SCAN = 256
 _BYTES_PER_SCAN = 1024 * 1024
 _EVENTS_PER_CHUNK = 16_384
 
 
 class Row(NamedTuple):
-    """An outbox row, its head taken apart."""
+    """Outbox row with its decoded head."""
 
     first_sequence: int
     events: int
@@ -29,14 +29,14 @@ class Row(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The sequence behind its last event."""
+        """Sequence after its last event."""
         return self.first_sequence + self.events
 
 
 def read_rows(store: Store, start: int, end: int, *, events_max: int, breathe: Callable[[], None]) -> list[Row]:
-    """Return the rows from sequence ``start`` up to ``end``, as many as have ``events_max`` events, but at least one.
+    """Return the rows from sequence ``start`` to ``end``: at most ``events_max`` events, but at least one row.
 
-    ``breathe`` is called now and then, and may raise.
+    ``breathe`` is called between scans, and may raise.
     """
     rows: list[Row] = []
     total = 0
@@ -59,7 +59,7 @@ def read_rows(store: Store, start: int, end: int, *, events_max: int, breathe: C
 
 
 def files_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield what goes into one file each: rows of one hour, without a gap."""
+    """Yield the rows of each file: of one hour, without a gap."""
     first = 0
     for place in range(1, len(rows)):
         before, row = rows[place - 1], rows[place]
@@ -71,7 +71,7 @@ def files_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows in portions that are soon turned into columns."""
+    """Yield rows in chunks that are small enough to be converted quickly."""
     chunk: list[Row] = []
     total = 0
     for row in rows:
@@ -85,7 +85,7 @@ def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def drop_of(rows: Sequence[Row]) -> DropOutbox:
-    """Return the op that removes rows that were exported, all there are up to the last of them."""
+    """Return the op that removes all rows up to the end of these exported rows."""
     return DropOutbox(
         rows[-1].end,
         [row.first_sequence for row in rows],

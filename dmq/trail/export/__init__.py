@@ -1,4 +1,4 @@
-"""From the audit outbox to trail files: export, recovery after a kill, retention, verification.
+"""Export of the audit outbox to trail files: exporter, recovery after a kill, retention, verification.
 
 Imports: ``dmq.trail`` and below. Interface: the exporter, its values, recovery, readers of a trail.
 """

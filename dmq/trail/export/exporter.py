@@ -1,10 +1,10 @@
-"""The exporter of the audit trail: takes events out of the outbox, into files as docs/TRAIL.md has them.
+"""The exporter of the audit trail: moves events from the outbox into files, as defined by docs/TRAIL.md.
 
-One thread per store. What it takes is synced; a file is synced and in its manifest before its events leave the outbox;
-so a kill at any point leaves every event in the outbox, in the trail, or in both, and recovery tells which. Numbers of
-events are never used twice: if the store lost its end, they go on behind what was exported.
+One thread per store. Only synced events are exported. A file is synced and listed in its manifest before its events
+leave the outbox. So a kill at any point leaves every event in the outbox, in the trail, or in both, and recovery
+resolves which. Sequences are never reused: if the store lost its tail, they continue after the exported ones.
 
-A trail that cannot be written stops nothing else: the exporter says so once, and tries again.
+An unwritable trail stops nothing else. The exporter logs it once and retries.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = ["ExportFigures", "ExportOptions", "Exporter", "TrailUnavailable", "ex
 
 log = LibraryLog("dmq.trail")
 
-LOOK_S = 1.0  # how often it looks what waits
-HEARTBEAT_S = 55.0  # with the time between two looks: at least one event a minute
-IDLE_EVERY_S = 600.0  # how often files are written of heartbeats alone
+LOOK_S = 1.0  # interval between checks of the outbox
+HEARTBEAT_S = 55.0  # with the interval between checks: at least one event a minute
+IDLE_EVERY_S = 600.0  # how often files with only heartbeats are written
 RETIRE_EVERY_S = 600.0
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_BREATH_S = 0.001  # the hot path's turn
-_ABORT_S = 5.0  # from being told to stop until the thread is given up, which a disk that hangs can cause
+_BREATH_S = 0.001  # pause for the hot path
+_ABORT_S = 5.0  # wait for an aborted thread, which a hanging disk may block
 
 
 class _Aborted(Exception):
-    """It was told to stop where it is."""
+    """Abort of the current export, requested by ``close``."""
 
 
 class Exporter:
-    """Exports one store's events. ``recover`` before the run's first event, then ``start``, at the end ``close``.
+    """Exporter of one store. Call ``recover`` before the run's first event, then ``start``, and ``close`` at the end.
 
-    Without ``start`` there is no thread: ``turn`` and ``flush`` work in the caller's, for tests and offline.
+    Without ``start`` there is no thread: ``turn`` and ``flush`` work in the caller's thread, for tests and offline use.
     """
 
     def __init__(self, store: Store, trail: Path, options: ExportOptions | None = None) -> None:
@@ -70,16 +70,16 @@ class Exporter:
         self._names = TrailNames(store)
         self._cell: CellFile | None = None
         self._opened_end = store.outbox_state.next_sequence
-        self._next = 0  # the event to be exported next; 0: to be found out
-        self._last = 0  # the last one exported
-        self._is_settled = False  # what the store lost, if anything, is known and told
+        self._next = 0  # next event to export; 0: unknown until recovery
+        self._last = 0  # last exported event
+        self._is_settled = False  # a loss of the store's tail, if any, is recorded
         self._beats = 0  # heartbeats since the last export
         self._seen_end = 0
         now_s = self._clock.monotonic_s()
         self._quiet_since_s = self._exported_at_s = now_s
         self._retired_at_s = now_s - RETIRE_EVERY_S
         self._retry_at_s = now_s
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive failures
         self._error = ""
         self._wake = threading.Condition()
         self._working = threading.Lock()
@@ -91,9 +91,9 @@ class Exporter:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Bring trail and store in agreement. To be called before the run's first event; never raises.
+        """Reconcile trail and store. Call it before the run's first event; it never raises.
 
-        What cannot be done now is tried again with the first export.
+        A failed recovery is repeated with the first export.
         """
         with self._working:
             try:
@@ -107,9 +107,9 @@ class Exporter:
         self._thread.start()
 
     def flush(self) -> int:
-        """Export all that is durable now, and return the sequence of the last exported event. Blocks; any thread.
+        """Export all durable events, and return the sequence of the last exported one.
 
-        Raises ``TrailUnavailable`` if that fails, which the thread will try again.
+        Blocks; callable from any thread. Raise ``TrailUnavailable`` if the export fails. The thread will retry.
         """
         if self._thread is None:
             self.turn(is_wanted=True)
@@ -130,7 +130,10 @@ class Exporter:
             return self._last
 
     def close(self, timeout_s: float) -> None:
-        """Export what is left, for ``timeout_s`` at most, and end the thread. Call it before the store is closed."""
+        """Export the remaining events, for at most ``timeout_s``, and end the thread.
+
+        Call it before the store is closed.
+        """
         thread = self._thread
         if thread is None:
             return
@@ -147,19 +150,19 @@ class Exporter:
 
     @property
     def waiting(self) -> int:
-        """How many events are not exported yet."""
+        """Number of events that are not exported yet."""
         state = self._store.outbox_state
         return state.next_sequence - max(state.first_sequence, self._last + 1)
 
     @property
     def figures(self) -> ExportFigures:
-        """How the export is, from any thread."""
+        """Figures of the export. Readable from any thread."""
         return ExportFigures(
             self._last, self.waiting, self.lag_ms(), self.exported_total, self.failures_total, self._error
         )
 
     def lag_ms(self) -> int:
-        """Return how old the oldest event is that waits; 0 if none does."""
+        """Return the age of the oldest event that is not exported; 0 if there is none."""
         if not self.waiting:
             return 0
         found = self._store.scan(Family.AUDIT, pack_u64(self._last + 1), b"\xff" * 9, limit=1).rows
@@ -189,7 +192,10 @@ class Exporter:
                 self._wake.notify_all()
 
     def turn(self, *, is_wanted: bool = False, is_last: bool = False) -> None:
-        """Look once: export if it is time, or wanted. Raises nothing that a trail or a store can cause."""
+        """Check once, and export if it is due or ``is_wanted``.
+
+        Errors of the trail or the store are logged, not raised.
+        """
         with self._working:
             with self._wake:
                 self._attempt += 1
@@ -206,7 +212,7 @@ class Exporter:
                 self._note_failure(error)
 
     def _beat(self, now_s: float) -> None:
-        """Leave a heartbeat if nothing else was committed for a while."""
+        """Record a heartbeat if no other event was committed for a while."""
         end = self._store.outbox_state.next_sequence
         if end != self._seen_end:
             self._seen_end, self._quiet_since_s = end, now_s
@@ -217,7 +223,7 @@ class Exporter:
                 self._store.submit([Emit(cell_event(EventKind.HEARTBEAT))], _nothing, is_urgent=True)
 
     def _is_due(self, now_s: float) -> bool:
-        if not self._next and self._error:  # it is to be found out what is exported
+        if not self._next and self._error:  # recovery must find the last exported event
             return True
         state = self._store.outbox_state
         waiting = self._store.outbox_synced - max(self._next, state.first_sequence)
@@ -231,7 +237,7 @@ class Exporter:
         return now_s - self._exported_at_s >= every_s
 
     def _note_failure(self, error: Exception) -> None:
-        self._next = 0  # a file may be there, or a line half written: look again before the next one
+        self._next = 0  # a file may exist, or a line be half written: recover before the next export
         self._let_go()
         text = f"{type(error).__name__}: {error}"
         is_known = isinstance(error, OSError | StoreError | ValueError | ImportError)
@@ -252,7 +258,7 @@ class Exporter:
     # -- exporting ----------------------------------------------------------------------------------------------------
 
     def _export(self, now_s: float, *, is_hurried: bool) -> None:
-        """Export all that is synced now."""
+        """Export all events that are synced now."""
         if not self._next:
             self._recover()
         self._beats = 0
@@ -263,13 +269,13 @@ class Exporter:
             while self._next < end:
                 self._export_some(end, is_hurried=is_hurried)
         is_time = now_s - self._retired_at_s >= RETIRE_EVERY_S
-        if is_time and self._cell is not None and self._clock.is_steady():  # a step may not delete the trail
+        if is_time and self._cell is not None and self._clock.is_steady():  # a clock step must not delete the trail
             self._retired_at_s = now_s
             self._cell = retire(self._layout, self._cell, self._clock.now_ms(), self._options.keep)
         self._note_success()
 
     def _export_some(self, end: int, *, is_hurried: bool) -> None:
-        """Export as much as may be held in memory."""
+        """Export at most ``rows_max`` events, the limit of memory."""
         if self._store.keeps_room_from(self._layout.cell_file):
             raise OSError(errno.ENOSPC, "the disk is below its low-water mark, what is left is for acknowledgements")
 
@@ -281,7 +287,7 @@ class Exporter:
         if cut_to > self._next:
             if self._last:
                 log.error("trail_events_cut", first=self._next, count=cut_to - self._next)
-            else:  # they are in another trail, or were cut before there was one
+            else:  # they are in another trail, or were cut before this one existed
                 log.warning("trail_begins_late", first=cut_to)
             self._next = cut_to
         rows = read_rows(self._store, self._next, end, events_max=self._options.rows_max, breathe=breathe)
@@ -338,14 +344,15 @@ class Exporter:
             self._wake.notify_all()
 
     def _first_of_others(self, last: int) -> int:
-        """Return the first event of the outbox whose number is another one's in the trail; behind ``last``: none.
+        """Return the first event of the outbox that shares its sequence with another event in the trail.
 
-        Of a store that was put back to an earlier state, and ran where its trail could not be looked at.
+        Return ``last + 1`` if there is none. Such events exist if a store was reset to an earlier state and ran while
+        its trail was unreadable.
         """
         start = self._store.outbox_state.first_sequence
         if start > last:
             return last + 1
-        from dmq.trail.files import Committed  # pyarrow is not needed where a run ended in order
+        from dmq.trail.files import Committed  # pyarrow is not needed after a clean shutdown
 
         committed = Committed(self._layout)
         while start <= last:
@@ -357,9 +364,9 @@ class Exporter:
         return last + 1
 
     def _tell_lost_tail(self, first: int, last: int) -> None:
-        """The trail has events that the store does not know of: go on behind them, and say what is missing.
+        """Record the loss of exported events that the store lacks, and continue the sequences after them.
 
-        Events of this store that were given their numbers, before the trail could be looked at, are dropped.
+        Events of this store that got the same sequences while the trail was unreadable are dropped.
         """
         state = self._store.outbox_state
         starts, total_bytes, total, end = [], [], 0, last + 1
@@ -389,7 +396,7 @@ class Exporter:
         self._store.commit(ops, is_urgent=True)
 
     def _drop_exported(self, last: int) -> None:
-        """Drop what is in the outbox though it was exported: the process was killed in between."""
+        """Drop exported events from the outbox: the process was killed before it could do so."""
         while (first := self._store.outbox_state.first_sequence) <= last:
             rows = read_rows(self._store, first, last + 1, events_max=self._options.rows_max, breathe=_no_breath)
             whole = [row for row in rows if row.end <= last + 1]
@@ -399,13 +406,13 @@ class Exporter:
 
 
 def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
-    """Export everything from the store in ``data``, whose process is stopped; return the last exported sequence.
+    """Export everything from the store of a stopped process in ``data``; return the last exported sequence.
 
-    Raises ``StoreLocked`` if a process uses it, other store errors as opening does, and ``TrailUnavailable``.
+    Raise ``StoreLocked`` if a process uses it, other store errors as opening does, and ``TrailUnavailable``.
     """
     if not (data / CELL_FILE).exists():
         raise StoreError(f"{data} holds no store")
-    forever = 2**62  # nothing is cut, and nothing forgotten, because somebody exports
+    forever = 2**62  # an export must not make the store cut events or forget ids
     options = StoreOptions(
         idempotency_window_ms=forever,
         outbox_bytes_max=forever,
@@ -413,7 +420,7 @@ def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
         low_water_bytes=0,
         gap_event=gap_event,
         ledger_kinds=LEDGER_KINDS,
-        begins_ledger=False,  # a spool has none
+        begins_ledger=False,  # a producer store has none
     )
     store = Store.open(data, SystemClock(), options)
     try:
@@ -424,14 +431,14 @@ def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
 
 
 def _load_libraries() -> None:
-    """Load numpy and pyarrow now, rather than in the middle of a burst: it takes a good part of a second."""
-    with suppress(Exception):  # the first export meets it again, and says so
+    """Load numpy and pyarrow at start instead of during a burst: it costs a large part of a second."""
+    with suppress(Exception):  # the first export raises it again and logs it
         import dmq.trail.files  # noqa: F401
 
 
 def _nothing(_: Unit) -> None:
-    """Nobody waits for it."""
+    """Ignore the settled unit, which has no waiting caller."""
 
 
 def _no_breath() -> None:
-    """Nobody else works yet."""
+    """Do not pause during recovery, which usually runs before there is a hot path."""

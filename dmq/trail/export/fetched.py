@@ -1,4 +1,4 @@
-"""Which messages of an inner topic need no replay, by the trails of the daemons that share it."""
+"""Messages of an inner topic that need no replay, by the trails of the daemons that share it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ENDED = ("FORWARDED", "RECALLED", "REPLACED", "ABSORBED")
 
 
 class Spared(NamedTuple):
-    """Packed ids: of what has come to its end, and of what daemons that are there took."""
+    """Packed ids of messages that need no replay: those that ended, and those fetched by cells that are not lost."""
 
     ended: Collection[bytes] = frozenset()
     theirs: Collection[bytes] = frozenset()
 
 
 def spared_by(trails: Sequence[Path], lost: Collection[str]) -> Spared:
-    """Return what the trails tell; ``lost`` are the cells whose disk is gone.
+    """Return the messages that need no replay by these trails; ``lost`` are the cells with a lost disk.
 
-    ``ValueError`` for a trail that is not there or cannot be read, and for a lost cell that no trail has.
+    Raise ``ValueError`` for a missing or unreadable trail, and for a lost cell that no trail has.
     """
     known: set[str] = set()
     for trail in trails:

@@ -1,4 +1,4 @@
-"""Events of a trail in a directory of this machine, read back: some kinds of them, some columns, file by file."""
+"""Reader of a trail in a local directory: selected kinds of events and columns, file by file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from dmq.trail.manifest import sequences_of
 
 
 class EventsOf(NamedTuple):
-    """What one file of a cell has of what was asked for: a list for each column."""
+    """Selected events of one file of a cell: a list per column."""
 
     cell: str
     columns: dict[str, list[Any]]
 
 
 def read_events(trail: Path, kinds: Collection[str], columns: Sequence[str]) -> Iterator[EventsOf]:
-    """Give events of ``kinds``; ``ValueError`` names a file that cannot be read. What lies twice comes twice."""
+    """Yield the events of ``kinds``, file by file. An event that is stored twice is yielded twice.
+
+    Raise ``ValueError``, with the file's path, for an unreadable file.
+    """
     for path in sorted((trail / "events").glob("cell=*/date=*/hour=*/*.parquet")):
         if sequences_of(path.name) is None:
             continue

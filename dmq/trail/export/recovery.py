@@ -1,6 +1,6 @@
-"""What a cell's trail holds, found when it is opened and after every failure; what a kill left half done is ended here.
+"""Recovery of a cell's trail, on opening and after every failure: finds its content and finishes interrupted work.
 
-Whatever is not expected is put aside under a name that begins with ``_unexpected-``, and never removed.
+Unexpected files are renamed with the prefix ``_unexpected-``, and never removed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _TAKEN_TRIES = 1000
 
 
 class Recovered(NamedTuple):
-    """Up to where a cell is exported, 0 if nothing is; and what is known of it."""
+    """Last exported sequence of a cell, 0 if there is none, and its cell file."""
 
     last_sequence: int
     cell: CellFile
 
 
 def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
-    """Bring a cell's trail in order and return what it holds; OSError if it cannot be read or written."""
+    """Repair a cell's trail and return its state; raise ``OSError`` if it cannot be read or written."""
     layout.tail = None
     lines, broken = _manifests(layout)
     listed = {line.path for line in lines}
@@ -43,7 +43,7 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
         if found is None:
             _put_aside(path, "this is no name of a file of events")
         elif found[1] <= cell.retired_sequence and layout.relative(path) not in listed:
-            if lines:  # its manifest is gone, then the process was
+            if lines:  # retention was killed after it removed the manifest
                 path.unlink(missing_ok=True)
             else:
                 _put_aside(path, "it is said to be removed, and no manifest is left that says what stays")
@@ -61,9 +61,9 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
 
 
 def _cell(layout: Layout, role: manifest.Role, host: str, lines: Sequence[Listed]) -> CellFile:
-    """Return what is known of the cell; what it says of retention has to agree with what is left.
+    """Return the cell file; rewrite it if its retired sequence contradicts the remaining files.
 
-    By its manifests, or where there are none by the names of its files.
+    These are known from the manifests or, without any, from the names of the files.
     """
     layout.cell_file.with_name(layout.cell_file.name + ".tmp").unlink(missing_ok=True)
     try:
@@ -85,9 +85,9 @@ def _cell(layout: Layout, role: manifest.Role, host: str, lines: Sequence[Listed
 
 
 def _manifests(layout: Layout) -> tuple[list[Listed], set[str]]:
-    """Return the lines of all manifests, and the dates whose manifest is no good.
+    """Return the lines of all manifests, and the dates with an invalid manifest.
 
-    Torn last lines are cut. A manifest that cannot be read is put aside, and made anew from the files of its date.
+    Torn last lines are cut. An invalid manifest is put aside, and rebuilt from the files of its date.
     """
     found: list[Listed] = []
     broken: set[str] = set()
@@ -116,7 +116,7 @@ def _files(layout: Layout) -> Iterator[Path]:
 
 
 def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | None:
-    from dmq.trail.files import verify_events  # pyarrow is not needed where nothing is to be taken in
+    from dmq.trail.files import verify_events  # pyarrow is only needed for unlisted files
 
     try:
         listed = verify_events(layout, path, *found)
@@ -124,7 +124,7 @@ def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | Non
         _put_aside(path, str(error))
         return None
     sync_directory(path.parent)
-    layout.tail = None  # it may belong between lines that are there
+    layout.tail = None  # its sequence may be between existing lines
     manifest.append(layout, listed)
     layout.tail = None
     log.info("trail_file_taken_in", path=listed.path, rows=listed.rows)

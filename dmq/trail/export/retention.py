@@ -1,7 +1,7 @@
-"""Removing whole dates of a cell's trail that are older than it is kept.
+"""Retention of a cell's trail: removes whole dates that are older than the configured time.
 
-In this order, so that a kill in between never looks like a loss: what is retired is said first (``cells/<cell>.json``),
-then the manifest of the date goes, then its files. Files that are left then are removed by the next recovery.
+The order ensures that a kill never looks like a loss. The retired sequence is stored first (``cells/<cell>.json``),
+then the manifest of the date is removed, then its files. The next recovery removes the remaining files.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ log = LibraryLog("dmq.trail")
 
 
 def retire(layout: Layout, cell: CellFile, now_ms: int, keep: timedelta) -> CellFile:
-    """Remove the dates that ended more than ``keep`` ago; return what is known of the cell then.
+    """Remove the dates that ended more than ``keep`` ago; return the updated cell file.
 
-    A date goes only when nothing older stays, by the sequences, which a clock that was set back can mix. The date with
-    the newest events stays. OSError or ValueError if something cannot be removed, or read.
+    A date is removed only if no older events, by sequence, remain: a clock that was set back can mix dates. The date
+    with the newest events is kept. Raise ``OSError`` or ``ValueError`` if a file cannot be removed or read.
     """
     oldest_kept = f"{datetime.fromtimestamp(now_ms / 1000, UTC) - keep:%Y-%m-%d}"
     dates = sorted(path.stem for path in layout.manifests.glob("????-??-??.jsonl"))
@@ -49,7 +49,7 @@ def retire(layout: Layout, cell: CellFile, now_ms: int, keep: timedelta) -> Cell
 
 
 def _before_all_kept(spans: Mapping[str, tuple[int, int]], oldest_kept: str) -> set[str]:
-    """Return the dates all of whose events lie before those of every date that stays."""
+    """Return the dates with only events that precede those of every kept date."""
     newest = max(spans, key=lambda date: spans[date][1], default="")
     kept = {date for date in spans if date >= oldest_kept or date == newest}
     while mixed := {date for date in spans.keys() - kept if spans[date][1] >= min(spans[each][0] for each in kept)}:
@@ -58,7 +58,7 @@ def _before_all_kept(spans: Mapping[str, tuple[int, int]], oldest_kept: str) -> 
 
 
 class Span(NamedTuple):
-    """The date of a file of events, and what is in it."""
+    """Date and sequences of a file of events."""
 
     date: str
     first_sequence: int
@@ -66,9 +66,10 @@ class Span(NamedTuple):
 
 
 def contradiction(retired_sequence: int, left: Sequence[Span]) -> str:
-    """Say why retention cannot have removed all up to a sequence, by what is left; empty: it can.
+    """Return why retention cannot have removed all events up to ``retired_sequence``; empty if it can.
 
-    It removes whole dates, and leaves the newest. What it was about to remove may still be there.
+    The decision is based on the files left. Retention removes whole dates and keeps the newest one. Files that it was
+    about to remove may still exist.
     """
     if not retired_sequence:
         return ""

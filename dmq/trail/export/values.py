@@ -1,4 +1,4 @@
-"""What an exporter is told, and what it tells."""
+"""Options, figures and error of the exporter."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dmq.trail.manifest import Role
 
 
 class TrailUnavailable(DmqError):
-    """The trail cannot be written now; what waits stays in the outbox."""
+    """The trail cannot be written now. The events stay in the outbox."""
 
     retriable = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How a trail is written. ``rows_max`` events at most are held in memory, and in one file."""
+    """Options of the export. ``rows_max`` is the maximum number of events in memory and in one file."""
 
     role: Role = "daemon"
     every_s: float = 60.0
@@ -27,11 +27,11 @@ class ExportOptions:
 
 
 class ExportFigures(NamedTuple):
-    """How the export is. ``error`` is empty while it works."""
+    """Figures of the export. ``error`` is empty while it works."""
 
     exported_sequence: int
     waiting: int  # events
-    oldest_waiting_ms: int  # how old the oldest of them is
+    oldest_waiting_ms: int  # age of the oldest of them
     exported_total: int  # events, in this run
     failures_total: int
     error: str

@@ -1,12 +1,13 @@
-"""What an Apache RocketMQ cluster has, of the topics to which a trail says that messages were forwarded.
+"""Read-back of an Apache RocketMQ cluster: the topics to which messages were forwarded according to a trail.
 
-Read by offset, which changes nothing there, and written beside an audit for the Spark job to compare:
+It reads by offset, which changes nothing in the cluster. The result is written next to an audit, for the Spark job to
+compare:
 
-    <folder>/messages.parquet   a row for each message: where it lies, and its id
-    <folder>/queues.parquet     a row for each queue: which part of it was read; or for a topic that could not be
-    <folder>/cells.parquet      how far the trail of each cell went before: what it tells later is not compared
+    <folder>/messages.parquet   a row for each message: its position and its id
+    <folder>/queues.parquet     a row for each queue: the range that was read; or for an unreadable topic
+    <folder>/cells.parquet      the last sequence of each cell before the read: later events are not compared
 
-docs/TRAIL.md has the columns.
+docs/TRAIL.md defines the columns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from broker_adapter.remoting import Queue, RemotingClient, RemotingOptions, Stor
 from dmq.trail.cells import cells_of
 from dmq.trail.export.reading import read_events
 
-CLOCKS_MS: Final = 600_000  # by how much the clocks of daemons and brokers may differ
+CLOCKS_MS: Final = 600_000  # maximum difference between the clocks of daemons and brokers
 _AT_BORDER = ("FORWARDED", "FORWARD_IN_DOUBT")
 _BEFORE = ("QUEUED", "DELIVERED", "QUEUED_FOR_GROUP")  # a message is sent to the cluster after these
 _READERS = 8
@@ -57,38 +58,38 @@ _CELLS = _schema(cell=pa.string(), sequence=pa.int64())
 
 @dataclass(slots=True)
 class QueueRead:
-    """Which part of a queue was read: from ``from_offset`` up to ``to_offset``; it ended at ``end_offset``."""
+    """Range of a queue that was read, from ``from_offset`` to ``to_offset``; the queue ended at ``end_offset``."""
 
     topic: str
-    queue: Queue | None = None  # none: nothing of the topic could be read
+    queue: Queue | None = None  # ``None``: the topic could not be read
     from_offset: int = 0
     to_offset: int = 0
     end_offset: int = 0
-    since_ms: int | None = None  # all that was stored from then on lies at or behind from_offset, if that is known
-    why: str = ""  # it was not read to its end
+    since_ms: int | None = None  # messages stored since then are at or after from_offset; ``None``: unknown
+    why: str = ""  # reason why it was not read to its end
 
 
 class ReadBack(NamedTuple):
-    """What was read."""
+    """Result of a read-back."""
 
     queues: list[QueueRead]
     messages: int
 
     @property
     def unread(self) -> list[QueueRead]:
-        """Queues, and topics, that were not read to their end."""
+        """Queues and topics that were not read to their end."""
         return [each for each in self.queues if each.why]
 
 
 class _Border(NamedTuple):
-    """Where a trail meets the cluster: topics, with the time from which on messages of them can have gone there."""
+    """Forwarding state of a trail: topics with the earliest time of a message in them, and last sequences of cells."""
 
     topics: Mapping[str, int]
     cells: Mapping[str, int]
 
 
 def border_of(trail: Path) -> _Border:
-    """Return what a trail says of the cluster. ``ValueError`` for a trail that cannot be read."""
+    """Return the forwarding state of a trail; raise ``ValueError`` for an unreadable trail."""
     cells = {each.cell: each.last_sequence for each in cells_of(trail)}
     first_ms: dict[str, int] = {}
     named: set[str] = set()
@@ -108,10 +109,10 @@ def read_back(
     timeout_s: float,
     show: Callable[[int], None] = lambda _: None,
 ) -> ReadBack:
-    """Read what the trail says that the cluster has, for ``timeout_s`` at most, and write it to a folder.
+    """Read the forwarded topics of a trail from the cluster, for at most ``timeout_s``, and write them to a folder.
 
-    What could not be read, or not in time, is noted with why. ``show`` is called with the number of messages so far.
-    ``ValueError`` for a trail that cannot be read.
+    Queues that could not be read, or not in time, are recorded with the reason. ``show`` is called with the number of
+    messages so far. Raise ``ValueError`` for an unreadable trail.
     """
     border = border_of(trail)
     into.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ async def _read(
 async def _read_topics(
     client: RemotingClient, topics: Mapping[str, int], messages: _Messages, reads: list[QueueRead]
 ) -> None:
-    """Read the queues of all topics, some at a time; what has become of each is in ``reads`` at any moment."""
+    """Read the queues of all topics, some concurrently. ``reads`` has the current result of each queue at any time."""
     places = asyncio.Semaphore(_READERS)
 
     async def read(found: QueueRead, first_ms: int) -> None:
@@ -187,9 +188,9 @@ async def _read_queue(client: RemotingClient, read: QueueRead, first_ms: int, me
     while read.to_offset < read.end_offset:
         pulled = await client.pull(read.queue, read.to_offset)
         is_whole = pulled.next_offset == read.to_offset + len(pulled.messages)
-        if not is_whole:  # retention went on meanwhile: of what lay there nothing is known
+        if not is_whole:  # retention removed messages meanwhile: their ids are unknown
             read.from_offset, read.since_ms = pulled.next_offset, None
-        if pulled.messages and read.since_ms is None:  # what was stored in the same millisecond may be gone
+        if pulled.messages and read.since_ms is None:  # other messages of the same millisecond may be removed
             read.since_ms = pulled.messages[0 if is_whole else -1].stored_at_ms + 1
         for each in pulled.messages:
             messages.add(read.topic, read.queue, each)
@@ -198,7 +199,7 @@ async def _read_queue(client: RemotingClient, read: QueueRead, first_ms: int, me
 
 
 class _Messages:
-    """The file of messages, written as they come; there once it is closed."""
+    """File of messages, written as they arrive. It gets its name when it is closed without an error."""
 
     def __init__(self, path: Path, show: Callable[[int], None]) -> None:
         self.count = 0
@@ -221,7 +222,7 @@ class _Messages:
             self._part.replace(self._path)
 
     def add(self, topic: str, queue: Queue, found: StoredMessage | UnreadableMessage) -> None:
-        """Note where a message lies."""
+        """Add a row with the position and the id of a message."""
         message_id = pack_id(found.message_id) if isinstance(found, StoredMessage) else None
         self._rows.append(
             {

@@ -1,4 +1,4 @@
-"""Snapshots of a store as Parquet files: layout, rows, writing, and how many are kept.
+"""Snapshots of a store as Parquet files: layout, rows, writing and retention.
 
 Imports: ``dmq.store`` and below. Interface: taking a snapshot of a running or a stopped store.
 """

@@ -1,4 +1,4 @@
-"""What a snapshot reads of a store that nobody changes: where in its trail it stands, all names, waiting entries."""
+"""Inputs of a snapshot, read from a database that no process changes: its cut in the trail, names, pending entries."""
 
 from __future__ import annotations
 
@@ -25,29 +25,32 @@ QueueId = tuple[int, int, int]  # group id, topic id (or that of a lane), queue 
 
 
 class Named(NamedTuple):
-    """A queue as the trail names it: ``group`` is empty but for a lane, whose ``topic`` is that of its originals."""
+    """A topic or a lane as named in the trail.
+
+    A lane has a ``group``, and its ``topic`` is that of its original messages.
+    """
 
     topic: str
     group: str
     queues: int
-    is_removed: bool = False  # or about to be: its name may be that of another one by now
+    is_removed: bool = False  # or under removal: another topic may have its name by now
 
 
 class NamesOf(NamedTuple):
     """All names of a store, by id."""
 
-    places: dict[int, Named]  # topics and lanes; of a spool the types of its entries
+    places: dict[int, Named]  # topics and lanes; in a producer store the types of its entries
     groups: dict[int, str]
 
     def topic(self, topic_id: int) -> str:
-        """Return the name of a topic, of a lane that of its originals' topic; ``StoreCorrupt`` if it has none."""
+        """Return the name of a topic, or of a lane's original topic; raise ``StoreCorrupt`` if it has no record."""
         place = self.places.get(topic_id)
         if place is None:
             raise StoreCorrupt(f"topic {topic_id} has no record")
         return place.topic
 
     def group(self, group_id: int) -> str:
-        """Return the name of a group; ``StoreCorrupt`` if it has none."""
+        """Return the name of a group; raise ``StoreCorrupt`` if it has no record."""
         name = self.groups.get(group_id)
         if name is None:
             raise StoreCorrupt(f"group {group_id} has no record")
@@ -55,32 +58,32 @@ class NamesOf(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What a waiting entry says of itself. ``topic_id`` is that of the topic the message was sent to."""
+    """Facts of a waiting entry. ``topic_id`` is that of the topic to which the message was sent."""
 
     kind: int
     topic_id: int
-    group_id: int  # 0: no copy of a group
+    group_id: int  # 0: not a retry copy
     message_id: bytes  # packed
     due_ms: int
-    attempt: int  # failed so far
+    attempt: int  # number of failed attempts
     accepted_at_ms: int
 
 
 class Cut(NamedTuple):
-    """What a store is a cut of: its last event and the run of its process."""
+    """Point in the trail at which a store was cut: its last event and the run of its process."""
 
     sequence: int
     boot: int
-    done: int  # the mark below which the whole timeline is finished
+    done: int  # mark below which the timeline is finished
 
 
 def open_quiet(database: Path) -> RocksEngine:
-    """Open a database that nobody changes, to read it; as ``RocksEngine`` raises."""
+    """Open a database that no process changes, read-only. Raises the same errors as ``RocksEngine``."""
     return RocksEngine(database, RocksOptions(is_read_only=True))
 
 
 def decode_cursors(text: str) -> dict[QueueId, int]:
-    """Undo ``encode_cursors``; raises ``ValueError``."""
+    """Decode the result of ``encode_cursors``; raise ``ValueError`` if it is invalid."""
     return {
         (int(group_id), int(topic_id), int(queue_id)): int(cursor)
         for group_id, topic_id, queue_id, cursor in json.loads(text)
@@ -93,7 +96,7 @@ def encode_cursors(cursors: Mapping[QueueId, int]) -> str:
 
 
 def read_cut(engine: Engine) -> Cut:
-    """Return where in its trail a store stands; ``StoreCorrupt`` if it is none."""
+    """Return the cut of a store; raise ``StoreCorrupt`` if the database has no store."""
     names = [keys.META_FORMAT, keys.META_OUTBOX, keys.META_BOOT, keys.META_DONE]
     version, outbox, boot, done = engine.get_many(Family.META, names)
     if version is None or boot is None:
@@ -103,7 +106,7 @@ def read_cut(engine: Engine) -> Cut:
 
 
 def read_names(engine: Engine) -> NamesOf:
-    """Read every topic, group and lane; ``StoreCorrupt`` for a record that cannot be read."""
+    """Read every topic, group and lane; raise ``StoreCorrupt`` for an invalid record."""
     names = NamesOf({}, {})
     start, stop = keys.meta_range(keys.META_NAME)
     while True:
@@ -121,12 +124,12 @@ def _add(names: NamesOf, name_id: int, value: bytes) -> None:
         names.places[name_id] = Named(name, "", queues, is_removed)
     elif kind is NameKind.GROUP:
         names.groups[name_id] = name
-    elif not is_removed:  # a lane was made after its group and its topic, so its id is greater
+    elif not is_removed:  # a lane is created after its group and topic, so its id is greater
         names.places[name_id] = Named(names.topic(topic_id), names.group(group_id), queues)
 
 
 def read_waiting(value: bytes) -> Waiting:
-    """Read the facts of a waiting entry of any kind; ``StoreCorrupt`` if it cannot be one."""
+    """Read the facts of a waiting entry of any kind; raise ``StoreCorrupt`` if it is invalid."""
     entry = decode_waiting(value)
     topic_id, group_id = entry.topic_id, 0
     if entry.kind == EntryKind.SPOOLED:

@@ -1,4 +1,4 @@
-"""The three tables of a snapshot, read from a store in chunks: what waits, what is in the queues, who is how far."""
+"""The three tables of a snapshot, read from a store in chunks: pending entries, queues, and progress of groups."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ROWS_PER_SCAN = 8_192
 _BYTES_PER_SCAN = 8 * 1024 * 1024  # values come with their payloads
 _OFFSETS_PER_BATCH = 200_000
 _PROGRESS_ROWS_PER_BATCH = 10_000
-_QUEUES_PER_BATCH = 256  # two looks at the store each; whoever stops a snapshot waits for one batch
+_QUEUES_PER_BATCH = 256  # two reads of the store each; cancelling a snapshot waits for one batch
 _END = b"\xff" * 40
-HELD = "HELD"  # a delayed message that is due, and kept back by a pause or a rate of its topic
+HELD = "HELD"  # a due delayed message, held by a pause or rate limit of its topic
 
 
 def _schema(*fields: tuple[str, Any] | tuple[str, Any, bool]) -> pa.Schema:
-    """A third element says that the column may be null."""
+    """Return a schema from names and types. A third element makes the column nullable."""
     made: Any = [pa.field(each[0], each[1], nullable=len(each) > 2) for each in fields]
     return pa.schema(made)
 
@@ -82,7 +82,7 @@ _KINDS = {int(kind): kind.name for kind in EntryKind} | {int(EntryKind.WHOLE_HAL
 def rows_of(
     engine: Engine, family: Family, start: bytes, stop: bytes = _END, *, bytes_max: int = _BYTES_PER_SCAN
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the rows from ``start`` up to, not including, ``stop``, in order, a bounded number at a time."""
+    """Yield the rows of ``[start, stop)`` in order, a bounded number at a time."""
     while True:
         found = engine.scan(family, start, stop, limit=_ROWS_PER_SCAN, bytes_max=bytes_max)
         if found.rows:
@@ -93,7 +93,7 @@ def rows_of(
 
 
 def entries(engine: Engine, names: NamesOf, *, done: int) -> Iterator[pa.RecordBatch]:
-    """Yield all that waits: the timeline from zero, then what a spool has parked, then its dead set."""
+    """Yield all pending entries: the timeline, then a producer store's parked entries and its dead set."""
     for rows in rows_of(engine, Family.TIMELINE, b"", TIMELINE_END):
         marks = [int.from_bytes(key, "big") for key, _ in rows]
         found = [read_waiting(value) for _, value in rows]
@@ -128,7 +128,7 @@ def _entries(
 
 
 def queues(engine: Engine, names: NamesOf, *, is_spool: bool) -> Iterator[pa.RecordBatch]:
-    """Yield every queue of every topic, and every lane; the types of a spool have none."""
+    """Yield every queue of every topic, and every lane. The types of a producer store have no queues."""
     columns: list[list[Any]] = [[] for _ in QUEUES]
     for topic_id, place in {} if is_spool else names.places.items():
         for queue_id in range(place.queues):
@@ -158,7 +158,7 @@ def _batch(columns: list[list[Any]], schema: pa.Schema) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class _Progress:
-    """What the rows of one (group, topic, queue) say."""
+    """Progress of one group on one queue of a topic, collected from its rows."""
 
     place: QueueId
     floor: int = 0
@@ -166,7 +166,7 @@ class _Progress:
     hidden: list[int] = field(default_factory=list)
 
     def add(self, key: bytes, value: bytes) -> int:
-        """Take a row in; say about how many offsets that adds."""
+        """Add a row; return the approximate number of offsets added."""
         kind, number = unpack_group_row(key)
         if kind == GroupKind.FLOOR:
             self.floor = unpack_u64(value)
@@ -175,7 +175,7 @@ class _Progress:
                 raise StoreCorrupt(f"a bitmap of {len(value)} bytes instead of {CHUNK_BYTES}")
             bits = np.unpackbits(np.frombuffer(value, np.uint8), bitorder="little")
             offsets = np.flatnonzero(bits).astype(np.int64) + number * CHUNK_OFFSETS
-            self.done.append(offsets[offsets >= self.floor])  # below it, the floor's own chunk has bits too
+            self.done.append(offsets[offsets >= self.floor])  # the floor's own chunk may have bits of offsets below it
             return len(offsets)
         elif kind == GroupKind.EXCEPTION and is_hidden(value):
             self.hidden.append(number)
@@ -183,7 +183,10 @@ class _Progress:
         return 0
 
     def above_floor(self) -> Any:  # noqa: ANN401 - an array of offsets
-        """Raise the floor over what is finished, as its row follows late, and return what lies above it."""
+        """Raise the floor over finished offsets, and return the finished offsets above it.
+
+        This is needed because the row of the floor is updated late.
+        """
         done = np.concatenate(self.done) if self.done else np.empty(0, np.int64)
         is_next = done == self.floor + np.arange(len(done))
         run = len(done) if is_next.all() else int(is_next.argmin())
@@ -192,10 +195,10 @@ class _Progress:
 
 
 def progress(engine: Engine, names: NamesOf, cursors: Mapping[QueueId, int]) -> Iterator[pa.RecordBatch]:
-    """Yield how far every group is with every queue that it has rows of; ``cursors`` are those of loaded queues."""
+    """Yield the progress of each group on each queue; ``cursors`` has the cursors of loaded queues."""
     made: list[_Progress] = []
     offsets = 0
-    # From group 1 on: 0 stands for who keeps account of dead letters.
+    # From group 1 on: group 0 has outcomes of dead letters and committed offsets.
     for rows in rows_of(engine, Family.GROUP, b"\0\0\0\1", GROUPS_END):
         for key, value in rows:
             group_id, topic_id, queue_id, *_ = unpack_group_key(key)

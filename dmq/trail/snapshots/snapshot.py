@@ -1,10 +1,10 @@
-"""Writing a snapshot: a store that nobody changes any more becomes a directory of Parquet, as docs/TRAIL.md has it.
+"""Writing a snapshot: converts a store that no process changes to a directory of Parquet, as defined by docs/TRAIL.md.
 
     python -m dmq.trail.snapshots.snapshot CHECKPOINT OUT --cell CELL --taken-ms MS [--cursors FILE]
 
-does it in a process of its own, so that the daemon's interpreter stays free, with a low priority. It answers with the
-manifest on one line of stdout, or with one line on stderr and 1. With ``--cursors -`` the cursors are one line of its
-stdin, and it ends when its stdin does: then whoever asked for it is dead.
+does it in its own process with low priority, so that the daemon's interpreter stays free. It prints the manifest on one
+line of stdout, or one line on stderr and exits with 1. With ``--cursors -`` it reads the cursors from one line of its
+stdin. It then exits at the end of its stdin, because the requesting process is dead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NICE = 10
 
 
 class Cancelled(Exception):
-    """Nobody wants the snapshot any more."""
+    """The snapshot is no longer wanted."""
 
 
 def write_snapshot(
@@ -49,10 +49,10 @@ def write_snapshot(
     cursors: Mapping[QueueId, int] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> dict[str, object]:
-    """Write what ``engine`` holds to ``out``, a new directory, synced on return; return the manifest.
+    """Write the content of ``engine`` to ``out``, a new directory, synced on return; return the manifest.
 
-    Nothing may change the store meanwhile. Memory does not grow with what is in it. Raises ``StoreCorrupt``,
-    ``OSError``, and ``Cancelled`` once ``is_wanted`` says no, which is asked between two chunks.
+    The store must not change meanwhile. Memory does not grow with its content. Raise ``StoreCorrupt``, ``OSError``, or
+    ``Cancelled`` once ``is_wanted``, which is called between two chunks, returns False.
     """
     cut = read_cut(engine)
     names = read_names(engine)
@@ -88,7 +88,7 @@ def write_snapshot(
 def _write_table(
     path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], is_wanted: Callable[[], bool]
 ) -> int:
-    """Write one table in groups of a bounded number of rows; return how many there are."""
+    """Write one table in row groups of a bounded size; return its number of rows."""
     rows = 0
     held: list[pa.RecordBatch] = []
     held_rows = 0

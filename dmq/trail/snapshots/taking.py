@@ -1,14 +1,14 @@
-"""Taking a snapshot, of a store that runs or of one that is stopped, and keeping a bounded number of them.
+"""Taking snapshots of a running or a stopped store, and keeping a bounded number of them.
 
-Of a running store, in this order:
+The steps for a running store:
 
-1. a checkpoint beside the database: a cut between two batches of the writer, hard links, no copy;
-2. another process reads it and writes a hidden directory, while here
-3. a commit of nothing returns, so that what is in the checkpoint is synced, and the exporter is flushed, so that the
-   trail reaches as far as the snapshot;
-4. the hidden directory is renamed to its number. Before that there is no snapshot.
+1. A checkpoint is created next to the database: a cut between two batches of the writer, by hard links, without a copy.
+2. Another process reads it and writes a hidden directory. Step 3 runs here at the same time.
+3. An empty commit returns, so that the content of the checkpoint is synced. The exporter is flushed, so that the trail
+   covers the snapshot.
+4. The hidden directory is renamed to its number. Until then there is no snapshot.
 
-What a killed daemon leaves, a checkpoint and a hidden directory, the next one removes (``sweep``).
+A killed daemon may leave a checkpoint and a hidden directory. The next run removes them (``sweep``).
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from dmq.store.store import Store
 from dmq.trail.snapshots.layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
 
 KEPT_NEWEST = 48
-KEPT_DAYS = 90  # of older ones the last of a day
+KEPT_DAYS = 90  # of older ones the last of each day
 _DAY_MS = 86_400_000
 _CHECKPOINT = ".checkpoint-"
 _DIGITS = 20
 
 
 class SnapshotFailed(DmqError):
-    """No snapshot was made; the store is as it was."""
+    """No snapshot was taken; the store is unchanged."""
 
     retriable = True
 
 
 class DiskLow(SnapshotFailed):
-    """There is too little free space for a snapshot."""
+    """The free space is too low for a snapshot."""
 
 
 class Exporter(Protocol):
-    """What writes the trail of a running store (``dmq.trail.export.exporter``)."""
+    """Exporter of a running store's trail (``dmq.trail.export.exporter``)."""
 
     @property
     def trail(self) -> Path:
-        """The directory of the trail."""
+        """Directory of the trail."""
         ...
 
     def flush(self) -> int:
-        """Export all that is durable now; return the sequence of the last event exported. May block."""
+        """Export all durable events; return the sequence of the last exported event. May block."""
         ...
 
 
 class SnapshotResult(NamedTuple):
-    """A snapshot that is there. ``is_new``: it was not before; without an event since, there is nothing to write."""
+    """An existing snapshot. ``is_new`` is False if it existed before, since there was no event after it."""
 
     sequence: int
     path: Path
@@ -74,17 +74,17 @@ class SnapshotResult(NamedTuple):
 
 
 class _Child(NamedTuple):
-    """The other process, and the file with what it says on stderr."""
+    """The snapshot process, and the file with its stderr."""
 
     process: subprocess.Popen[str]
     said: IO[str]
 
 
 class Taker:
-    """Takes snapshots of one running store. ``take`` blocks, and is for one thread at a time; ``cancel`` is for any."""
+    """Snapshot taker of one running store. ``take`` blocks, for one thread at a time; ``cancel`` is thread-safe."""
 
     def __init__(self, store: Store, exporter: Exporter, data: Path) -> None:
-        """``data`` is the directory of the cell. Removes what a killed process left."""
+        """Remove the remains of a killed process. ``data`` is the directory of the cell."""
         self._store = store
         self._exporter = exporter
         self._data = data
@@ -93,16 +93,16 @@ class Taker:
         sweep(data, exporter.trail, store.cell_id)
 
     def take(self, cursors: Mapping[QueueId, int], *, is_alone: bool = False) -> SnapshotResult:
-        """Take a snapshot, in the trail and durable on return, and remove those that are not kept.
+        """Take a snapshot, durable on return and covered by the trail, and remove snapshots that are not kept.
 
-        ``is_alone``: nobody needs this process meanwhile, so it does the work itself, which is quicker. Raises
-        ``SnapshotFailed``, ``DiskLow``, and what the store raises.
+        With ``is_alone`` this process has no other work, and writes the snapshot itself, which is faster. Raise
+        ``SnapshotFailed``, ``DiskLow``, or any error of the store.
         """
         store, clock = self._store, self._store.clock
         started_s = clock.monotonic_s()
         if store.is_disk_low():
             raise DiskLow("no snapshot is taken while the disk is almost full")
-        taken_ms = clock.now_ms()  # all that was committed by then is in it
+        taken_ms = clock.now_ms()  # earlier commits are all in the snapshot
         with _checkpoint(self._data) as checkpoint, _hidden(self._exporter.trail, store.cell_id) as hidden:
             store.checkpoint(checkpoint)
             if is_alone:
@@ -117,7 +117,7 @@ class Taker:
             return _published(self._exporter.trail, hidden, manifest, clock, started_s)
 
     def cancel(self) -> None:
-        """Have ``take`` end soon, without a snapshot; there will be no other one."""
+        """Make ``take`` end soon without a snapshot. Later calls of ``take`` fail as well."""
         self._is_cancelled = True
         child = self._child
         if child is not None:
@@ -130,7 +130,7 @@ class Taker:
     def _write_here(
         self, checkpoint: Path, hidden: Path, taken_ms: int, cursors: Mapping[QueueId, int]
     ) -> dict[str, Any]:
-        from dmq.trail.snapshots.snapshot import Cancelled, write_snapshot  # takes a third of a second
+        from dmq.trail.snapshots.snapshot import Cancelled, write_snapshot  # the import costs a third of a second
 
         engine = open_quiet(checkpoint)
         try:
@@ -151,7 +151,7 @@ class Taker:
     def _started(
         self, checkpoint: Path, hidden: Path, taken_ms: int, cursors: Mapping[QueueId, int]
     ) -> Iterator[_Child]:
-        """Run the other process; it ends with this block, and with this process, whatever happens."""
+        """Run the snapshot process. It always ends with this block, and with this process."""
         command = [sys.executable, "-m", "dmq.trail.snapshots.snapshot", str(checkpoint), str(hidden)]
         command += ["--cell", self._store.cell_id, "--taken-ms", str(taken_ms), "--cursors", "-"]
         with (
@@ -165,7 +165,7 @@ class Taker:
             try:
                 if self._is_cancelled:
                     child.kill()
-                with suppress(BrokenPipeError):  # it is dead already, and its exit code says so
+                with suppress(BrokenPipeError):  # it is dead already, as its exit code shows
                     child.stdin.write(encode_cursors(cursors) + "\n")
                     child.stdin.flush()
                 yield _Child(child, said)
@@ -189,10 +189,10 @@ class Taker:
 
 
 def snapshot_of(data: Path, trail: Path, clock: Clock, *, reached: int) -> SnapshotResult:
-    """Take a snapshot of the store of a stopped process, whose trail is exported up to ``reached``.
+    """Take a snapshot of the store of a stopped process. The trail must be exported up to ``reached``.
 
-    Reads the store as it is and changes nothing in it. Raises ``StoreLocked`` while somebody uses the directory,
-    ``StoreCorrupt`` if there is no store in it, ``SnapshotFailed`` if the trail does not reach as far as the store.
+    The store is not changed. Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if it has no
+    store, ``SnapshotFailed`` if the trail does not cover the store.
     """
     from dmq.trail.snapshots.snapshot import write_snapshot
 
@@ -217,7 +217,7 @@ def snapshot_of(data: Path, trail: Path, clock: Clock, *, reached: int) -> Snaps
 
 
 def cell_of(data: Path) -> str:
-    """Return the id of the cell in a directory; ``StoreCorrupt`` if there is no store in it."""
+    """Return the cell id of a directory; raise ``StoreCorrupt`` if it has no store."""
     try:
         return decode_marker((data / CELL_FILE).read_text(encoding="utf-8")).cell_id
     except (OSError, ValueError) as error:
@@ -225,7 +225,7 @@ def cell_of(data: Path) -> str:
 
 
 def check_free(data: Path) -> None:
-    """Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if there is no store in it."""
+    """Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if it has no store."""
     cell_of(data)
     Cell(data).close()
 
@@ -234,14 +234,14 @@ def check_free(data: Path) -> None:
 
 
 def directory_of(trail: Path, cell: str) -> Path:
-    """Return where the snapshots of a cell are."""
+    """Return the directory of a cell's snapshots."""
     return trail / "snapshots" / f"cell={cell}"
 
 
 def list_snapshots(trail: Path, cell: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the snapshots of a cell with their manifests, oldest first; what cannot be read is left out."""
+    """Return the snapshots of a cell with their manifests, oldest first; unreadable ones are left out."""
     found: list[tuple[Path, dict[str, Any]]] = []
-    with suppress(OSError):  # there is no such directory, or it cannot be read: then it cannot be written either
+    with suppress(OSError):  # no such directory, or an unreadable one, which cannot be written either
         for path in sorted(directory_of(trail, cell).iterdir()):
             if path.name.isdecimal() and len(path.name) == _DIGITS:
                 with suppress(OSError, ValueError):
@@ -250,9 +250,9 @@ def list_snapshots(trail: Path, cell: str) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def sweep(data: Path, trail: Path, cell: str) -> None:
-    """Remove checkpoints and unfinished snapshots of a process that is dead; the caller owns the cell.
+    """Remove checkpoints and unfinished snapshots of a dead process. The caller must own the cell.
 
-    What cannot be removed now is removed another time: a snapshot is not what a daemon lives for.
+    Errors are ignored: the next run tries again, and snapshots are not essential to a daemon.
     """
     for directory, pattern in ((data, f"{_CHECKPOINT}*"), (directory_of(trail, cell), ".*")):
         with suppress(OSError):
@@ -261,9 +261,9 @@ def sweep(data: Path, trail: Path, cell: str) -> None:
 
 
 def not_kept(taken: Mapping[int, int], *, newest: int = KEPT_NEWEST, days: int = KEPT_DAYS) -> list[int]:
-    """Return which snapshots to remove; ``taken`` says when each was taken, by its sequence.
+    """Return the sequences of the snapshots to remove; ``taken`` maps sequences to the times at which they were taken.
 
-    Kept are the newest, and of the days (UTC) before theirs the last one each, as far back as ``days``.
+    The ``newest`` snapshots are kept. Of each earlier day (UTC), as far back as ``days``, the last snapshot is kept.
     """
     order = sorted(taken, reverse=True)
     removed: list[int] = []
@@ -282,7 +282,7 @@ def _published(
     sequence, cell = int(manifest["sequence"]), str(manifest["cell"])
     target = directory_of(trail, cell) / f"{sequence:0{_DIGITS}}"
     is_new = not target.exists()
-    if is_new:  # else it is of the same events, and somebody may be reading it
+    if is_new:  # otherwise the same events are there, and may be in use by a reader
         hidden.rename(target)
         sync_directory(target.parent)
     else:
@@ -300,7 +300,7 @@ def _prune(trail: Path, cell: str) -> None:
         path = found[sequence][0]
         gone = path.with_name(f".removed-{path.name}")
         with suppress(OSError):
-            path.rename(gone)  # gone as a whole for who reads
+            path.rename(gone)  # readers never see it half removed
         shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -310,7 +310,7 @@ def _checkpoint(data: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        for each in (path, path.with_name(f"{path.name}.tmp")):  # RocksDB's name while it makes one
+        for each in (path, path.with_name(f"{path.name}.tmp")):  # RocksDB's name of an unfinished checkpoint
             shutil.rmtree(each, ignore_errors=True)
 
 
