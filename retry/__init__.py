@@ -2,11 +2,11 @@
 
     from retry import Redelivery, durable
 
-What is named here is loaded when it is first used: importing ``retry`` costs nothing.
+Public names are loaded on first use, so ``import retry`` imports none of their modules.
 
-``retry`` is also the name of an unrelated package on PyPI, and whichever is installed last overwrites the other. So
-this one offers all that that one does (``retry.api``): whoever uses it goes on working. The other way round
-``import dmq`` says what happened; ``DISTRIBUTION`` is how it tells the two apart.
+PyPI has an unrelated package that is also named ``retry``. The package installed last overwrites the other. This
+package therefore provides the complete API of the PyPI package (``retry.api``), and its users keep working. In the
+opposite case ``import dmq`` raises an error: ``DISTRIBUTION`` identifies this package.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name == "api":  # PyPI's is there after ``import retry``
+    if name == "api":  # the PyPI package exposes it after ``import retry``
         return import_module("retry.api")
     home = _HOME_OF.get(name)
     if home is None:

@@ -1,4 +1,4 @@
-"""What PyPI's package ``retry`` offers, so that whoever has ours in its place goes on working: a call that is repeated.
+"""The API of PyPI's package ``retry``: repeat a call that fails. It keeps users of that package working.
 
     from retry import retry
     from retry.api import retry_call
@@ -9,9 +9,9 @@
     @retry(ConnectionError, policy=RetryPolicy(backoff=Exponential(initial_ms=200, max_ms=30_000), max_attempts=5))
     async def fetch(): ...
 
-Names, arguments, defaults and what they do are those of ``retry`` 0.9, seconds included. Beyond it, coroutine functions
-are repeated too (there they are called once), and a ``RetryPolicy`` can say when. What waits is in this process and
-gone with it: what must not be lost is sent with ``Redelivery``.
+Names, arguments, defaults and behaviour are those of ``retry`` 0.9; times are in seconds. There are two extensions.
+Coroutine functions are repeated too (``retry`` 0.9 calls them once), and a ``RetryPolicy`` can schedule the attempts.
+Pending calls exist only in this process and are lost with it. Use ``Redelivery`` for messages that must not be lost.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ T = TypeVar("T")
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 logging_logger = logging.getLogger(__name__)
-logging_logger.addHandler(logging.NullHandler())  # nothing on stderr unless the application sets up logging
+logging_logger.addHandler(logging.NullHandler())  # no output on stderr unless the application configures logging
 
 
 class Warns(Protocol):
-    """Who is told of each failure that is followed by another attempt."""
+    """Logger that receives a warning for each failure that is followed by another attempt."""
 
     def warning(self, message: str, /, *arguments: object) -> object:
-        """Take one line."""
+        """Log one line."""
         ...
 
 
@@ -70,12 +70,12 @@ class _Rules:
             raise TypeError(f"policy says when to try again: {', '.join(given)} cannot be given beside it")
 
     def pauses(self) -> Iterator[float]:
-        """Give the seconds before each further attempt; it ends where there is to be none."""
+        """Yield the seconds to wait before each further attempt; stop after the last allowed attempt."""
         if self.policy is not None:
             yield from _pauses_of(self.policy)
             return
         pause, left = self.delay, self.tries - 1
-        while left:  # from -1 on down it never ends
+        while left:  # negative: no end
             yield pause
             pause = pause * self.backoff + self._extra()
             pause = pause if self.max_delay is None else min(pause, self.max_delay)
@@ -85,7 +85,7 @@ class _Rules:
         return random.uniform(*self.jitter) if isinstance(self.jitter, tuple) else self.jitter
 
     def pause_after(self, error: BaseException, pauses: Iterator[float]) -> float | None:
-        """Return the seconds to wait after a failure, told to the logger; ``None``: it was the last attempt."""
+        """Return the seconds to wait after a failure, and log them; return ``None`` after the last attempt."""
         pause = next(pauses, None)
         if pause is not None and self.logger is not None:
             self.logger.warning("%s, retrying in %s seconds...", error, pause)
@@ -103,7 +103,7 @@ def _pauses_of(policy: RetryPolicy) -> Iterator[float]:
         yield (after.at_ms - now_ms) / 1000
 
 
-def retry(  # noqa: PLR0917 - the order of that package's
+def retry(  # noqa: PLR0917 - argument order of the PyPI package
     exceptions: Exceptions = Exception,
     tries: float = -1,
     delay: float = 0,
@@ -114,11 +114,12 @@ def retry(  # noqa: PLR0917 - the order of that package's
     *,
     policy: RetryPolicy | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that calls a function again while it raises one of ``exceptions``; the last one is raised.
+    """Return a decorator that repeats a function while it raises one of ``exceptions``; the last error is raised.
 
-    ``tries`` counts attempts: -1 is without end, 0 calls nothing. Before the second attempt it waits ``delay`` seconds;
-    each further wait is the one before times ``backoff`` plus ``jitter`` (drawn from a range), at most ``max_delay``.
-    ``logger`` gets a warning before each wait; ``None``: nobody does. ``policy`` says when instead.
+    ``tries`` counts attempts: -1 means no limit, 0 means no call at all. The wait before the second attempt is
+    ``delay`` seconds. Each further wait is the previous one times ``backoff`` plus ``jitter`` (drawn from a range if it
+    is a pair), at most ``max_delay``. ``logger`` gets a warning before each wait, unless it is ``None``. ``policy``
+    replaces all timing arguments.
     """
     rules = _Rules(exceptions, tries, delay, max_delay, backoff, jitter, logger, policy)
 
@@ -127,7 +128,7 @@ def retry(  # noqa: PLR0917 - the order of that package's
             return wraps(function)(lambda *args, **kwargs: _run(partial(function, *args, **kwargs), rules))
 
         @wraps(function)
-        async def repeated(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+        async def repeated(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - return type of the function
             return await _run_async(partial(function, *args, **kwargs), rules)
 
         return cast("Callable[P, T]", repeated)
@@ -135,7 +136,7 @@ def retry(  # noqa: PLR0917 - the order of that package's
     return decorate
 
 
-def retry_call(  # noqa: PLR0917 - the order of that package's
+def retry_call(  # noqa: PLR0917 - argument order of the PyPI package
     f: Callable[..., Any],
     fargs: Sequence[Any] | None = None,
     fkwargs: Mapping[str, Any] | None = None,
@@ -148,10 +149,10 @@ def retry_call(  # noqa: PLR0917 - the order of that package's
     logger: Warns | None = logging_logger,
     *,
     policy: RetryPolicy | None = None,
-) -> Any:  # noqa: ANN401 - what the function returns
-    """Call ``f(*fargs, **fkwargs)`` as a function decorated with ``retry`` is called, and return what it returns.
+) -> Any:  # noqa: ANN401 - return type of the function
+    """Call ``f(*fargs, **fkwargs)`` with the rules of ``retry``, and return its result.
 
-    Of a coroutine function that is a coroutine, to be awaited.
+    If ``f`` is a coroutine function, the result is a coroutine to await.
     """
     rules = _Rules(exceptions, tries, delay, max_delay, backoff, jitter, logger, policy)
     return (_run_async if _is_async(f) else _run)(partial(f, *(fargs or ()), **(fkwargs or {})), rules)
@@ -160,12 +161,12 @@ def retry_call(  # noqa: PLR0917 - the order of that package's
 def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, partial):
         function = function.func
-    # By type: a double made after a function says that it is one, and answers every question with yes.
+    # Decide by type: a mock with a function's spec claims to be one, and all of its attributes are truthy.
     is_plain = type(function) in {FunctionType, MethodType}
     return iscoroutinefunction(function if is_plain else type(function).__call__)
 
 
-def _run(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - what the function returns
+def _run(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - return type of the function
     if not rules.tries:
         return None
     pauses = rules.pauses()
@@ -179,8 +180,8 @@ def _run(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - what 
             time.sleep(pause)
 
 
-async def _run_async(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - what the function returns
-    import asyncio  # who repeats no coroutine needs none of it
+async def _run_async(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - return type of the function
+    import asyncio  # imported late: callers without coroutines do not pay for it
 
     if not rules.tries:
         return None
@@ -188,7 +189,7 @@ async def _run_async(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: AN
     while True:
         try:
             return await call()
-        except asyncio.CancelledError:  # whoever ends a task means it, whatever is to be repeated
+        except asyncio.CancelledError:  # a cancellation of the task is never retried
             raise
         except rules.exceptions as error:
             pause = rules.pause_after(error, pauses)

@@ -1,4 +1,4 @@
-"""Dead letters as values: what is known of one, which of them a filter means, and the state of a redrive.
+"""Dead letters as values: the facts of one dead letter, filters for dead letters, and the state of a redrive.
 
 A dead letter keeps everything needed to understand and to repeat it. Its consumers see these facts as user properties.
 """
@@ -11,7 +11,7 @@ from enum import StrEnum
 from retry.failure_reason import FailureReason
 from retry.policy import Reason
 
-# RocketMQ's proxy reads the first two where a broker wrote them; the others are ours.
+# RocketMQ's proxy reads the first two from messages that a broker wrote; the others are specific to Rock-DMQ.
 ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 ATTEMPTS = "DLQ_ATTEMPTS"
@@ -20,15 +20,15 @@ FIRST_FAILED_AT = "DLQ_FIRST_FAILED_AT"  # epoch ms
 LAST_FAILED_AT = "DLQ_LAST_FAILED_AT"  # epoch ms
 # On a redriven message: the message id of the dead letter it was made from.
 PARENT_MESSAGE_ID = "DLQ_PARENT_MESSAGE_ID"
-REFUSED = "DMQ_REFUSED"  # on a letter that a cluster refused: its code, and why
-UNREADABLE = "DMQ_UNREADABLE"  # on one that was taken from a cluster: why it could not be read
-# What the service alone writes on a message, and no sender.
+REFUSED = "DMQ_REFUSED"  # on a dead letter refused by a cluster: the code and the reason
+UNREADABLE = "DMQ_UNREADABLE"  # on a dead letter imported from a cluster: why it could not be read
+# Properties that only the service writes, never a sender.
 WRITTEN = (ATTEMPTS, REASON, FIRST_FAILED_AT, LAST_FAILED_AT, PARENT_MESSAGE_ID, REFUSED, UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dead:
-    """One dead letter. ``reason`` is ``None`` for a message that somebody sent to a dead-letter queue."""
+    """One dead letter. ``reason`` is ``None`` for a message that a client sent directly to a dead-letter queue."""
 
     offset: int  # in its dead-letter queue
     message_id: str
@@ -39,14 +39,14 @@ class Dead:
     last_failed_at_ms: int = 0
     tag: str = ""
     keys: tuple[str, ...] = ()
-    failure: FailureReason | None = None  # of the last failure; None: nothing is known of it
+    failure: FailureReason | None = None  # of the last failure; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadFilter:
-    """Which dead letters are meant; empty means all. ``since_ms <= last failure < until_ms``."""
+    """Filter for dead letters; an empty field matches all. ``since_ms <= last failure < until_ms``."""
 
-    reasons: frozenset[Reason | None] = frozenset()  # None: those that somebody sent to the dead-letter queue
+    reasons: frozenset[Reason | None] = frozenset()  # None: messages that clients sent directly to the queue
     topics: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
     message_ids: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class DeadFilter:
     until_ms: int = 0  # 0: no end
 
     def matches(self, dead: Dead) -> bool:
-        """Say whether ``dead`` is meant."""
+        """Return True if ``dead`` matches the filter."""
         return (
             (not self.reasons or dead.reason in self.reasons)
             and (not self.topics or dead.origin_topic in self.topics)
@@ -66,14 +66,14 @@ class DeadFilter:
 
 
 class JobKind(StrEnum):
-    """What is done with dead letters in bulk."""
+    """Bulk operation on dead letters."""
 
     REDRIVE = "redrive"
     PURGE = "purge"
 
 
 class JobState(StrEnum):
-    """Where a job is."""
+    """State of a redrive or purge job."""
 
     RUNNING = "running"
     DONE = "done"
@@ -82,22 +82,22 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A redrive or a purge: durable, so that it goes on after a restart from where its last write left it.
+    """A redrive or purge job. It is durable and continues after a restart from its last write.
 
-    A redriven letter goes to the group alone, unless ``to_topic`` or ``all_groups`` says that it is for everybody.
-    It looks at the offsets ``[next_offset, end_offset)`` of the group's dead-letter queue, each once. Counts are of
-    messages: ``done`` were redriven (or purged), ``passed`` were not meant or had an outcome already, ``failed`` could
-    not be read and stay dead.
+    A redriven dead letter goes only to its group, unless ``to_topic`` or ``all_groups`` makes it a message for all
+    groups. The job processes each offset of ``[next_offset, end_offset)`` in the group's dead-letter queue once. The
+    counts are messages: ``done`` were redriven (or purged), ``passed`` did not match or already had an outcome,
+    ``failed`` could not be read and stay dead.
     """
 
     job_id: int
     kind: JobKind
     group: str
     filter: DeadFilter = field(default_factory=DeadFilter)
-    to_topic: str = ""  # of a redrive; empty: each to the topic it came from
-    all_groups: bool = False  # of a redrive: a new message of its topic, for every group that reads it
+    to_topic: str = ""  # of a redrive; empty: each to its original topic
+    all_groups: bool = False  # of a redrive: a new message of its topic, for every consumer group
     why: str = ""  # of a purge
-    rate_per_s: float = 0.0  # 0: as fast as it goes
+    rate_per_s: float = 0.0  # 0: no limit
     created_at_ms: int = 0
     first_offset: int = 0
     next_offset: int = 0
@@ -108,7 +108,7 @@ class Job:
     state: JobState = JobState.RUNNING
 
     def advanced(self, next_offset: int, *, done: int = 0, passed: int = 0, failed: int = 0) -> Job:
-        """Return the job after it looked at everything below ``next_offset``."""
+        """Return the job after it has processed all offsets below ``next_offset``."""
         assert next_offset >= self.next_offset, "a job looks at each offset once"
         return replace(
             self,

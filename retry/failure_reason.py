@@ -1,4 +1,4 @@
-"""Why a delivery failed, as its client reported it: untrusted text, made safe to store and to show. Pure."""
+"""Failure reason of a delivery, as its client reported it: untrusted text, made safe to store and to show. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ NOT_REPORTED: Final = "reason not reported by the client"
 
 
 class FailureReason(NamedTuple):
-    """Why one delivery failed, and which client said so. Every text is printable and bounded; empty: not known.
+    """Reason of one failed delivery and the client that reported it. Every text is printable and bounded; empty:
+    unknown.
 
     ``error_type`` and ``error_text`` are both empty if the client reported no reason.
     """
 
     error_type: str = ""
     error_text: str = ""
-    host: str = ""  # that ran the handler
+    host: str = ""  # host that ran the handler
     client_id: str = ""
     address: str = ""
 
@@ -34,12 +35,14 @@ class FailureReason(NamedTuple):
         return ", ".join(each for each in named if each)
 
     def or_else(self, other: FailureReason) -> FailureReason:
-        """Return this reason, with the texts of ``other`` where it has none."""
+        """Return this reason, with empty texts filled from ``other``."""
         return FailureReason(*(mine or its for mine, its in zip(self, other, strict=True)))
 
 
 def bounded(reason: FailureReason) -> FailureReason:
-    """Return a reason whose texts came from a client: escaped where they are not printable, and cut to their bounds."""
+    """Return the reason with texts that are safe to store: non-printable characters escaped, each text cut to its
+    bound.
+    """
     return FailureReason(
         _bounded(reason.error_type, TYPE_BYTES_MAX),
         _bounded(reason.error_text, TEXT_BYTES_MAX),
@@ -48,7 +51,7 @@ def bounded(reason: FailureReason) -> FailureReason:
 
 
 def _bounded(text: str, bytes_max: int) -> str:
-    text = text[:bytes_max]  # first: an escape is longer than what it stands for
+    text = text[:bytes_max]  # cut before escaping: an escape is longer than its character
     if not text.isprintable():
         text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return text.encode("utf-8", "replace")[:bytes_max].decode("utf-8", "ignore")

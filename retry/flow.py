@@ -1,15 +1,15 @@
-"""What follows on a failed delivery: one pure function from (policy, failure, attempt, time) to an outcome.
+"""Outcome of a failed delivery: one pure function of (policy, failure, attempt, time).
 
-    failure                                     outcome
-    Nacked       a consumer says it failed      RetryAt the policy's time, not before the consumer's own; or DeadLetter
-    LeaseExpired nobody said anything           ComeBack now (the wait was the lease); or DeadLetter
-    SentBack     with a delay level             -1 DeadLetter, 0 the policy's time, n that level's; or DeadLetter
-    Forwarded    given up by its consumer       DeadLetter
-    Unwanted     where it was to go refuses it  DeadLetter
+    failure                                       outcome
+    Nacked        the consumer reports a failure  RetryAt the policy's time, at least the consumer's; or DeadLetter
+    LeaseExpired  no answer from the consumer     ComeBack now (the lease was the wait); or DeadLetter
+    SentBack      with a delay level              -1 DeadLetter, 0 the policy's time, n that level's; or DeadLetter
+    Forwarded     given up by its consumer        DeadLetter
+    Unwanted      refused by its destination      DeadLetter
 
-What its sender does not want delivered after some time is a DeadLetter where it would be tried again after it.
+A message with an expiry is a DeadLetter if its next attempt would come after the expiry.
 
-Whoever keeps the messages turns an outcome into one atomic write; nothing here knows where they are.
+The owner of the messages turns an outcome into one atomic write. This module does not depend on how they are stored.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from retry.policy import DeadLetter, Reason, RetryAt, RetryPolicy, decide
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """A push consumer failed and asks for the message again, not before ``not_before_ms``."""
+    """A push consumer failed and requests the message again, not before ``not_before_ms``."""
 
     not_before_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseExpired:
-    """A lease ended without a word."""
+    """A lease expired without an acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """Given back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+    """A consumer returned the message with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level.
+    """
 
     delay_level: int
 
@@ -47,7 +48,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """Where the message was to go refuses it for good, with ``code`` and ``why``."""
+    """The destination refuses the message permanently, with ``code`` and ``why``."""
 
     code: int
     why: str
@@ -55,7 +56,7 @@ class Unwanted:
 
 @dataclass(frozen=True, slots=True)
 class ComeBack:
-    """Make it available again at once, with the next attempt."""
+    """Make the message available again at once, with the next attempt number."""
 
 
 Failure = Nacked | LeaseExpired | SentBack | Forwarded | Unwanted
@@ -73,10 +74,10 @@ def after_failure(
     not_after_ms: int = 0,
     levels_ms: Sequence[int] = (),
 ) -> Outcome:
-    """Return what follows on ``failure`` of ``attempt`` (from 1; 0 if there was none).
+    """Return the outcome of ``failure`` of delivery ``attempt`` (from 1; 0 if there was none).
 
-    ``since_ms`` is when the message became visible first, ``not_after_ms`` when its sender does not want it any more
-    (0: it did not say); ``levels_ms`` are the delay levels, level 1 first.
+    ``since_ms`` is when the message first became visible. ``not_after_ms`` is its expiry (0: none). ``levels_ms`` are
+    the delay levels in milliseconds, level 1 first.
     """
     if isinstance(failure, Forwarded):
         return DeadLetter(Reason.FORWARDED)
@@ -107,7 +108,7 @@ def _of_policy(
         return outcome
     match failure:
         case LeaseExpired():
-            # Its age is what it is now: there is no further wait that could make it older.
+            # The retry is immediate, so its age at the retry is its age now.
             return DeadLetter(Reason.TOO_OLD) if _is_too_old(policy, now_ms, since_ms) else ComeBack()
         case SentBack(level) if level > 0 and levels_ms:
             at_ms = now_ms + levels_ms[min(level, len(levels_ms)) - 1]

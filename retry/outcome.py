@@ -1,4 +1,4 @@
-"""What became of a send: the caller can tell "sent" from "safe" from "neither"."""
+"""Outcome of a send. The caller can distinguish "sent", "durably kept" and "neither"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 
 class SendRejected(Exception):
-    """A send was rejected, and the message is nowhere. ``__cause__`` is the handler's error, if there was one."""
+    """A send was rejected: the message was neither sent nor kept. ``__cause__`` is the handler's error, if there was
+    one.
+    """
 
     def __init__(self, rejected: Rejected) -> None:
         super().__init__(f"message {rejected.uid.hex()} was rejected: {rejected.reason}")
@@ -15,7 +17,7 @@ class SendRejected(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """The handler sent it; ``receipt`` is what it returned."""
+    """The handler sent the message; ``receipt`` is its return value."""
 
     uid: bytes
     receipt: object = None
@@ -23,9 +25,9 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spooled:
-    """It is durable and will be sent, not before ``due_at_ms``.
+    """The message is durable and will be sent, not before ``due_at_ms``.
 
-    ``is_uncertain``: the attempt may have got through (a timeout), so the receiver may see the message twice, with the
+    ``is_uncertain``: the attempt may have succeeded (a timeout). The receiver may then see the message twice, with the
     same uid.
     """
 
@@ -37,10 +39,10 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """It is not known to be sent or kept: the caller still has it, and must do something about it.
+    """The message is not known to be sent or kept. The caller still owns it and must handle it.
 
-    ``is_uncertain``: it may arrive all the same, as an attempt may have got through, or the sink may have kept it
-    though it did not say so in time. Whoever sends it again gives the same uid, so that receivers know a repetition.
+    ``is_uncertain``: the message may still arrive. An attempt may have succeeded, or the sink may have kept it without
+    confirming in time. A caller that sends it again must pass the same uid, so that receivers detect the duplicate.
     """
 
     uid: bytes

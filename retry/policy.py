@@ -1,8 +1,9 @@
-"""When a failed message is tried again, and when it no longer is: values and one pure function.
+"""Retry policies: when a failed message is tried again, and when it becomes a dead letter. Values and one pure
+function.
 
 Attempts are counted from 1: attempt 1 is the first delivery, so a policy with ``max_attempts`` 17 allows 16 retries.
-``Table``, ``Exponential`` and ``Fixed`` say how long to wait after a failed attempt; jitter only ever adds to that, so
-that a policy's delay is a promise ("not earlier") and not a mean.
+``Table``, ``Exponential`` and ``Fixed`` define the delay after a failed attempt. Jitter only adds to it: a policy's
+delay is a lower bound ("not earlier"), not a mean.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from broker_adapter.contracts import limits
 
 _SECOND_MS, _HOUR_MS = 1_000, 3_600_000
 
-DELAY_LEVELS_MS, RETRY_STEPS_MS = limits.DELAY_LEVELS_MS, limits.RETRY_STEPS_MS  # as RocketMQ has them
+DELAY_LEVELS_MS, RETRY_STEPS_MS = limits.DELAY_LEVELS_MS, limits.RETRY_STEPS_MS  # same as RocketMQ
 # A producer's spool: 3, 5, 30, 60, 120, 300, 480, 600, 900, 1800 s.
 SPOOL_STEPS_MS = tuple(seconds * _SECOND_MS for seconds in (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800))
 
 MAX_ATTEMPTS_DEFAULT = len(RETRY_STEPS_MS) + 1
-MAX_ATTEMPTS_LIMIT = 1_000  # an attempt has two bytes on disk; nobody means more than this
+MAX_ATTEMPTS_LIMIT = 1_000  # two bytes on disk; larger values are assumed to be mistakes
 DELAY_MS_LIMIT = 366 * 24 * _HOUR_MS
 MAX_AGE_MS_LIMIT = 10 * DELAY_MS_LIMIT
 STEPS_LIMIT = 256
@@ -31,7 +32,7 @@ _BACKOFFS = ("table_ms", "fixed_ms", "exponential")
 
 
 class PolicyError(ValueError):
-    """A policy that cannot be; says which field, which value, which bound."""
+    """An invalid policy. The text names the field, the value and the bound."""
 
 
 def _check(name: str, value: float, least: float, most: float, unit: str) -> None:
@@ -40,20 +41,20 @@ def _check(name: str, value: float, least: float, most: float, unit: str) -> Non
 
 
 class Reason(IntEnum):
-    """Why a message is dead. Numbers are on disk and in the audit trail: never used again for something else."""
+    """Reason of a dead letter. The numbers are on disk and in the audit trail: a number is never reused."""
 
-    EXHAUSTED = 1  # it failed as often as its group's policy allows
-    TOO_OLD = 2  # its next attempt would come after the policy's maximum age
+    EXHAUSTED = 1  # all attempts that its group's policy allows failed
+    TOO_OLD = 2  # its next attempt would exceed the policy's maximum age
     FORWARDED = 3  # its consumer gave it up
     SENT_BACK = 4  # sent back with delay level -1
     OPERATOR = 5  # an operator ended its retries
-    REFUSED = 6  # the cluster that it was to go to refuses it for good
-    TOO_LATE = 7  # the time after which its sender does not want it delivered has passed
+    REFUSED = 6  # its destination cluster refuses it permanently
+    TOO_LATE = 7  # its expiry, set by its sender, has passed
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The delay after attempt n is ``steps_ms[n - 1]``; after the last one it stays."""
+    """Delays from a table: ``steps_ms[n - 1]`` after attempt n. The last step repeats."""
 
     steps_ms: tuple[int, ...]
 
@@ -66,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """The delay after attempt n is ``initial_ms * multiplier ** (n - 1)``, at most ``max_ms``."""
+    """Exponential delays: ``initial_ms * multiplier ** (n - 1)`` after attempt n, at most ``max_ms``."""
 
     initial_ms: int
     max_ms: int
@@ -93,9 +94,9 @@ Backoff = Table | Exponential | Fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often, and after which delays. ``jitter`` 0.2 adds up to a fifth of each delay.
+    """Maximum number of attempts and the delays between them. ``jitter`` 0.2 adds up to a fifth of each delay.
 
-    ``max_age_ms`` counts from when the message became visible to its group first; ``None``: any age.
+    ``max_age_ms`` counts from when the message first became visible to its group; ``None``: no maximum age.
     """
 
     backoff: Backoff = field(default=Table(RETRY_STEPS_MS))
@@ -110,7 +111,7 @@ class RetryPolicy:
             _check("max_age", self.max_age_ms, 1, MAX_AGE_MS_LIMIT, "ms")
 
 
-# Not tuples: as such RetryAt(1) would be equal to DeadLetter(Reason.EXHAUSTED).
+# Not tuples: as tuples RetryAt(1) would be equal to DeadLetter(Reason.EXHAUSTED).
 @dataclass(frozen=True, slots=True)
 class RetryAt:
     """Try again, not before ``at_ms``."""
@@ -120,13 +121,13 @@ class RetryAt:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Try no more."""
+    """Make no further attempt."""
 
     reason: Reason
 
 
 def delay_ms(policy: RetryPolicy, attempt: int) -> int:
-    """Return how long to wait after failed ``attempt`` (from 1), without jitter."""
+    """Return the milliseconds to wait after failed ``attempt`` (from 1), without jitter."""
     assert attempt >= 1, "attempts are counted from 1"
     match policy.backoff:
         case Table(steps_ms):
@@ -141,9 +142,9 @@ def delay_ms(policy: RetryPolicy, attempt: int) -> int:
 
 
 def delays_ms(policy: RetryPolicy) -> tuple[int, ...]:
-    """Return the delay after each attempt that is followed by another one, at most ``STEPS_LIMIT``; never empty.
+    """Return the delay after each attempt that is followed by another, at most ``STEPS_LIMIT`` delays; never empty.
 
-    It is what clients are told; one who needs a later entry repeats the last.
+    Clients receive these delays. A client that needs a later one repeats the last.
     """
     return tuple(delay_ms(policy, attempt) for attempt in range(1, max(2, min(policy.max_attempts, STEPS_LIMIT + 1))))
 
@@ -151,9 +152,9 @@ def delays_ms(policy: RetryPolicy) -> tuple[int, ...]:
 def decide(
     policy: RetryPolicy, attempt: int, now_ms: int, rng: Random, *, since_ms: int | None = None
 ) -> RetryAt | DeadLetter:
-    """Return what follows on failed ``attempt`` (from 1) at ``now_ms``.
+    """Return the outcome of failed ``attempt`` (from 1) at ``now_ms``.
 
-    ``since_ms`` is when the message became visible first; without it no message is too old.
+    ``since_ms`` is when the message first became visible; without it the maximum age does not apply.
     """
     if attempt >= policy.max_attempts:
         return DeadLetter(Reason.EXHAUSTED)
@@ -166,7 +167,7 @@ def decide(
 
 
 def to_plain(policy: RetryPolicy) -> dict[str, object]:
-    """Return ``policy`` as JSON values; ``from_plain`` undoes it."""
+    """Return ``policy`` as JSON values; ``from_plain`` is the inverse."""
     plain: dict[str, object] = {"max_attempts": policy.max_attempts, "jitter": policy.jitter}
     match policy.backoff:
         case Table(steps_ms):
@@ -181,7 +182,7 @@ def to_plain(policy: RetryPolicy) -> dict[str, object]:
 
 
 def from_plain(plain: Mapping[str, object]) -> RetryPolicy:
-    """Read a policy from JSON values; what is left out has its default. ``PolicyError`` for anything that is none."""
+    """Parse a policy from JSON values; missing fields get their defaults. Raise ``PolicyError`` if it is invalid."""
     _check_fields("a policy", plain, {"max_attempts", "jitter", "max_age_ms", *_BACKOFFS})
     max_age = plain.get("max_age_ms")
     return RetryPolicy(
@@ -221,7 +222,7 @@ def _check_fields(name: str, value: object, known: set[str]) -> Mapping[str, obj
     if not isinstance(value, Mapping):
         raise PolicyError(f"{name} is {value!r:.60}, an object is expected")
     for field_name in value:
-        if field_name not in known:  # one that is misspelt would be lost without a word
+        if field_name not in known:  # a misspelt field must not be ignored silently
             raise PolicyError(f"{name} has no field {field_name!r:.60}")
     return value
 
@@ -235,4 +236,4 @@ def _whole(name: str, value: object) -> int:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PolicyError(f"{name} is {value!r:.60}, a number is expected")
-    return value  # an int stays one: JSON allows some that no float can hold
+    return value  # an int stays an int: JSON allows values that no float can hold

@@ -1,12 +1,12 @@
-"""Where the hook leaves what must be sent later.
+"""Contract of a sink: durable storage for messages that the hook sends later.
 
-The hook decides (when, how often, whether at all), a sink keeps. ``dmq.producer_store.Spool`` keeps in RocksDB in
-this process, ``dmq.client.SidecarClient`` in the daemon; ``retry.testing.MemorySink`` is for tests. One contract
-suite runs against all of them.
+The hook decides when, how often and whether a message is sent; a sink stores it. ``dmq.producer_store.Spool`` stores
+it in RocksDB in this process, ``dmq.client.SidecarClient`` in the daemon. ``retry.testing.MemorySink`` is for tests.
+One contract suite runs against all of them.
 
 SinkError
  +- SinkFull         a bound is reached and its policy is to refuse; nothing was kept
- +- SinkUnavailable  what keeps entries cannot be reached, or has failed; whether it was kept is in doubt
+ +- SinkUnavailable  the storage cannot be reached or has failed; whether the entry was kept is in doubt
  +- SinkClosed       used after ``close``, or in a child of the process that opened it
 """
 
@@ -26,7 +26,7 @@ ERROR_CHARS_MAX = 500
 
 
 class SinkError(Exception):
-    """The sink cannot do what was asked."""
+    """The sink cannot perform the call."""
 
 
 class SinkFull(SinkError):
@@ -38,7 +38,7 @@ class SinkFull(SinkError):
 
 
 class SinkUnavailable(SinkError):
-    """What keeps entries cannot be reached, or has failed."""
+    """The storage of the sink cannot be reached, or has failed."""
 
 
 class SinkClosed(SinkError):
@@ -46,35 +46,35 @@ class SinkClosed(SinkError):
 
 
 class Death(IntEnum):
-    """Why an entry is in the dead set. Numbers are on disk: never used again for something else."""
+    """Reason why an entry is in the dead set. The numbers are on disk: a number is never reused."""
 
-    EXHAUSTED = 1  # it failed as often as its policy allows
-    TOO_OLD = 2  # its next attempt would come after the policy's maximum age
-    PERMANENT = 3  # its handler said that it can never succeed
+    EXHAUSTED = 1  # all attempts that its policy allows failed
+    TOO_OLD = 2  # its next attempt would exceed the policy's maximum age
+    PERMANENT = 3  # its handler reported that it can never succeed
     UNREADABLE = 4  # it could not be decoded; its bytes are kept
-    OPERATOR = 5  # an operator ended it
+    OPERATOR = 5  # an operator ended its retries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One message that is to be sent later, or again."""
+    """One message to send later, or again."""
 
-    type_name: str  # which handler sends it; fits the rules of topic names
+    type_name: str  # selects the handler; follows the rules of topic names
     uid: bytes  # UID_BYTES, the same in every attempt
     payload: bytes
     key: str = ""  # entries of one type and key keep their order; empty: no order
     created_at_ms: int
     due_at_ms: int
-    attempts: int = 0  # that failed and counted
-    is_uncertain: bool = False  # an attempt may have succeeded without our knowing
+    attempts: int = 0  # failed attempts that count
+    is_uncertain: bool = False  # an attempt may have succeeded without a confirmation
     error: str = ""  # of the last attempt
-    # The uid was made for this entry and never put before: it need not be looked for. Not kept.
+    # The uid was made for this entry and never put before, so the sink need not search for it. Not stored.
     is_new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """An entry that is in this process's hands until it is finished, sent again or buried. ``ticket`` is the sink's."""
+    """An entry held by this process until it is finished, rescheduled or buried. ``ticket`` belongs to the sink."""
 
     entry: Entry
     ticket: object
@@ -82,7 +82,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadEntry:
-    """An entry that is tried no more."""
+    """An entry without further attempts."""
 
     entry: Entry
     death: Death
@@ -91,7 +91,8 @@ class DeadEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStats:
-    """What a sink holds. ``oldest_at_ms`` is when the oldest waiting entry was made, ``None`` if none waits."""
+    """Contents of a sink. ``oldest_at_ms`` is the creation time of the oldest waiting entry, ``None`` if there is none.
+    """
 
     waiting: int
     waiting_bytes: int
@@ -101,81 +102,85 @@ class SinkStats:
 
 
 class DelaySink(Protocol):
-    """Keeps entries durably and gives them back when they are due. All methods may be called from any thread.
+    """Stores entries durably and returns them when they are due. All methods may be called from any thread.
 
-    Every future is done when what was asked is durable, or set to a ``SinkError``; in doubt is not kept. An entry is
-    given back at least once: after a crash those that were held come again, with the attempts that were durable.
+    Every future completes when its change is durable, or fails with a ``SinkError``; a call in doubt does not count as
+    kept. An entry is returned at least once: after a crash held entries are due again, with their durable attempt
+    counts.
     """
 
     @property
     def clock(self) -> Clock:
-        """The clock that decides what is due."""
+        """The clock that determines which entries are due."""
         ...
 
     @property
     def types(self) -> Sequence[str]:
-        """The types of which something was ever kept here, as far as that is known: none that waits is missing."""
+        """The types of entries stored here so far, as far as known. Types with waiting entries are always included."""
         ...
 
     @property
     def can_hold(self) -> bool:
-        """Whether ``put`` can keep an entry and leave it in the caller's hands (write-ahead)."""
+        """Whether ``put`` can store an entry and leave it held by the caller (write-ahead)."""
         ...
 
     def put(self, entry: Entry, *, is_held: bool = False) -> Future[Held | None]:
-        """Keep ``entry`` until it is due. An entry with a key goes behind those of its key that wait already.
+        """Store ``entry`` until it is due. An entry with a key queues after the waiting entries of that key.
 
-        One whose uid waits already, or is held, under its type and key is kept once, as it was put first. (A sink
-        behind a network does so for a time, and for entries without a key.)
+        An entry whose uid is already waiting or held under its type and key is stored once, in its first form. (A
+        remote sink guarantees this only for a time, and only for entries without a key.)
 
-        ``ValueError`` for an entry that cannot be (its uid, key or times).
+        Raise ``ValueError`` for an invalid entry (its uid, key or times).
 
-        With ``is_held`` the caller has it in hand from the start, and the future's result is that; the due time counts
-        from the next run on only, should this one end. The result is ``None`` if it goes behind others, or waits
-        already: then it comes in its turn.
+        With ``is_held`` the caller holds the entry from the start, and the future's result is the ``Held``. Its due
+        time matters only in the next run, if this one ends first. The result is ``None`` if the entry queues after
+        others or is already waiting: ``take`` returns it in its turn.
         """
         ...
 
     def has_waiting(self, type_name: str, key: str) -> bool:
-        """Say whether entries of ``key`` wait or are held, so that a new one must go behind them."""
+        """Return True if entries of ``key`` are waiting or held, so that a new one must queue after them."""
         ...
 
     def take(self, type_name: str, limit: int, timeout_s: float) -> Sequence[Held]:
-        """Return up to ``limit`` entries of ``type_name`` that are due, the longest due first; wait for one if need be.
+        """Return up to ``limit`` due entries of ``type_name``, earliest due time first; wait up to ``timeout_s`` for
+        one.
 
-        Of entries with a key at most the first of its key. Empty when time is up, or on ``close``.
+        Of the entries of one key only the first is returned. The result is empty after the timeout, or on ``close``.
         """
         ...
 
     def finish(self, held: Held) -> Future[None]:
-        """The entry was sent: forget it."""
+        """Remove the entry: it was sent."""
         ...
 
     def again(
         self, held: Held, due_at_ms: int, *, is_counted: bool, error: str = "", is_uncertain: bool = False
     ) -> Future[None]:
-        """Give the entry back until ``due_at_ms``; an attempt that counts is added to its ``attempts``.
+        """Release the entry until ``due_at_ms``; an attempt that counts is added to its ``attempts``.
 
-        Entries behind it that have its key wait with it.
+        Later entries of its key wait with it.
         """
         ...
 
     def bury(self, held: Held, death: Death, error: str, *, is_counted: bool = True) -> Future[None]:
-        """Move the entry to the dead set. The next one of its key may go."""
+        """Move the entry to the dead set. This unblocks the next entry of its key."""
         ...
 
     def dead(self, type_name: str, *, after: bytes = b"", limit: int = 100) -> Sequence[DeadEntry]:
-        """Return the dead set of ``type_name`` in the order of the uids, from the one behind ``after`` on."""
+        """Return the dead set of ``type_name`` in the order of uids, starting after ``after``."""
         ...
 
     def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
-        """Let dead entries wait again, due now, with no attempts behind them; say how many of ``uids`` were there."""
+        """Make dead entries wait again, due now and with no attempts counted; return how many of ``uids`` existed."""
         ...
 
     def stats(self, type_name: str = "") -> SinkStats:
-        """Return figures of one type, or of all."""
+        """Return counts of one type, or of all types if ``type_name`` is empty."""
         ...
 
     def close(self) -> None:
-        """Let go: waiters return, what was accepted becomes durable, what is held comes again in the next run."""
+        """Close the sink. Waiting callers return, accepted entries become durable, and held entries are due in the next
+        run.
+        """
         ...

@@ -1,4 +1,4 @@
-"""For tests of code that uses the hook: a sink in memory, a producer that fails as told, no threads.
+"""Tools to test code that uses the hook: an in-memory sink and a scripted producer, without threads.
 
 clock = ManualClock()
 sink = MemorySink(clock)
@@ -39,7 +39,7 @@ from retry.sink import (
 __all__ = ["FakeProducer", "ManualClock", "MemorySink", "advance", "run_due"]
 
 Call = Literal["put", "has_waiting", "take", "finish", "again", "bury", "dead", "requeue", "stats", "types", "close"]
-# The clock may be a manual one that nobody tells us about: look this often whether something is due by now.
+# A manual clock does not notify the sink, so ``take`` polls for due entries at this interval.
 _LOOK_S = 0.01
 _REAL = SystemClock()
 _T = TypeVar("_T")
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 @dataclass(slots=True, eq=False)
 class _Row:
     entry: Entry
-    number: int  # the order of arrival
+    number: int  # order of arrival
     is_held: bool = False
 
     @property
@@ -57,10 +57,10 @@ class _Row:
 
 
 class MemorySink:
-    """A ``DelaySink`` in memory: it keeps the contract, but for what survives the process.
+    """In-memory ``DelaySink``. It keeps the whole contract except durability.
 
-    ``entries_max`` is a bound to run into. ``fail`` makes calls fail; ``calls`` are the names of those that were made.
-    ``can_hold`` may be set to ``False`` for a sink that only takes things over.
+    ``entries_max`` limits the number of entries, to test a full sink. ``fail`` makes calls fail; ``calls`` are the
+    names of the calls made. ``can_hold=False`` models a sink that cannot leave entries held by the caller.
     """
 
     def __init__(self, clock: Clock | None = None, *, entries_max: int = 1_000_000, can_hold: bool = True) -> None:
@@ -102,12 +102,12 @@ class MemorySink:
             return [row.entry for row in self._rows.values()]
 
     def fail(self, call: Call, error: BaseException, *, times: int = 1) -> None:
-        """Let the next ``times`` calls of this name fail without effect."""
+        """Make the next ``times`` calls of this name fail without effect."""
         with self._changed:
             self._faults.setdefault(call, deque()).extend([error] * times)
 
     def heal(self) -> None:
-        """Forget the faults that have not happened yet."""
+        """Discard the faults that have not occurred yet."""
         with self._changed:
             self._faults.clear()
 
@@ -220,7 +220,7 @@ class MemorySink:
             self._changed.notify_all()
 
     def crash(self) -> MemorySink:
-        """Return the sink as the next run would find it: the same entries, nothing held. This one is closed."""
+        """Return the sink as the next run would find it: the same entries, none held. This sink is closed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -234,7 +234,7 @@ class MemorySink:
         now_ms = self._clock.now_ms()
         keys: set[str] = set()
         ready: list[_Row] = []
-        for row in self._rows.values():  # in the order of arrival, so the first of a key is its head
+        for row in self._rows.values():  # in order of arrival, so the first entry of a key is its head
             entry = row.entry
             if entry.type_name != type_name or (entry.key and entry.key in keys):
                 continue
@@ -281,10 +281,10 @@ class MemorySink:
 
 
 class FakeProducer:
-    """A producer whose sends do what ``script`` says, one item each, and succeed when it is at its end.
+    """Producer whose sends follow ``script``, one item per send, and succeed after its end.
 
-    An exception (or a class of one) is raised, a function is called with the arguments, anything else is the receipt.
-    ``sent`` are the first arguments of the sends that succeeded, ``calls`` those of all.
+    An exception (instance or class) is raised, a function is called with the arguments, any other item is the receipt.
+    ``sent`` has the first argument of each successful send, ``calls`` that of every send.
     """
 
     def __init__(self, script: Iterable[Any] = ()) -> None:
@@ -293,8 +293,8 @@ class FakeProducer:
         self.calls: list[Any] = []
         self.sent: list[Any] = []
 
-    def send(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as a producer's
-        """Send, or fail, as the script says."""
+    def send(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any producer's signature
+        """Send or fail according to the script."""
         first = args[0] if args else next(iter(kwargs.values()), None)
         with self._lock:
             self.calls.append(first)
@@ -306,13 +306,13 @@ class FakeProducer:
             self.sent.append(first)
         return receipt
 
-    async def send_async(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as a producer's
-        """The same as a coroutine."""
+    async def send_async(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any producer's signature
+        """Coroutine version of ``send``."""
         return self.send(*args, **kwargs)
 
 
 def run_due(redelivery: Redelivery) -> int:
-    """Send what is due now, in this thread, until nothing is; return how many attempts were made."""
+    """Send all due messages in this thread, until none is left; return the number of attempts."""
     made = 0
     while tried := redelivery.run_due():
         made += tried
@@ -320,7 +320,7 @@ def run_due(redelivery: Redelivery) -> int:
 
 
 def advance(redelivery: Redelivery, clock: ManualClock, ms: int, *, step_ms: int = 1_000) -> int:
-    """Let ``ms`` pass in steps, sending what becomes due at each; return how many attempts were made."""
+    """Advance the clock by ``ms`` in steps, sending due messages after each; return the number of attempts."""
     assert step_ms >= 1
     made = run_due(redelivery)
     while ms > 0:

@@ -16,8 +16,8 @@ SPOOL_DEFAULT = "var/spool"
 def durable(
     producer: Any,  # noqa: ANN401 - any producer
     sink: DelaySink | Redelivery | str | os.PathLike[str] = SPOOL_DEFAULT,
-    **options: Any,  # noqa: ANN401 - those of ``retry.durable``
-) -> Any:  # noqa: ANN401 - what looks like the producer
+    **options: Any,  # noqa: ANN401 - options of ``retry.durable``
+) -> Any:  # noqa: ANN401 - proxy of the producer
     """As ``retry.durable``; a path is the root of a ``Spool``, made if it is not there and closed with the hook."""
     if not isinstance(sink, str | os.PathLike):
         return _durable(producer, sink, **options)

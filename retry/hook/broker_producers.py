@@ -63,10 +63,10 @@ def classify(error: BaseException) -> Verdict | None:
 def on_its_loop(producer: Any, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:  # noqa: ANN401
     """Return ``send`` of a producer as any event loop may await it: it runs on the loop that the producer began on."""
 
-    async def on_loop(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - what send returns
+    async def on_loop(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - return type of send
         return await send(*args, **kwargs)
 
-    async def repeat(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of send
+    async def repeat(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of send
         loop: asyncio.AbstractEventLoop | None = producer.loop
         if loop is None:
             raise Retry("the producer is not started")
@@ -110,7 +110,7 @@ class BrokerCodec:
             first=Arguments(args=(message,), kwargs=how),
         )
 
-    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
+    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - signature of Codec
         head, body = split(payload, _VERSION)
         try:
             fields = {name: head[name] for name in _TEXTS if name in head}

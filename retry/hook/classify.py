@@ -117,7 +117,7 @@ def judge(classifier: Classifier | None, error: BaseException) -> tuple[Verdict,
             verdict = verdict(describe(error))
         if not isinstance(verdict, Verdict):
             raise TypeError(f"a classifier returned {verdict!r:.60}, one of Retry, Permanent, Throttled, Unknown")
-    except Exception as broken:  # noqa: BLE001 - a user's code; the message must not be lost for it
+    except Exception as broken:  # noqa: BLE001 - user code; must not lose the message
         return Unknown(describe(error)), broken
     return verdict, None
 
@@ -138,7 +138,7 @@ def _status_name(error: BaseException) -> str | None:
         return None
     try:
         name = code().name
-    except Exception:  # noqa: BLE001 - not what it looked like
+    except Exception:  # noqa: BLE001 - not a gRPC error after all
         return None
     return name if isinstance(name, str) else None
 

@@ -67,13 +67,13 @@ def close(
     try:
         stats = calls.ask(sink.stats, Patience(rest_s()))
         still_waiting, dead = stats.waiting + stats.held, stats.dead
-    except Exception as error:  # noqa: BLE001 - the figures are a courtesy
+    except Exception as error:  # noqa: BLE001 - the counts are optional
         health.failed(error)
     if owns_sink:
         try:
             if not _within(rest_s(), calls, sink.close):
                 log.warning("sink_close_late", after_s=timeout_s)
-        except Exception as error:  # noqa: BLE001 - the process ends; what is durable is durable
+        except Exception as error:  # noqa: BLE001 - the process ends; durable entries are safe
             log.warning("sink_close_failed", error=describe(error))
         _within(rest_s(), calls, attempts.tell)
     attempts.close(min(THREADS_S, rest_s()))

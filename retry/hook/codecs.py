@@ -64,7 +64,7 @@ class Codec(Protocol):
 class PlainCodec:
     """Arguments made of None, bool, int, float, str, bytes, list and dict; a tuple comes back as a list."""
 
-    def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:  # noqa: ARG002 - of Codec
+    def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:  # noqa: ARG002 - signature of Codec
         plain = {
             "v": _VERSION,
             "a": [_to_json(one, f"argument {number}", 0) for number, one in enumerate(args, start=1)],
@@ -72,7 +72,7 @@ class PlainCodec:
         }
         return Encoded(payload=json.dumps(plain, separators=(",", ":"), allow_nan=False).encode())
 
-    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
+    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - signature of Codec
         try:
             plain = json.loads(payload)
             if plain["v"] != _VERSION:

@@ -171,7 +171,7 @@ class Drain:
                 self._attempts.tell()
                 self._turn(workers)
                 workers.failures = 0
-            except BaseException as error:  # noqa: BLE001 - a worker that ends sends nothing ever again
+            except BaseException as error:  # noqa: BLE001 - a worker that ends never sends again
                 self._rest(workers, error)
 
     def _turn(self, workers: TypeWorkers) -> None:
@@ -233,7 +233,7 @@ class Drain:
             workers.names_at_s = now_s + NAMES_EVERY_S
             try:
                 workers.names = workers.handler.names_in(self._sink)
-            except Exception as error:  # noqa: BLE001 - what there is under its own name does not wait for that
+            except Exception as error:  # noqa: BLE001 - entries under the current name must not wait for it
                 type_name = workers.handler.type_name
                 self._log.warning("types_unknown", per=(type_name,), type=type_name, error=describe(error))
         return workers.names

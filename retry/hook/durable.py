@@ -57,12 +57,12 @@ class DurableSend:
         self._key = key
         update_wrapper(self, send, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the producer takes and returns
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of the producer
         """Return the producer's receipt, or ``Spooled``; raise its error, or ``SendRejected``, if it is neither."""
         outcome = self.redelivery.send_message(self.type_name, self._message(args, kwargs))
         return _result(outcome)
 
-    def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - what the producer returns
+    def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - return type of the producer
         """Send a kept call; the handler of this type."""
         arguments: Arguments = self._codec.decode(attempt.uid, payload)
         return self._again(*arguments.args, **arguments.kwargs)
@@ -81,12 +81,12 @@ class DurableSend:
 class DurableSendAsync(DurableSend):
     """The same for a coroutine function."""
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the producer takes and returns
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of the producer
         """Return the producer's receipt, or ``Spooled``; raise its error, or ``SendRejected``, if it is neither."""
         outcome = await self.redelivery.send_message_async(self.type_name, self._message(args, kwargs))
         return _result(outcome)
 
-    async def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - what the producer returns
+    async def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - return type of the producer
         """Send a kept call; the handler of this type."""
         arguments = self._codec.decode(attempt.uid, payload)
         return await self._again(*arguments.args, **arguments.kwargs)
@@ -108,7 +108,7 @@ class DurableProducer:
         put("_owns", owns)
         put("redelivery", send.redelivery)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the producer has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the producer
         return self._send if name == self._method else getattr(self._producer, name)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -162,8 +162,8 @@ def durable(
     classify: Classifier | None = None,
     policy: RetryPolicy | None = None,
     earlier_names: Sequence[str] = (),
-    **options: Any,  # noqa: ANN401 - those of Redelivery
-) -> Any:  # noqa: ANN401 - what looks like the producer
+    **options: Any,  # noqa: ANN401 - options of Redelivery
+) -> Any:  # noqa: ANN401 - proxy of the producer
     """Return ``producer`` with a ``send`` that keeps what it cannot send.
 
     ``producer`` may also be the function itself: ``send = durable(producer.send, sink)``. A coroutine function gives
@@ -237,7 +237,7 @@ def _fitting(*parts: str) -> str:
     return _NO_NAME.sub("-", ".".join(parts)).strip("-")[-120:]
 
 
-def _result(outcome: Outcome) -> Any:  # noqa: ANN401 - what the producer returned, or Spooled
+def _result(outcome: Outcome) -> Any:  # noqa: ANN401 - the receipt, or Spooled
     if isinstance(outcome, Delivered):
         return outcome.receipt
     if not isinstance(outcome, Rejected):

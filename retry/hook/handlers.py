@@ -72,7 +72,7 @@ class Handler:
         known = set(sink.types)
         return (*(name for name in self.earlier_names if name in known), self.type_name)
 
-    def call(self, payload: bytes, attempt: Attempt | None) -> Any:  # noqa: ANN401 - what the user's function returns
+    def call(self, payload: bytes, attempt: Attempt | None) -> Any:  # noqa: ANN401 - return type of the user's function
         """Call the function; a coroutine of an async one is returned, not awaited. ``attempt`` only if it is taken."""
         if self.takes_attempt:
             return self.function(payload, attempt)
@@ -90,7 +90,7 @@ class Handler:
         }
 
 
-def receipt_of(returned: Any) -> Any:  # noqa: ANN401 - what the user's function returned
+def receipt_of(returned: Any) -> Any:  # noqa: ANN401 - return type of the user's function
     """Return what a sync handler returned as its receipt.
 
     A future is waited for: an error inside it would be a lost message. A coroutine is an error of the program.
@@ -130,4 +130,4 @@ def is_async(function: HandlerFunction) -> bool:
     """Say whether calling ``function`` gives a coroutine."""
     while isinstance(function, partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - its kind is asked, not whether it is callable
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the kind of function matters, not callability

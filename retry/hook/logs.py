@@ -51,7 +51,7 @@ class HookLog:
             fields["left_out"] = left_out
         try:
             self._library.log(level, event, **fields)
-        except Exception:  # noqa: BLE001 - a log that cannot be written (a full disk, say) must not lose a message
+        except Exception:  # noqa: BLE001 - a log write error (e.g. a full disk) must not lose a message
             return
 
     def _admit(self, kind: tuple[str, ...]) -> int | None:

@@ -38,7 +38,7 @@ class Loops:
         """Remember the loop that runs in this thread, if one does, as the application's."""
         self._callers = _running_here() or self._callers
 
-    def run(self, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the user's function returns
+    def run(self, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - return type of the user's function
         """Await what ``make`` returns on a loop, and wait for it in this thread: return, or raise, what comes of it."""
         call = _outcome_of(make)
         loop = self._loop()
@@ -113,7 +113,7 @@ async def _outcome_of(make: Callable[[], Any]) -> tuple[Any, BaseException | Non
         if is_cancelled_here():
             raise
         return None, failure_of(error)
-    except BaseException as error:  # noqa: BLE001 - who waits for the handler decides
+    except BaseException as error:  # noqa: BLE001 - the waiting caller decides
         return None, error
 
 

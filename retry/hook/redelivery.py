@@ -141,7 +141,7 @@ class Redelivery:
             close_on_sigterm(self, close_timeout_s)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - those above
+    def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - options of the constructor
         """Return a hook as the environment describes it: where it keeps messages, and how; docs/INTEGRATIONS.md.
 
         ``options`` are arguments that count in place of variables. Raises ``EnvironmentInvalid``, which names the
@@ -346,7 +346,7 @@ class Redelivery:
             if self._is_child:
                 raise SinkClosed(FORKED)
             self._sender.ask(lambda: dry_run(self._sink))
-        except Exception as failure:  # noqa: BLE001 - the answer to the question
+        except Exception as failure:  # noqa: BLE001 - the error is the result of the check
             error = describe(failure)
         return Checked(is_ok=not error, error=error, settings=self._settings())
 

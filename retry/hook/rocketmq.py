@@ -66,7 +66,7 @@ def over_fresh_connections(producer: Any, send: Callable[..., Any]) -> Callable[
     it. So a broker that is back after a long outage would wait for its clients; a new connection is tried at once.
     """
 
-    def repeat(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of send
+    def repeat(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of send
         _drop_failed_connections(producer)
         return send(*args, **kwargs)
 
@@ -143,7 +143,7 @@ class RocketMqCodec:
         key = message.message_group or own_key_of(head["properties"])
         return Encoded(payload=join(head, bytes(body)), key=key)
 
-    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
+    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - signature of Codec
         head, body = split(payload, _VERSION)
         message = importlib.import_module("rocketmq").Message()
         try:

@@ -91,7 +91,7 @@ class Message:
         """Return what a handler is told of the first attempt."""
         return Attempt(uid=self.uid, attempts=0, is_uncertain=False, created_at_ms=self.created_at_ms, key=self.key)
 
-    def start(self, handler: Handler) -> Any:  # noqa: ANN401 - what the user's function returns
+    def start(self, handler: Handler) -> Any:  # noqa: ANN401 - return type of the user's function
         """Begin the first attempt."""
         if self.call is not None:
             return self.call()
@@ -158,7 +158,7 @@ class Sender:
                 tally.leave()
         try:
             receipt = receipt_of(message.start(handler))
-        except BaseException as error:  # noqa: BLE001 - the message must not vanish, whatever this is
+        except BaseException as error:  # noqa: BLE001 - no error may lose the message
             try:
                 return self._run(self.after_error(handler, message, error, None, Permit.NORMAL), handler, message)
             finally:
@@ -285,7 +285,7 @@ class Sender:
     def _attempt(self, handler: Handler, message: Message, held: Held | None, permit: Permit) -> Flow:
         try:
             receipt = yield _TRY_NOW
-        except BaseException as error:  # noqa: BLE001 - the message must not vanish, whatever this is
+        except BaseException as error:  # noqa: BLE001 - no error may lose the message
             return (yield from self.after_error(handler, message, error, held, permit))
         handler.destination.on_success()
         if held is not None:
@@ -456,7 +456,7 @@ class Sender:
             handler.tally.note_outcome(outcome)
             return outcome
 
-    def _perform(self, step: Step, handler: Handler, message: Message, patience: Patience) -> Any:  # noqa: ANN401 - what the step gives
+    def _perform(self, step: Step, handler: Handler, message: Message, patience: Patience) -> Any:  # noqa: ANN401 - result of the step
         match step:
             case TryNow():
                 return receipt_of(message.start(handler))

@@ -114,7 +114,7 @@ class SinkCalls:
         def ask() -> None:
             try:
                 call().add_done_callback(answered)
-            except BaseException as error:  # noqa: BLE001 - whoever waits decides
+            except BaseException as error:  # noqa: BLE001 - the waiting caller decides
                 kept.set_exception(error)
 
         return self.threads.submit(ask), kept

@@ -76,7 +76,7 @@ def _ask(
                 sum(sink.stats(name).waiting for each in list(handlers.values()) for name in each.names_in(sink)),
             )
         )
-    except Exception as error:  # noqa: BLE001 - figures must not fail for it; they say that they are not known
+    except Exception as error:  # noqa: BLE001 - metrics must not fail: these are reported as unknown
         health.failed(error)
         return None, None
     return stats, max(0, stats.waiting - claimed)

@@ -98,7 +98,7 @@ def _run(work: _Work) -> None:
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever waits decides
+    except BaseException as error:  # noqa: BLE001 - the waiting caller decides
         done.set_exception(error)
     else:
         done.set_result(result)
