@@ -35,8 +35,7 @@ class LeaseExpired:
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """A consumer returned the message with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level.
-    """
+    """A consumer returned the message with a delay level: -1 no retry, 0 the delay of the policy, from 1 that level."""
 
     delay_level: int
 

@@ -91,8 +91,7 @@ class DeadEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStats:
-    """Contents of a sink. ``oldest_at_ms`` is the creation time of the oldest waiting entry, ``None`` if there is none.
-    """
+    """Contents of a sink. ``oldest_at_ms`` is the creation time of the oldest waiting entry, ``None`` if none."""
 
     waiting: int
     waiting_bytes: int

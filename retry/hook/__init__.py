@@ -1,12 +1,13 @@
-"""The producer hook: a send that fails is kept in a ``DelaySink`` and repeated, until it succeeds or is dead.
+"""Producer hook: keeps a failed send in a ``DelaySink`` and repeats it until it succeeds or is dead.
 
 ``redelivery``   the facade: ``Redelivery``, with ``send`` and ``close``
 ``sender``       one send: attempt, keep, or reject
-``drain``        the threads that repeat what waits; ``attempts`` is one repetition, ``settle`` tells the sink
-``destination``  whether an attempt may be made now: ``breaker``, ``outage`` and ``ramp`` behind one lock
-``handlers``     what sends a type; ``classify`` and ``verdict`` say what its errors mean
+``drain``        the threads that repeat waiting messages; ``attempts`` is one repetition, ``settle`` reports to the
+sink
+``destination``  whether an attempt may be made now: ``breaker``, ``outage`` and ``ramp`` under one lock
+``handlers``     functions that send one type; ``classify`` and ``verdict`` give the meaning of their errors
 ``durable``      one line around a producer; ``codecs`` turns its arguments into bytes and back
-                 ``rocketmq`` the official client's, ``broker_producers`` our own producers'
+                 ``rocketmq`` for the official client, ``broker_producers`` for those of ``broker_adapter``
 ``process``      forks, signals and the end of the process
 ``metrics``, ``health``, ``logs``, ``uid``
 

@@ -1,4 +1,4 @@
-"""The asynchronous driver of a send: awaits the handler, and keeps what must be kept though the caller is cancelled."""
+"""Asynchronous driver of a send: awaits the handler, and keeps the message even if the caller is cancelled."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retry.hook.sink_calls import Patience
 from retry.hook.threads import DaemonThreads
 from retry.outcome import Outcome
 
-HANDLER_THREADS = 32  # as many as the executor of an event loop has at most
+HANDLER_THREADS = 32  # the maximum of an event loop's default executor
 
 
 class AsyncSender:
-    """Sends on the caller's event loop. Calls of the sink, and sync handlers, may block it, so threads make them."""
+    """Sends on the caller's event loop. Sink calls and sync handlers may block, so threads run them."""
 
     def __init__(self, sender: Sender, loops: Loops) -> None:
         self._sender = sender
@@ -27,7 +27,7 @@ class AsyncSender:
         self._handlers = DaemonThreads("retry-handler", HANDLER_THREADS)
 
     async def send(self, handler: Handler, message: Message) -> Outcome:
-        """Send; if this task is cancelled, keep the message first and then be cancelled."""
+        """Send; if this task is cancelled, keep the message before the cancellation is raised."""
         if handler.is_async:
             self._loops.note_running()
         tally = handler.tally
@@ -39,11 +39,11 @@ class AsyncSender:
             tally.leave()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads once they are idle."""
         self._handlers.close()
 
     def after_fork(self) -> None:
-        """The threads are the parent's."""
+        """Reset the threads in a forked child: they belong to the parent."""
         self._handlers.after_fork()
 
     async def _run(self, handler: Handler, message: Message) -> Outcome:
@@ -70,7 +70,9 @@ class AsyncSender:
     async def _perform(
         self, step: Step, handler: Handler, message: Message, patience: Patience
     ) -> tuple[Any, BaseException | None]:
-        """Return what the step gives, or what a handler raised: not every error passes through a future, or a task."""
+        """Return the result of the step, or the error of the handler: not every error can pass through a future or a
+        task.
+        """
         match step:
             case TryNow() if handler.is_async:
                 try:
@@ -90,11 +92,11 @@ class AsyncSender:
                 return None, None
 
     def _abandon(self, flow: Flow) -> None:
-        """The loop went away under a send: ask the sink to keep the message, and do not wait, as nobody can."""
+        """Submit the message to the sink after the loop ended during a send. Its confirmation cannot be awaited."""
         with suppress(StopIteration, asyncio.CancelledError):
             step = flow.throw(asyncio.CancelledError("the event loop went away"))
             if isinstance(step, Keep | Tell):
-                with suppress(TimeoutError):  # of the call; a future that it returns is not waited for
+                with suppress(TimeoutError):  # of the call; the future that it returns is not waited for
                     self._sender.calls.threads.submit(step.call).result(self._sender.patience().left_s)
             flow.close()
 
@@ -102,7 +104,7 @@ class AsyncSender:
 def _attempt(handler: Handler, message: Message) -> tuple[Any, BaseException | None]:
     try:
         return receipt_of(message.start(handler)), None
-    except GeneratorExit as error:  # thrown into a generator it would end it
+    except GeneratorExit as error:  # thrown into the generator it would end it
         return None, RuntimeError(describe(error))
     except asyncio.CancelledError as error:
         return None, failure_of(error)

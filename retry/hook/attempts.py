@@ -1,4 +1,4 @@
-"""One repetition: call the handler with what the sink gave, and tell the sink what came of it."""
+"""One repetition: call the handler with an entry of the sink, and report the result to the sink."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _DEATHS = {Reason.EXHAUSTED: Death.EXHAUSTED, Reason.TOO_OLD: Death.TOO_OLD}
 def after_failed_attempt(
     policy: RetryPolicy, entry: Entry, verdict: Verdict, now_ms: int, rng: Random, *, wait_ms: int | None
 ) -> RetryAt | Death:
-    """Return what follows on a failed repetition of ``entry``.
+    """Return the next step after a failed repetition of ``entry``.
 
-    With ``wait_ms`` the attempt is not counted (a probe, or the destination wants a pause) and comes again after that
-    time; else the policy says.
+    With ``wait_ms`` the attempt is not counted (a probe, or a throttled destination), and the entry is due again after
+    that time. Otherwise the policy decides.
     """
     if isinstance(verdict, Permanent):
         return Death.PERMANENT
@@ -65,11 +65,11 @@ class Attempts:
         self._to_tell: deque[DeadEntry] = deque()
 
     def make(self, handler: Handler, held: Held, permit: Permit) -> None:
-        """Send ``held`` once more. Whatever the handler raises, this does not, but for an interrupt of this thread."""
+        """Send ``held`` once more. Handle every error of the handler; raise only an interrupt of the main thread."""
         entry = held.entry
         try:
             self._call(handler, entry)
-        except BaseException as error:  # a worker outlives what handlers do, sys.exit included
+        except BaseException as error:  # a worker survives every error of a handler, including sys.exit
             is_ours = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
             if is_ours or isinstance(error, LoopEnded):
                 handler.destination.on_void(permit)
@@ -84,20 +84,20 @@ class Attempts:
         self._settler.settle("finish", entry.type_name, lambda: self._sink.finish(held))
 
     def give_back(self, held: Held) -> None:
-        """Return ``held`` to the sink as it was."""
+        """Return ``held`` to the sink unchanged."""
         self.giving_back(held)()
 
     def giving_back(self, held: Held) -> Callable[[], None]:
-        """Return what does that, for a thread that may wait for the sink."""
+        """Return a call that returns ``held`` to the sink, for a thread that may block on the sink."""
         entry = held.entry
         return self._asking_again(held, entry.due_at_ms, entry.error, is_uncertain=entry.is_uncertain)
 
     def tell(self) -> None:
-        """Call the callback for everything whose death is durable by now."""
+        """Call ``on_exhausted`` for every entry whose move to the dead set is durable."""
         while self._to_tell:
             try:
                 dead = self._to_tell.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took the last one
                 return
             assert self._on_exhausted is not None
             try:
@@ -109,11 +109,11 @@ class Attempts:
                 )
 
     def close(self, timeout_s: float) -> None:
-        """Cancel what still runs on event loops, and end ours."""
+        """Cancel the handlers that still run on event loops, and end the hook's own loop."""
         self._loops.close(timeout_s)
 
     def after_fork(self) -> None:
-        """A child has nothing in hand."""
+        """Reset the state in a forked child, which has no running attempts."""
         self._loops.after_fork()
         self._to_tell = deque()
 
@@ -145,7 +145,7 @@ class Attempts:
         else:
             handler.destination.on_failure(permit, entry.uid, error, verdict_type=type(verdict))
             if permit is Permit.PROBE:
-                # Behind whatever is due by the next probe, so that one poisonous message does not make all of them.
+                # Due after the next probe time: a single poison message must not be every probe.
                 wait_ms = max(1, round(handler.destination.pause_s(is_paced=False) * 1000))
         what = after_failed_attempt(handler.policy, entry, verdict, now_ms, self._rng, wait_ms=wait_ms)
         text = describe(error)
@@ -194,7 +194,7 @@ class Attempts:
             died_at_ms=self._sink.clock.now_ms(),
         )
 
-        def buried() -> None:  # in a thread of the sink, where a user's code has no business
+        def buried() -> None:  # runs in a thread of the sink, which must not run user code
             handler.tally.note_buried()
             if self._on_exhausted is not None:
                 self._to_tell.append(dead)
@@ -214,6 +214,6 @@ class Attempts:
             lambda: self._sink.bury(held, death, text, is_counted=is_counted),
             buried,
         )
-        # So that the callback follows soon; if the sink is slow or away, a later round calls it.
+        # Makes the callback prompt; if the sink is slow or unavailable, a later turn calls it.
         self._settler.wait(1.0)
         self.tell()

@@ -1,13 +1,13 @@
 """Circuit breaker of one destination, as a plain state machine: no clock, no lock, no thread.
 
-    closed --5 failures in a row, of different messages, or an outage--> open
-    open   --a step of 1, 2, 5, 10, 30 s is over: one probe----------> probing
+    closed --5 consecutive failures, of different messages, or an outage--> open
+    open   --a step of 1, 2, 5, 10, 30 s is over: one probe-------------> probing
     probing --success--> closed          probing --failure--> open, with the next step
-    probing --60 s without a result----------------------------------> a further probe
-    probing --no answer to the question (refused message, throttled)--> open, probe again at once
+    probing --60 s without a result-------------------------------------> a further probe
+    probing --no information (message refused, throttled)--> open, probe again at once
 
-While it is not closed only a probe may be attempted. A success from an attempt that began before it opened closes it
-as well: the destination has answered.
+Unless it is closed, only a probe may be attempted. A success of an attempt that began before it opened closes it too:
+the destination has answered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROBE_TIMEOUT_S = 60.0
 
 
 class BreakerState(StrEnum):
-    """Where a breaker is."""
+    """State of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -29,30 +29,30 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Says whether an attempt may be made. Times are monotonic seconds, given by the caller, never going back."""
+    """Circuit breaker. Times are monotonic seconds from the caller and never decrease."""
 
     def __init__(self) -> None:
         self.state = BreakerState.CLOSED
-        self.next_probe_s = 0.0  # while not closed: when the next probe may begin
-        self._failed_uids: set[bytes] = set()  # of different messages, in a row
+        self.next_probe_s = 0.0  # while not closed: earliest time of the next probe
+        self._failed_uids: set[bytes] = set()  # different messages that failed consecutively
         self._step = 0
 
     @property
     def is_calm(self) -> bool:
-        """Whether it is closed and remembers no failure, so that a success changes nothing."""
+        """Whether it is closed and has recorded no failure, so that a success changes nothing."""
         return self.state is BreakerState.CLOSED and not self._failed_uids
 
     @property
     def failures(self) -> int:
-        """How many different messages failed in a row."""
+        """Number of different messages that failed consecutively."""
         return len(self._failed_uids)
 
     def may_probe(self, now_s: float) -> bool:
-        """Say whether a probe may begin."""
+        """Return True if a probe may begin."""
         return self.state is not BreakerState.CLOSED and now_s >= self.next_probe_s
 
     def begin_probe(self, now_s: float) -> bool:
-        """Begin the probe if one may begin; whoever gets ``True`` must end it with one of the next four."""
+        """Begin a probe if one may begin; after ``True`` the caller must end it with an ``on_`` method."""
         if not self.may_probe(now_s):
             return False
         self.state = BreakerState.PROBING
@@ -60,7 +60,7 @@ class Breaker:
         return True
 
     def on_success(self) -> bool:
-        """An attempt succeeded; say whether that closed the breaker."""
+        """Record a successful attempt; return True if it closed the breaker."""
         was_open = self.state is not BreakerState.CLOSED
         self.state = BreakerState.CLOSED
         self._failed_uids.clear()
@@ -68,9 +68,9 @@ class Breaker:
         return was_open
 
     def on_failure(self, uid: bytes, now_s: float) -> bool:
-        """An attempt that was no probe failed; say whether that opened the breaker."""
+        """Record a failed attempt other than a probe; return True if it opened the breaker."""
         if self.state is not BreakerState.CLOSED:
-            return False  # it began before the breaker opened, and says nothing new
+            return False  # it began before the breaker opened and adds no information
         self._failed_uids.add(uid)
         if len(self._failed_uids) < FAILURES_TO_OPEN:
             return False
@@ -78,21 +78,21 @@ class Breaker:
         return True
 
     def on_probe_failed(self, now_s: float) -> None:
-        """The probe failed: wait for the next step."""
+        """Record a failed probe: wait for the next step."""
         if self.state is not BreakerState.PROBING:
-            return  # closed meanwhile by an attempt that began earlier
+            return  # already closed by an attempt that began earlier
         self.state = BreakerState.OPEN
         self._step = min(self._step + 1, len(PROBE_STEPS_S) - 1)
         self.next_probe_s = now_s + PROBE_STEPS_S[self._step]
 
     def on_probe_void(self, now_s: float) -> None:
-        """The probe said nothing about the destination: another may begin at once."""
+        """Record a probe without information about the destination: another may begin at once."""
         if self.state is BreakerState.PROBING:
             self.state = BreakerState.OPEN
             self.next_probe_s = now_s
 
     def open(self, now_s: float) -> None:
-        """Open it, for an outage that was seen elsewhere too; nothing changes if it is open."""
+        """Open the breaker, also for an outage detected elsewhere; do nothing if it is open."""
         if self.state is not BreakerState.CLOSED:
             return
         self.state = BreakerState.OPEN

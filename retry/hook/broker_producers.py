@@ -1,8 +1,8 @@
-"""Producers of ``broker_adapter``: what their sends are kept as, what their errors mean, and which loop they belong to.
+"""Producers of ``broker_adapter``: the stored form of their sends, the verdicts on their errors, and their event loop.
 
-Kept is a JSON head and the body as it is, as ``codecs.join`` puts them. The first attempt and every repetition carry
-one message id, made from the uid if the message has none, and the uid itself as the property ``DMQ_UID``: consumers and
-the audit know a repetition by the one, and applications by the other.
+The stored form is a JSON head and the unchanged body, joined by ``codecs.join``. The first attempt and every
+repetition carry one message id, derived from the uid if the message has none, and the uid as the property
+``DMQ_UID``. Consumers and the audit detect a duplicate by the message id, applications by the uid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
 
 THROTTLED_AFTER_S = 1.0
 
-# Where the producers have been: builds before this one named what they kept by that.
+# Former modules of the producers: earlier builds used them in the names of kept calls.
 PRODUCER_MODULES = ("broker_adapter.producer.producer", "broker_adapter.blocking")
 
 _VERSION = 1
@@ -33,7 +33,7 @@ _NUMBERS = ("deliver_at_ms", "born_at_ms", "body_encoding")
 
 
 def is_of_broker_adapter(producer: object) -> bool:
-    """Say whether ``producer`` is one of ours, blocking or not."""
+    """Return True if ``producer`` is a producer of ``broker_adapter``, blocking or not."""
     return any(
         kind.__module__.partition(".")[0] == "broker_adapter" and kind.__name__ in {"Producer", "BlockingProducer"}
         for kind in type(producer).__mro__
@@ -41,10 +41,11 @@ def is_of_broker_adapter(producer: object) -> bool:
 
 
 def classify(error: BaseException) -> Verdict | None:
-    """Return what an error of ours means, ``None`` for any other.
+    """Return the verdict on an error of ``broker_adapter``, ``None`` for any other error.
 
-    A producer makes several attempts and raises the last one's error; its cause is one that may have got through, which
-    makes the whole send uncertain. Rights and missing topics are no property of one message: those are repeated.
+    A producer makes several attempts and raises the error of the last one. The cause of that error is an attempt that
+    may have succeeded, which makes the whole send uncertain. Missing permissions and topics are not properties of one
+    message, so those errors are retried.
     """
     if not isinstance(error, BrokerError):
         return None
@@ -61,7 +62,7 @@ def classify(error: BaseException) -> Verdict | None:
 
 
 def on_its_loop(producer: Any, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:  # noqa: ANN401
-    """Return ``send`` of a producer as any event loop may await it: it runs on the loop that the producer began on."""
+    """Return a ``send`` that any event loop may await: it runs on the loop on which the producer was started."""
 
     async def on_loop(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - return type of send
         return await send(*args, **kwargs)
@@ -82,10 +83,10 @@ def on_its_loop(producer: Any, send: Callable[..., Awaitable[Any]]) -> Callable[
 
 
 class BrokerCodec:
-    """``send(message, delay_level=..., timeout_ms=...)``.
+    """Codec of ``send(message, delay_level=..., timeout_ms=...)``.
 
-    A delay level counts from the first send, by the clock of the sink. A function that chooses the queue cannot be
-    kept: a message group says what belongs together.
+    A delay level counts from the first send, by the clock of the sink. A function that selects the queue cannot be
+    kept: use a message group to keep messages in order.
     """
 
     def __init__(self, clock: Clock) -> None:

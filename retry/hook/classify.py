@@ -1,17 +1,16 @@
-"""What the errors mean that handlers raise, without importing the libraries they come from.
+"""Verdicts on the errors that handlers raise, without importing the libraries that define them.
 
 The defaults, first match wins:
 
     a Verdict                                   itself
     has ``code().name``, as gRPC's errors       by that name, see ``_by_status``
-    refused connection, no route, no name       Retry
     reset, broken or aborted connection         Retry, uncertain
     TimeoutError, or a class named ...Timeout   Retry, uncertain
-    ConnectionError, OSError                    Retry
+    other ConnectionError or OSError            Retry (refused connection, no route, unknown host)
     anything else                               Unknown, uncertain
 
-An error is certain only where it proves that no attempt got through. It does not if an earlier attempt is in its
-context and was in doubt, nor if it comes from a client that makes several attempts and raises the last one's error.
+An error is certain only if it proves that no attempt succeeded. It does not prove that if an earlier attempt in its
+context was in doubt. Nor does it if its client makes several attempts and raises only the error of the last one.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from retry.hook.verdict import Permanent, Retry, Throttled, Unknown, Verdict
 
 Classifier = Callable[[BaseException], "Verdict | type[Verdict] | None"]
 
-THROTTLED_AFTER_S = 1.0  # when the destination names no time
+THROTTLED_AFTER_S = 1.0  # if the destination specifies no time
 ERROR_CHARS_MAX = 300
 _EARLIER_MAX = 32
-# A function of the official RocketMQ client, as it stands in the traceback of an attempt's error: each attempt of its
-# ``send_async`` ends in a callback of its own, and only the last one is told.
+# A function of the official RocketMQ client, as named in the traceback of an attempt's error. Each attempt of its
+# ``send_async`` ends in its own callback, and only the last error is reported.
 _ASYNC_ATTEMPT = "__handle_send_response_async"
 
-# Status names of gRPC. What is wrong with the caller's rights or with the destination is no property of one message:
-# an expired certificate must not bury a whole spool, so those are repeated.
+# Status names of gRPC. An error in the caller's permissions or at the destination is not a property of one message.
+# Those errors are retried, so that an expired certificate does not move a whole spool to the dead set.
 _GRPC_PERMANENT = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 _GRPC_RETRY = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"})
-# Also said of a connection that broke after the request had left on it; only these texts say that there was none.
+# Also the status of a connection that broke after the request was sent; only these texts prove that there was none.
 _GRPC_UNAVAILABLE = "UNAVAILABLE"
 _GRPC_NOT_CONNECTED = ("failed to connect", "resolution failed")
 _GRPC_UNCERTAIN = frozenset({"DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL"})
@@ -41,7 +40,7 @@ _GRPC_THROTTLED = "RESOURCE_EXHAUSTED"
 
 
 def classify(error: BaseException) -> Verdict:
-    """Return what ``error`` means by the defaults above. Never raises."""
+    """Return the verdict on ``error`` by the defaults above. Never raises."""
     if isinstance(error, Verdict):
         return error
     verdict = _verdict(error)
@@ -51,13 +50,13 @@ def classify(error: BaseException) -> Verdict:
 
 
 def hides_attempts(error: BaseException, is_in_doubt: Callable[[BaseException], bool]) -> bool:
-    """Return True if an attempt before the one that raised ``error`` may have got through, or is not known."""
+    """Return True if an attempt before the one that raised ``error`` may have succeeded, or is unknown."""
     chain = [error, *_earlier(error)]
     return any(passed(each, _ASYNC_ATTEMPT) for each in chain) or any(map(is_in_doubt, chain[1:]))
 
 
 def passed(error: BaseException, function: str) -> bool:
-    """Return True if ``error`` went through a function of that name."""
+    """Return True if the traceback of ``error`` contains a function of that name."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_name == function:
@@ -67,7 +66,7 @@ def passed(error: BaseException, function: str) -> bool:
 
 
 def _earlier(error: BaseException) -> list[BaseException]:
-    """Return the errors that were being handled, or are the cause, when ``error`` was raised; not without end."""
+    """Return the causes and contexts of ``error``, at most ``_EARLIER_MAX``."""
     found: list[BaseException] = []
     waiting = [error]
     while waiting and len(found) < _EARLIER_MAX:
@@ -81,12 +80,12 @@ def _earlier(error: BaseException) -> list[BaseException]:
 
 def _is_in_doubt(earlier: BaseException) -> bool:
     verdict = _verdict(earlier)
-    # What nobody knows may be no attempt at all: an application looks things up before it sends.
+    # An unknown error may come from another step: an application may, for example, read data before it sends.
     return verdict.is_uncertain and isinstance(verdict, Retry)
 
 
 def _verdict(error: BaseException) -> Verdict:
-    """Return what ``error`` means, but for earlier attempts."""
+    """Return the verdict on ``error``, ignoring earlier attempts."""
     if isinstance(error, Verdict):
         return error
     text = describe(error)
@@ -102,10 +101,10 @@ def _verdict(error: BaseException) -> Verdict:
 
 
 def judge(classifier: Classifier | None, error: BaseException) -> tuple[Verdict, Exception | None]:
-    """Ask ``classifier``, then the defaults; also return what the classifier raised, if it did.
+    """Return the verdict of ``classifier``, else of the defaults; also return an error raised by the classifier.
 
-    ``None`` from a classifier means that it leaves the error to the defaults. One that raises, or returns something
-    else, makes the error ``Unknown``. A verdict that the handler raised is not put to the classifier.
+    A classifier that returns ``None`` leaves the error to the defaults. If it raises or returns another value, the
+    verdict is ``Unknown``. A verdict raised by the handler is not passed to the classifier.
     """
     if classifier is None or isinstance(error, Verdict):
         return classify(error), None
@@ -123,7 +122,7 @@ def judge(classifier: Classifier | None, error: BaseException) -> tuple[Verdict,
 
 
 def describe(error: BaseException) -> str:
-    """Return class and text of ``error`` on one short line. Never raises."""
+    """Return class and text of ``error`` on one line of at most ``ERROR_CHARS_MAX`` characters. Never raises."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - a user's __str__
@@ -158,5 +157,5 @@ def _by_status(name: str, text: str) -> Verdict:
 
 
 def _is_named_timeout(error: BaseException) -> bool:
-    # requests, urllib3, kafka and pika have timeouts that are no TimeoutError
+    # timeouts of requests, urllib3, kafka and pika are not subclasses of TimeoutError
     return any(parent.__name__.endswith(("Timeout", "TimeoutError")) for parent in type(error).__mro__)

@@ -1,4 +1,4 @@
-"""The end of a hook, in the order that loses nothing, and what is told of it."""
+"""Close a hook in an order that loses no message, and report the result."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from retry.hook.settle import Settler, SinkHealth
 from retry.hook.sink_calls import Patience, SinkCalls
 from retry.sink import DelaySink
 
-# What the end of a handler that hangs leaves for the sink, at most: to be told what came of the others, and to close.
+# Maximum time reserved for the sink, while a handler hangs: to record the results of the others, and to close.
 SINK_S = 1.0
-SINK_S_MIN = 0.5  # and at least, however little time there is: a sink that works needs a moment
-THREADS_S = 0.5  # for threads to notice that it is over, at most: they hold nobody up
+SINK_S_MIN = 0.5  # minimum, however short the time limit is: a working sink needs some time
+THREADS_S = 0.5  # maximum wait for threads to notice the stop: they are daemons and block nothing
 _REAL = SystemClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """What was done until ``close``, and what is left. ``None``: the sink could not say."""
+    """Counts of the hook up to ``close``, and the remaining work. ``None``: the sink could not report it."""
 
     sent: int = 0  # at the first attempt or later
     spooled: int = 0
     rejected: int = 0
-    running: int = 0  # handlers that had not returned when time was up: those of kept messages run again, next time
-    unsettled: int = 0  # results the sink did not confirm in time: those messages come again too
+    running: int = 0  # handlers still running at the timeout; those of kept messages run again in the next run
+    unsettled: int = 0  # results that the sink did not confirm in time; their messages are sent again too
     still_waiting: int | None = None
     dead: int | None = None
 
@@ -50,9 +50,9 @@ def close(
     timeout_s: float,
     owns_sink: bool,
 ) -> Closed:
-    """Stop accepting, wait for what runs, settle, close the sink if it is ours: all of it within ``timeout_s``.
+    """Stop accepting sends, wait for running ones, settle, and close the sink if owned: all within ``timeout_s``.
 
-    The sink gets half a second if that is less. What takes longer is left to threads that hold nobody up.
+    The sink gets at least half a second. Slower work is left to daemon threads, which block nothing.
     """
     rest_s = _countdown(max(timeout_s, SINK_S_MIN))
     handlers_s = _countdown(timeout_s - min(SINK_S, timeout_s / 4))
@@ -91,14 +91,14 @@ def close(
 
 
 def stop_beginning(tallies: Iterable[Tally], drain: Drain) -> None:
-    """Let no send and no repetition begin; those that run go on."""
+    """Start no further send or repetition; running ones continue."""
     for tally in tallies:
         tally.close()
     drain.begin_nothing()
 
 
 def _within(timeout_s: float, calls: SinkCalls, call: Callable[[], None]) -> bool:
-    """Have ``call`` made, and say whether it is over in time; it goes on if it is not."""
+    """Submit ``call``, and return True if it ends within ``timeout_s``; it continues otherwise."""
     done = calls.threads.submit(call)
     if not wait([done], timeout_s).done:
         return False

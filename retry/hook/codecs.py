@@ -1,10 +1,10 @@
-"""From the arguments of a producer's ``send`` to bytes, and back.
+"""Codecs between the arguments of a producer's ``send`` and bytes.
 
 The stored form of ``PlainCodec``, a JSON object:
 
     {"v": 1, "a": [positional], "k": {keyword}}      bytes as {"$b": base64}, a dict with a key "$..." as {"$d": {...}}
 
-The stored form of messages whose class is known: what ``join`` makes, a JSON head, its length before it, and the body:
+The stored form of messages of supported clients is written by ``join``: a JSON head with its length, and the body:
 
     length of the head (4, big-endian) | head: {"v": ..., "topic": ..., ...} | body
 """
@@ -28,7 +28,7 @@ DEPTH_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a call is repeated with."""
+    """Arguments of a repeated call."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -36,9 +36,9 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """What is kept of a call; messages of one ``key`` keep their order.
+    """Stored form of a call; messages of one ``key`` keep their order.
 
-    ``first``: what the first attempt is made with, if not with what the caller gave.
+    ``first``: the arguments of the first attempt, if they differ from the caller's.
     """
 
     payload: bytes
@@ -47,22 +47,22 @@ class Encoded:
 
 
 class Codec(Protocol):
-    """Turns the arguments of a send into bytes and back. Its bytes must be readable by later versions of itself."""
+    """Converts the arguments of a send to bytes and back. Later versions of a codec must be able to read its bytes."""
 
     def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:
-        """Return what to keep; ``TypeError`` or ``ValueError`` if the call cannot be kept.
+        """Return the stored form; raise ``TypeError`` or ``ValueError`` if the call cannot be kept.
 
-        It may mark the message with ``uid``, so that receivers know a repetition.
+        It may write ``uid`` into the message, so that receivers detect duplicates.
         """
         ...
 
     def decode(self, uid: bytes, payload: bytes) -> Arguments:
-        """Return the arguments again; ``Unreadable`` if the bytes cannot be understood."""
+        """Return the arguments; raise ``Unreadable`` if the bytes cannot be decoded."""
         ...
 
 
 class PlainCodec:
-    """Arguments made of None, bool, int, float, str, bytes, list and dict; a tuple comes back as a list."""
+    """Codec for None, bool, int, float, str, bytes, list and dict; a tuple is decoded as a list."""
 
     def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:  # noqa: ARG002 - signature of Codec
         plain = {
@@ -91,13 +91,13 @@ class PlainCodec:
 
 
 def join(head: dict[str, Any], body: bytes) -> bytes:
-    """Return head and body as one; the head says its version as ``v``."""
+    """Return head and body as one value; ``v`` in the head is its version."""
     packed = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     return b"".join((_HEAD.pack(len(packed)), packed, body))
 
 
 def split(payload: bytes, version: int) -> tuple[dict[str, Any], bytes]:
-    """Undo ``join``; ``Unreadable`` if the bytes cannot be understood, or are of another version."""
+    """Return the head and body of a joined value; raise ``Unreadable`` if it is damaged or has another version."""
     try:
         (length,) = _HEAD.unpack_from(payload)
         head = json.loads(payload[_HEAD.size : _HEAD.size + length])
@@ -116,7 +116,7 @@ def _to_json(value: Any, where: str, depth: int) -> Any:  # noqa: ANN401 - any v
     if value is None or kind is bool or kind is int:
         return value
     if kind is str:
-        value.encode()  # a lone surrogate would fail at the broker, and much later
+        value.encode()  # fail early: a lone surrogate would fail much later, at the broker
         return value
     if kind is float:
         if not math.isfinite(value):

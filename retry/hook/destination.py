@@ -1,6 +1,6 @@
-"""Whether an attempt may be made now: breaker, outage rule, throttling and ramp of one destination, behind one lock.
+"""Permits for attempts at one destination: breaker, outage rule, throttling and ramp under one lock.
 
-Several types may share a destination (one broker); what one of them learns holds for all.
+Several types may share a destination (one broker), and then share its state.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from retry.hook.verdict import Retry
 
 
 class Permit(Enum):
-    """What kind of attempt this is."""
+    """Kind of an attempt."""
 
     NORMAL = auto()
     PROBE = auto()  # its failure costs no attempt
 
 
 class Destination:
-    """One place that messages go to. No method blocks, and none is called with a handler running below it."""
+    """One destination of messages. No method blocks, and none is called while a handler runs in the same call stack."""
 
     def __init__(self, name: str, clock: Clock, log: HookLog, limit_per_s: float | None = None) -> None:
         self.name = name
-        # Read without the lock: sends look at these two on their way, and one that is a moment late does no harm.
+        # Sends read these two without the lock; a value that is slightly out of date does no harm.
         self.is_blocked = False
         self.is_calm = True
         self.last_success_s: float | None = None
-        self._kept_s: float | None = None  # when the first send since then was kept
+        self._kept_s: float | None = None  # time of the first kept send since the last success
         self._clock = clock
         self._log = log
         self._lock = threading.Lock()
@@ -48,22 +48,22 @@ class Destination:
 
     @property
     def rate_per_s(self) -> float | None:
-        """How many kept messages a second are sent at most; ``None``: no bound."""
+        """Maximum number of kept messages sent per second; ``None``: unlimited."""
         return self._ramp.rate_per_s
 
     @property
     def kept_since_s(self) -> float | None:
-        """When the first send was kept since the last success; ``None`` if none was."""
+        """Time of the first kept send since the last success; ``None`` if there is none."""
         kept_s, success_s = self._kept_s, self.last_success_s
         return None if kept_s is None or (success_s is not None and success_s >= kept_s) else kept_s
 
     def on_kept(self) -> None:
-        """A send was kept."""
+        """Record a kept send."""
         if self.kept_since_s is None:
             self._kept_s = self._clock.monotonic_s()
 
     def admits_send(self) -> bool:
-        """Say whether a direct send may be attempted: not while the breaker is open, nor during a pause."""
+        """Return True if a direct send may be attempted: not while the breaker is open, and not during a pause."""
         if not self.is_blocked:
             return True
         with self._lock:
@@ -71,12 +71,14 @@ class Destination:
             return not self.is_blocked
 
     def pause_s(self, *, is_paced: bool = True) -> float:
-        """Return how long the drain must wait before it may try to begin an attempt; 0: not at all."""
+        """Return the seconds that the drain must wait before its next attempt; 0: none."""
         with self._lock:
             return self._pause_s(self._clock.monotonic_s(), is_paced)
 
     def begin(self, *, is_paced: bool = True) -> Permit | None:
-        """Begin an attempt of the drain, if one may begin now. It must end with one of the ``on_`` methods."""
+        """Begin an attempt of the drain if one is permitted now. The caller must end it with one of the ``on_``
+        methods.
+        """
         with self._lock:
             now_s = self._clock.monotonic_s()
             if self._pause_s(now_s, is_paced) > 0:
@@ -88,12 +90,12 @@ class Destination:
             return Permit.PROBE if self._breaker.begin_probe(now_s) else None
 
     def start_slowly(self) -> None:
-        """There may be a backlog from before: begin with the ramp."""
+        """Start with the ramp, because an earlier run may have left a backlog."""
         with self._lock:
             self._ramp.start(self._clock.monotonic_s())
 
     def on_success(self) -> None:
-        """An attempt succeeded."""
+        """Record a successful attempt."""
         now_s = self._clock.monotonic_s()
         self.last_success_s = now_s
         if self.is_calm and self._ramp.rate_per_s is None:
@@ -110,11 +112,11 @@ class Destination:
             self._log.warning("destination_back", per=(self.name,), destination=self.name)
 
     def on_failure(self, permit: Permit, uid: bytes, error: BaseException, *, verdict_type: type) -> None:
-        """An attempt failed in a way that may pass."""
+        """Record an attempt that failed for a reason that may pass."""
         error_class = f"{type(error).__module__}.{type(error).__qualname__}"
         with self._lock:
             now_s = self._clock.monotonic_s()
-            # What nobody knows may be poison: a few such messages must neither stop nor slow the others.
+            # An unknown error may be a poison message: a few of them must neither stop nor slow the others.
             is_destination = issubclass(verdict_type, Retry)
             if is_destination:
                 self._ramp.on_failure(now_s)
@@ -133,7 +135,7 @@ class Destination:
             self._log.warning("destination_away", per=(self.name,), destination=self.name, error_class=error_class)
 
     def on_throttled(self, permit: Permit, after_s: float) -> None:
-        """The destination asked for a pause."""
+        """Record an attempt at which the destination requested a pause."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             self._paused_until_s = max(self._paused_until_s, now_s + after_s)
@@ -143,7 +145,7 @@ class Destination:
             self._refresh(now_s)
 
     def on_void(self, permit: Permit) -> None:
-        """The attempt said nothing about the destination: the message was refused for ever, or it was given up."""
+        """Record an attempt without information about the destination: the message was refused or given up."""
         if permit is Permit.PROBE:
             with self._lock:
                 now_s = self._clock.monotonic_s()
@@ -151,7 +153,7 @@ class Destination:
                 self._refresh(now_s)
 
     def after_fork(self) -> None:
-        """Make the lock anew in a child, and let it find out for itself whether the destination is there."""
+        """Reset lock and state in a forked child, which determines the state of the destination by itself."""
         self._lock = threading.Lock()
         self._breaker = Breaker()
         self._outage = OutageRule()

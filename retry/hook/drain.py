@@ -1,7 +1,7 @@
-"""The threads that send what waits: a few per type, and a bounded hand-off between the sink and them.
+"""Threads that send waiting messages: a few workers per type, and a bounded queue between the sink and them.
 
-One worker of a type at a time fetches a batch from the sink and shares it through the hand-off, so that a handler that
-hangs holds up one message and not a batch. Nothing is fetched while the destination is away, but for a probe.
+One worker of a type at a time fetches a batch from the sink and shares it through the queue. A handler that hangs
+therefore delays one message, not a batch. While the destination is unavailable only probes are fetched.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 TAKE_TIMEOUT_S = 1.0
-NAMES_EVERY_S = 10.0  # how often to ask the sink whether it has something under earlier names
-NAP_S = 0.2  # the longest sleep: the sink's clock may be stepped, or driven by a test
-PACE_S = 1.0  # up to here a worker waits for its turn with the message in hand
+NAMES_EVERY_S = 10.0  # interval of the search for entries under earlier names
+NAP_S = 0.2  # maximum sleep: the sink's clock may be stepped, or driven by a test
+PACE_S = 1.0  # maximum wait of a worker for its permit while it holds a message
 BATCH_PER_WORKER = 16
 _REAL = SystemClock()
 
 
 class TypeWorkers:
-    """What one type has in hand between the sink and its workers."""
+    """Workers of one type, and the entries queued between the sink and them."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -40,13 +40,13 @@ class TypeWorkers:
         self.queue: deque[Held] = deque()
         self.is_fetching = False
         self.running = 0
-        self.failures = 0  # of the sink, in a row
+        self.failures = 0  # consecutive failures of the sink
         self.names: tuple[str, ...] = (handler.type_name,)
-        self.names_at_s = 0.0  # when to look for others; at once
+        self.names_at_s = 0.0  # next search for other names; 0: at once
 
 
 class Drain:
-    """The workers of all types, and their threads. ``start`` may be called again after further handlers were added."""
+    """Workers of all types, and their threads. ``start`` may be called again after further handlers were added."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Drain:
 
     @property
     def running(self) -> int:
-        """How many repetitions run now."""
+        """Number of repetitions that run now."""
         return sum(workers.running for workers in self._all())
 
     @property
     def in_hand(self) -> int:
-        """How many entries are fetched and wait for a worker."""
+        """Number of fetched entries that wait for a worker."""
         return sum(len(workers.queue) for workers in self._all())
 
     def start(self, handlers: Iterable[Handler], once: Callable[[], bool] | None = None) -> None:
-        """Start the threads of those ``handlers`` that have none; one of them calls ``once`` until it returns True.
+        """Start the threads of ``handlers`` without threads; one thread calls ``once`` until it returns True.
 
-        Asks the sink nothing: the caller may be an event loop, and the sink slow.
+        Makes no sink call: the caller may be an event loop, and the sink slow.
         """
         for handler in handlers:
             with self._lock:
@@ -96,7 +96,7 @@ class Drain:
                 thread.start()
 
     def run_due(self, handlers: Iterable[Handler], limit: int) -> int:
-        """Try what is due now in this thread, at most ``limit`` entries; return how many were tried."""
+        """Attempt due entries in this thread, at most ``limit``; return the number of attempts."""
         self._settler.run_due()
         tried = 0
         for handler in handlers:
@@ -115,11 +115,13 @@ class Drain:
         return tried
 
     def begin_nothing(self) -> None:
-        """Fetch no more, and begin nothing that was fetched."""
+        """Fetch no further entries, and start no attempt of fetched ones."""
         self._stop.set()
 
     def stop(self, timeout_s: float, threads: DaemonThreads) -> int:
-        """Have ``threads`` give back what no worker has begun, wait for the rest; return how many still run."""
+        """Return unstarted entries to the sink through ``threads``, wait for running attempts; return how many still
+        run.
+        """
         self.begin_nothing()
         ends_at_s = _REAL.monotonic_s() + timeout_s
         for workers in self._all():
@@ -136,14 +138,14 @@ class Drain:
         return self.running
 
     def join(self, timeout_s: float) -> None:
-        """Wait for threads that only have to notice that it is over."""
+        """Wait at most ``timeout_s`` for the threads to notice the stop."""
         ends_at_s = _REAL.monotonic_s() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends_at_s - _REAL.monotonic_s()))
 
     def after_fork(self) -> None:
-        """The threads are the parent's."""
+        """Reset the state in a forked child: the threads belong to the parent."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._stop.set()
@@ -193,11 +195,11 @@ class Drain:
             with workers.changed:
                 workers.running -= 1
                 workers.changed.notify_all()
-        # The sink confirms in groups; one that falls behind slows the drain down, and not the other way round.
+        # The sink confirms in groups; a slow sink must slow the drain down, so the backlog of confirmations is bounded.
         self._settler.wait(NAP_S, until=self._queue_max)
 
     def _next(self, workers: TypeWorkers) -> Held | None:
-        """Return an entry, counted as running; ``None`` after a while without one."""
+        """Return an entry, counted as running; ``None`` if none arrives in time."""
         with workers.changed:
             if not workers.queue and workers.is_fetching:
                 workers.changed.wait(NAP_S)
@@ -223,7 +225,7 @@ class Drain:
                     workers.queue.extend(taken)
                     taken = []
                 workers.changed.notify_all()
-        for held in taken:  # the end came in between
+        for held in taken:  # the drain was stopped during the fetch
             self._attempts.give_back(held)
         return first
 
@@ -239,7 +241,7 @@ class Drain:
         return workers.names
 
     def _take(self, names: tuple[str, ...], limit: int, timeout_s: float) -> list[Held]:
-        """Take of the first name that has something due; wait for the last one's."""
+        """Fetch entries of the first name with due entries; wait only for the last name."""
         for name in names[:-1]:
             if taken := self._sink.take(name, limit, 0.0):
                 return list(taken)
@@ -253,7 +255,7 @@ class Drain:
         return limit if rate_per_s is None else max(1, min(limit, int(rate_per_s * PACE_S / 4)))
 
     def _permit(self, workers: TypeWorkers) -> Permit | None:
-        """Wait for the turn of a message in hand, if it comes soon."""
+        """Wait for the permit of a held message if it comes within ``PACE_S``; else return ``None``."""
         destination = workers.handler.destination
         while not self._stop.is_set():
             permit = destination.begin()
@@ -266,7 +268,7 @@ class Drain:
         return None
 
     def _rest(self, workers: TypeWorkers, error: BaseException) -> None:
-        """The sink failed, or we have a bug: wait, longer each time, and go on."""
+        """Log a failure of the sink or a bug, and wait, longer after each consecutive failure."""
         if self._stop.is_set():
             return
         self._health.failed(error)

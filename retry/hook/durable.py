@@ -1,10 +1,10 @@
-"""One line around a producer the application has already: what it cannot send is kept and sent later.
+"""One line around an existing producer: messages that it cannot send are kept and sent later.
 
     producer = durable(Producer(...), Spool("var/spool"))
     producer.send(message)      # the receipt, or Spooled; raises only if the message is neither sent nor kept
 
-Nothing is patched and no client is imported: a proxy stands in front of the producer and passes everything but the one
-method through.
+Nothing is patched and no client is imported. A proxy wraps the producer and forwards every attribute except the one
+method.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PRODUCER_MODULES = {
 
 
 class DurableSend:
-    """Calls ``send``, and keeps the call if it fails. Made by ``durable``."""
+    """Calls ``send``, and keeps the call if it fails. Created by ``durable``."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DurableSend:
         *,
         again: Callable[..., Any] | None = None,
     ) -> None:
-        """``again`` sends a kept call, where that is not done as at first."""
+        """Wrap ``send``; ``again``, if given, sends kept calls in its place."""
         self.redelivery = redelivery
         self.type_name = type_name
         self._send = send
@@ -58,18 +58,18 @@ class DurableSend:
         update_wrapper(self, send, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of the producer
-        """Return the producer's receipt, or ``Spooled``; raise its error, or ``SendRejected``, if it is neither."""
+        """Return the producer's receipt, or ``Spooled``; otherwise raise the producer's error or ``SendRejected``."""
         outcome = self.redelivery.send_message(self.type_name, self._message(args, kwargs))
         return _result(outcome)
 
     def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - return type of the producer
-        """Send a kept call; the handler of this type."""
+        """Send a kept call; this is the handler of the type."""
         arguments: Arguments = self._codec.decode(attempt.uid, payload)
         return self._again(*arguments.args, **arguments.kwargs)
 
     def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
-        # The uid first: the codec may write it into the message. Encoded before the first attempt, so that a call which
-        # cannot be kept fails on a developer's desk and not in an outage.
+        # The uid comes first: the codec may write it into the message. Encoding precedes the first attempt, so a call
+        # that cannot be kept fails during development and not in an outage.
         message = self.redelivery.message(b"", call=partial(self._send, *args, **kwargs))
         encoded: Encoded = self._codec.encode(message.uid, args, kwargs)
         key = encoded.key if self._key is None else self._key(*args, **kwargs)
@@ -79,23 +79,23 @@ class DurableSend:
 
 
 class DurableSendAsync(DurableSend):
-    """The same for a coroutine function."""
+    """``DurableSend`` for a coroutine function."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of the producer
-        """Return the producer's receipt, or ``Spooled``; raise its error, or ``SendRejected``, if it is neither."""
+        """Return the producer's receipt, or ``Spooled``; otherwise raise the producer's error or ``SendRejected``."""
         outcome = await self.redelivery.send_message_async(self.type_name, self._message(args, kwargs))
         return _result(outcome)
 
     async def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - return type of the producer
-        """Send a kept call; the handler of this type."""
+        """Send a kept call; this is the handler of the type."""
         arguments = self._codec.decode(attempt.uid, payload)
         return await self._again(*arguments.args, **arguments.kwargs)
 
 
 class DurableProducer:
-    """Stands in front of a producer. Only the wrapped method is its own; ``redelivery`` is the hook behind it.
+    """Proxy of a producer. Only the wrapped method is its own; ``redelivery`` is its hook.
 
-    Used as a context manager it closes the hook first, if ``durable`` made it, and then the producer as that one would.
+    As a context manager it first closes the hook, if ``durable`` created it, and then exits the producer's own context.
     """
 
     __slots__ = ("_method", "_owns", "_producer", "_send", "redelivery")
@@ -164,18 +164,19 @@ def durable(
     earlier_names: Sequence[str] = (),
     **options: Any,  # noqa: ANN401 - options of Redelivery
 ) -> Any:  # noqa: ANN401 - proxy of the producer
-    """Return ``producer`` with a ``send`` that keeps what it cannot send.
+    """Return a proxy of ``producer`` whose ``send`` keeps messages that it cannot send.
 
-    ``producer`` may also be the function itself: ``send = durable(producer.send, sink)``. A coroutine function gives
-    one. Only ``method`` is protected; everything else is the producer's own. It must raise if the message was not sent:
-    one that only queues in memory cannot be protected by this.
+    ``producer`` may also be a function: ``send = durable(producer.send, sink)``. For a coroutine function the result is
+    one too. Only ``method`` is protected; all other attributes are the producer's own. The method must raise if the
+    message was not sent: a method that only queues in memory cannot be protected.
 
-    ``codec`` turns the arguments into bytes; without one, plain values are taken, and the messages of the official
-    RocketMQ client and of ``broker_adapter`` are known. ``type_name`` names the calls in the sink, and must stay the
-    same from run to run. Unless given it is made of the package and the class that the application imports, wherever in
-    the package that is defined; two producers of one class on one sink need names. What is kept under
-    ``earlier_names``, or under the names that earlier builds made, is sent too. ``key`` gives a message's key from the
-    arguments. ``options`` are those of ``Redelivery``, if ``sink`` is none.
+    ``codec`` turns the arguments into bytes. The default supports plain values, and the messages of the official
+    RocketMQ client and of ``broker_adapter``. ``type_name`` names the calls in the sink, and must be the same in every
+    run. The default consists of the package and class that the application imports, wherever the package defines the
+    class. Two producers of one class on one sink need explicit names.
+
+    Calls kept under ``earlier_names``, or under the default names of earlier builds, are sent too. ``key`` returns a
+    message's key from the arguments. ``options`` are those of ``Redelivery``, allowed only if ``sink`` is not one.
     """
     has_method = hasattr(producer, method)
     if not has_method and not callable(producer):
@@ -206,7 +207,7 @@ def durable(
 
 
 class _Names:
-    """The names of calls in a sink, unless one is given: that of what is kept now, and those of earlier builds."""
+    """Default names of calls in a sink: the current name, and the names that earlier builds used."""
 
     def __init__(self, send: Callable[..., Any], owner: object, method: str) -> None:
         named: Any = send if owner is None or inspect.ismodule(owner) else type(owner)
@@ -215,7 +216,7 @@ class _Names:
         module = getattr(named, "__module__", "")
         package = module.partition(".")[0]
         modules: tuple[str, ...] = (module,)
-        if package in _PRODUCER_MODULES:  # known, so it needs no look at where they are now
+        if package in _PRODUCER_MODULES:  # known packages need no search for the public path
             modules = (*_PRODUCER_MODULES[package], module)
             module = package
         self.default = _fitting(_public(named, module, name), name, *rest)
@@ -223,11 +224,13 @@ class _Names:
 
 
 def _public(named: object, module: str, name: str) -> str:
-    """Return the shortest path from which ``named`` can be imported: a package may move it behind that."""
+    """Return the shortest path from which ``named`` can be imported: a package may move the definition without changing
+    it.
+    """
     parts = module.split(".")
     for end in range(1, len(parts)):
         place = sys.modules.get(".".join(parts[:end]))
-        with suppress(Exception):  # a module may do what it likes when it is asked for a name
+        with suppress(Exception):  # a module's __getattr__ may raise any error
             if getattr(place, name, None) is named:
                 return ".".join(parts[:end])
     return module
@@ -243,7 +246,7 @@ def _result(outcome: Outcome) -> Any:  # noqa: ANN401 - the receipt, or Spooled
     if not isinstance(outcome, Rejected):
         return outcome
     error = outcome.error
-    if error is None or isinstance(error, SinkError):  # it was not attempted
+    if error is None or isinstance(error, SinkError):  # no attempt was made
         raise SendRejected(outcome) from error
-    error.add_note(outcome.reason)  # the application's `except` clauses know the producer's errors, not ours
+    error.add_note(outcome.reason)  # the application's `except` clauses match the producer's errors, not the hook's
     raise error

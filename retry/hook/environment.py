@@ -1,4 +1,4 @@
-"""The hook as the environment describes it. What the variables mean is known to whoever brings the sinks."""
+"""Hook configuration from environment variables. The distribution that provides the sinks interprets the variables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _Reader = Callable[[Mapping[str, str]], tuple[DelaySink, dict[str, Any]]]
 
 
 class EnvironmentInvalid(ValueError):
-    """An environment variable cannot be used: the text says which, what it has, and what is allowed."""
+    """An environment variable is invalid. The text names the variable, its value and the allowed values."""
 
 
 def described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, Any]]:
-    """Return the sink that ``environ`` names, open, and the options of ``Redelivery``; see docs/INTEGRATIONS.md."""
+    """Return the open sink and the options of ``Redelivery`` configured by ``environ``; see docs/INTEGRATIONS.md."""
     for each in entry_points(group=_GROUP, name=_NAME):
         read: _Reader = each.load()
         return read(environ)

@@ -1,4 +1,4 @@
-"""Functions that send one type of message, and what is known of each."""
+"""Handlers: functions that send one type of message, with their settings."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class HandlerExists(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a handler may want to know. ``attempts`` failed before this one, so the first has 0."""
+    """Facts about an attempt for its handler. ``attempts`` counts the failed attempts before it: 0 at the first one."""
 
-    uid: bytes  # the same in every attempt: receivers know a repetition by it
+    uid: bytes  # the same in every attempt: receivers detect duplicates by it
     attempts: int
-    is_uncertain: bool  # an earlier attempt may have got through
+    is_uncertain: bool  # an earlier attempt may have succeeded
     created_at_ms: int
     key: str
 
@@ -58,28 +58,32 @@ class Handler:
     workers: int
     is_write_ahead: bool
     tally: Tally
-    earlier_names: tuple[str, ...] = ()  # under which builds before this one kept what is sent by it
+    earlier_names: tuple[str, ...] = ()  # type names that earlier builds used for its entries
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names under which a sink may keep what is sent by it."""
+        """All type names under which a sink may keep its entries."""
         return (self.type_name, *self.earlier_names)
 
     def names_in(self, sink: DelaySink) -> tuple[str, ...]:
-        """Return those under which ``sink`` ever kept something, the earlier ones first, and its own."""
+        """Return the names with entries in ``sink``, now or in the past: earlier names first, the current name always
+        last.
+        """
         if not self.earlier_names:
             return (self.type_name,)
         known = set(sink.types)
         return (*(name for name in self.earlier_names if name in known), self.type_name)
 
     def call(self, payload: bytes, attempt: Attempt | None) -> Any:  # noqa: ANN401 - return type of the user's function
-        """Call the function; a coroutine of an async one is returned, not awaited. ``attempt`` only if it is taken."""
+        """Call the function. The coroutine of an async function is returned unawaited. ``attempt`` is passed only if
+        accepted.
+        """
         if self.takes_attempt:
             return self.function(payload, attempt)
         return self.function(payload)
 
     def settings(self) -> dict[str, object]:
-        """Return what is in force for this type."""
+        """Return the effective settings of this type."""
         return {
             "destination": self.destination.name,
             "mode": "write_ahead" if self.is_write_ahead else "on_failure",
@@ -91,9 +95,9 @@ class Handler:
 
 
 def receipt_of(returned: Any) -> Any:  # noqa: ANN401 - return type of the user's function
-    """Return what a sync handler returned as its receipt.
+    """Return the return value of a sync handler as its receipt.
 
-    A future is waited for: an error inside it would be a lost message. A coroutine is an error of the program.
+    A future is waited for, because an error inside it would lose the message. A coroutine is a programming error.
     """
     if isinstance(returned, Future):
         return returned.result()
@@ -104,7 +108,7 @@ def receipt_of(returned: Any) -> Any:  # noqa: ANN401 - return type of the user'
 
 
 def check_type_name(type_name: str) -> str:
-    """Return ``type_name`` if a type can have it; ``ValueError`` otherwise."""
+    """Return ``type_name`` if it is a valid type name; raise ``ValueError`` otherwise."""
     try:
         return check_topic(type_name)
     except Refused as refused:
@@ -112,10 +116,12 @@ def check_type_name(type_name: str) -> str:
 
 
 def takes_attempt(function: HandlerFunction) -> bool:
-    """Say whether ``function`` wants ``(payload, attempt)``; ``TypeError`` if it can be called neither way."""
+    """Return True if ``function`` expects ``(payload, attempt)``, False for ``(payload)``; raise ``TypeError`` for
+    neither.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     places = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
     needed = [one for one in places if one.default is one.empty]
@@ -127,7 +133,7 @@ def takes_attempt(function: HandlerFunction) -> bool:
 
 
 def is_async(function: HandlerFunction) -> bool:
-    """Say whether calling ``function`` gives a coroutine."""
+    """Return True if calling ``function`` returns a coroutine."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the kind of function matters, not callability

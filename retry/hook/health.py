@@ -1,4 +1,4 @@
-"""Whether the hook is well, and whether its configuration would work."""
+"""Health of the hook, and a dry run of its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY_MS = 86_400_000
 
 
 class HealthStatus(StrEnum):
-    """How the hook is."""
+    """Overall health of the hook."""
 
     HEALTHY = "healthy"
     STARTING = "starting"
@@ -26,10 +26,10 @@ class HealthStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """``healthy``: nothing waits for long, or a send succeeded lately. ``reasons`` says what is not well.
+    """Health with its reasons. ``healthy``: no message waits for long, or a send succeeded recently.
 
-    ``starting``: what waits was left by an earlier run, and the hook has run for less than ``oldest_max_s``; nothing
-    else is the matter.
+    ``starting``: the waiting messages come from an earlier run, the hook has run for less than ``oldest_max_s``, and
+    there is no other problem. ``reasons`` lists every problem.
     """
 
     status: HealthStatus
@@ -39,7 +39,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What ``check`` found: the effective settings, and why a write would fail (empty: it worked)."""
+    """Result of ``check``: the effective settings, and the error of a test write (empty: it succeeded)."""
 
     is_ok: bool
     error: str
@@ -52,7 +52,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """How long ago things happened, in seconds. ``kept_s``: the first send since the last success that was kept."""
+    """Ages of events in seconds. ``kept_s``: since the first kept send after the last success."""
 
     running_s: float
     last_success_s: float | None
@@ -60,9 +60,9 @@ class Ages:
 
 
 def judge_health(metrics: HookMetrics, sink_error: str | None, ages: Ages, oldest_max_s: float) -> Health:
-    """Return how the hook is, from its figures."""
+    """Return the health of the hook, from its metrics."""
     reasons: list[str] = []
-    of_waiting: list[str] = []  # what may be of an earlier run, and takes its time
+    of_waiting: list[str] = []  # may be caused by the backlog of an earlier run
     if sink_error is not None:
         reasons.append(f"the sink failed: {sink_error}")
     elif metrics.waiting is None:
@@ -76,7 +76,7 @@ def judge_health(metrics: HookMetrics, sink_error: str | None, ages: Ages, oldes
         reasons.append(f"{metrics.unclaimed} messages wait for types without a handler")
     is_young = ages.running_s <= oldest_max_s
     if metrics.waiting:
-        # While nothing waited there was nothing to send, and before the start nobody was there to send it.
+        # The idle time starts only when a message waits and the hook runs.
         waited_s = ages.kept_s if metrics.oldest_age_s is None else metrics.oldest_age_s
         idle_s = min(each for each in (ages.running_s, ages.last_success_s, waited_s) if each is not None)
         if idle_s > oldest_max_s:
@@ -90,9 +90,9 @@ def judge_health(metrics: HookMetrics, sink_error: str | None, ages: Ages, oldes
 
 
 def dry_run(sink: DelaySink) -> None:
-    """Write an entry as a send would, and take it away again; raises what a send would meet.
+    """Write an entry as a send would, and remove it; raise the errors that a send would get.
 
-    A sink that cannot hold keeps what it is given, so of such a one only the figures are asked.
+    A sink that cannot hold would keep the entry, so for such a sink only ``stats`` is called.
     """
     if not sink.can_hold:
         sink.stats()
@@ -108,5 +108,5 @@ def dry_run(sink: DelaySink) -> None:
     held = sink.put(entry, is_held=True).result(CHECK_TIMEOUT_S)
     assert held is not None, "a sink that can hold returns what it holds"
     sink.finish(held).result(CHECK_TIMEOUT_S)
-    for left_over in sink.take(CHECK_TYPE, 100, 0.0):  # of a process that ended in between
+    for left_over in sink.take(CHECK_TYPE, 100, 0.0):  # entries of a process that ended between put and finish
         sink.finish(left_over).result(CHECK_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Logs of the hook: an outage fails thousands of messages and fills no disk with lines about it.
+"""Rate-limited logs of the hook: an outage fails thousands of messages and must not fill the disk with log lines.
 
-An application that has configured structlog gets these events through it; any other through the standard library's
-logger ``retry.hook``, which is quiet below a warning. Nothing goes to stdout, and payloads are never logged.
+An application that has configured structlog gets these events through it. Otherwise they go to the standard logger
+``retry.hook``, which is silent below warnings. Nothing is written to stdout, and payloads are never logged.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ KINDS_MAX = 1_000
 
 
 class HookLog:
-    """Logs each kind of event at most once per ``interval_s``, with the number of those left out."""
+    """Logs each kind of event at most once per ``interval_s``, with the number of suppressed events."""
 
     def __init__(self, clock: Clock, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
         self._library = LibraryLog("retry.hook")
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._seen: dict[tuple[str, ...], list[float]] = {}  # kind -> [logged at, left out since]
+        self._seen: dict[tuple[str, ...], list[float]] = {}  # kind -> [logged at, suppressed since]
 
     def warning(self, event: str, *, per: tuple[str, ...] = (), **fields: Any) -> None:  # noqa: ANN401 - any value
-        """Log a warning; the kind of the event is its name and ``per``."""
+        """Log a warning; the kind of the event consists of its name and ``per``."""
         self._log(logging.WARNING, event, per, fields)
 
     def error(self, event: str, *, per: tuple[str, ...] = (), **fields: Any) -> None:  # noqa: ANN401 - any value
@@ -36,11 +36,11 @@ class HookLog:
         self._log(logging.ERROR, event, per, fields)
 
     def info(self, event: str, *, per: tuple[str, ...] = (), **fields: Any) -> None:  # noqa: ANN401 - any value
-        """Log what is worth knowing in quiet times."""
+        """Log an event that is part of normal operation."""
         self._log(logging.INFO, event, per, fields)
 
     def after_fork(self) -> None:
-        """Make the lock anew in a child."""
+        """Create a new lock in a forked child."""
         self._lock = threading.Lock()
 
     def _log(self, level: int, event: str, per: tuple[str, ...], fields: dict[str, Any]) -> None:
@@ -55,14 +55,14 @@ class HookLog:
             return
 
     def _admit(self, kind: tuple[str, ...]) -> int | None:
-        """Return how many of this kind were left out, or ``None`` if this one is to be left out too."""
+        """Return the number of suppressed events of this kind, or ``None`` if this one is suppressed too."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             seen = self._seen.get(kind)
             if seen is not None and now_s - seen[0] < self._interval_s:
                 seen[1] += 1
                 return None
-            if len(self._seen) >= KINDS_MAX:  # kinds come from classes of errors, so this is one in disorder
+            if len(self._seen) >= KINDS_MAX:  # kinds come from error classes, so this many are abnormal
                 self._seen.clear()
             self._seen[kind] = [now_s, 0]
             return int(seen[1]) if seen else 0

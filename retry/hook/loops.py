@@ -1,8 +1,8 @@
-"""The event loops on which repetitions of async handlers run: the application's while it runs, else one of ours.
+"""Event loops for repetitions of async handlers: the application's loop while it runs, else the hook's own loop.
 
-A client of an async library belongs to the loop that it was made on, and that is where the application sends. So a
-repetition goes there too. A program without a loop, or whose loop has ended, has its repetitions on a loop in a thread
-of ours.
+A client of an async library belongs to the loop on which it was created, which is also the loop on which the
+application sends. So repetitions run on that loop. If the program has no loop, or its loop has ended, they run on a
+loop in a thread of the hook.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from broker_adapter.runtime.cancellation import is_cancelled_here
 
-LOOK_S = 0.5  # how often to look whether a loop that was given something still runs
+LOOK_S = 0.5  # interval of the check that the loop of a running handler still runs
 
 
 class LoopEnded(Exception):
-    """The event loop ended, or the hook was closed, before the handler had returned."""
+    """The event loop ended, or the hook was closed, before the handler returned."""
 
 
 class Loops:
-    """Runs async handlers for threads that wait. Thread-safe."""
+    """Runs async handlers for threads that wait for them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,11 +35,13 @@ class Loops:
         self._running: dict[Future[Any], asyncio.AbstractEventLoop] = {}
 
     def note_running(self) -> None:
-        """Remember the loop that runs in this thread, if one does, as the application's."""
+        """Record the loop that runs in this thread, if any, as the application's."""
         self._callers = _running_here() or self._callers
 
     def run(self, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - return type of the user's function
-        """Await what ``make`` returns on a loop, and wait for it in this thread: return, or raise, what comes of it."""
+        """Await the result of ``make`` on a loop and block this thread until it is done; return the result or raise its
+        error.
+        """
         call = _outcome_of(make)
         loop = self._loop()
         try:
@@ -62,13 +64,13 @@ class Loops:
                 self._running.pop(running, None)
             _cancel(running, loop)
             if inspect.getcoroutinestate(call) == inspect.CORO_CREATED and loop.is_closed():
-                call.close()  # it never began, and Python would say so
+                call.close()  # it never started, and Python would warn about that
         if error is not None:
             raise error
         return result
 
     def close(self, timeout_s: float) -> None:
-        """Cancel what still runs, and end our loop."""
+        """Cancel the running handlers, and end the hook's own loop."""
         with self._lock:
             running, loop, thread = list(self._running.items()), self._own, self._thread
             self._own = self._thread = None
@@ -76,13 +78,13 @@ class Loops:
             _cancel(each, its_loop)
         if loop is None or thread is None:
             return
-        with suppress(RuntimeError):  # it is closed already
-            # One more turn, in which the tasks see their cancellation.
+        with suppress(RuntimeError):  # already closed
+            # One more iteration of the loop, in which the tasks receive their cancellation.
             loop.call_soon_threadsafe(loop.call_soon, loop.stop)
         thread.join(timeout_s)
 
     def after_fork(self) -> None:
-        """The loops and the thread are the parent's."""
+        """Reset the state in a forked child: the loops and the thread belong to the parent."""
         self._lock = threading.Lock()
         self._callers = self._own = self._thread = None
         self._running = {}
@@ -91,7 +93,7 @@ class Loops:
         callers = self._callers
         if (
             callers is not None and callers.is_running() and callers is not _running_here()
-        ):  # it could not be waited for
+        ):  # waiting for the loop of this thread would block it
             return callers
         with self._lock:
             if self._own is None:
@@ -101,12 +103,14 @@ class Loops:
             return self._own
 
     def _is_over(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Say whether a loop will not go on; ours may not have begun yet."""
+        """Return True if a loop has ended for good; the hook's own loop may not have started yet."""
         return loop.is_closed() or (loop is not self._own and not loop.is_running())
 
 
 async def _outcome_of(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what comes of a handler; an interrupt that it raises as well, as a task would end its loop with that."""
+    """Return the result or the error of a handler. Interrupts are returned too: raised in a task they would end the
+    loop.
+    """
     try:
         return await make(), None
     except asyncio.CancelledError as error:
@@ -118,9 +122,10 @@ async def _outcome_of(make: Callable[[], Any]) -> tuple[Any, BaseException | Non
 
 
 def failure_of(error: asyncio.CancelledError) -> Exception:
-    """Return the cancellation of something that a handler waited for as the failure of its attempt that it is.
+    """Return a cancellation inside a handler as the failure of its attempt.
 
-    It is the error with which futures of threads say so, and no interrupt of whoever called the handler.
+    The result has the error type with which futures of threads report a cancellation. It does not interrupt the caller
+    of the handler.
     """
     failure = CancelledError(*error.args)
     failure.__cause__ = error
@@ -135,7 +140,7 @@ def _running_here() -> asyncio.AbstractEventLoop | None:
 
 
 def _cancel(running: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel a task, unless its loop is closed: nobody is there to hear it, and futures log that with a traceback."""
+    """Cancel a task unless its loop is closed: the task could not react, and futures log that with a traceback."""
     if not loop.is_closed():
         running.cancel()
 

@@ -1,4 +1,4 @@
-"""Counts of the hook, a snapshot of them, and that snapshot as text for Prometheus."""
+"""Counts of the hook, a snapshot of them, and the snapshot in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from retry.hook.breaker import BreakerState
 from retry.outcome import Delivered, Outcome, Rejected, Spooled
 
-# What a gauge shows for a breaker: greater is worse.
+# Gauge values of breaker states: greater is worse.
 BREAKER_NUMBERS = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
 
 
 class Tally:
-    """Counts of one type. ``enter`` and ``leave`` bracket each send and each attempt of the drain."""
+    """Counts of one type. ``enter`` and ``leave`` bracket each direct send."""
 
     def __init__(self) -> None:
         self.after_fork()
 
     def enter(self) -> bool:
-        """Note that a send begins; ``False`` once the hook is closed."""
+        """Count a send as running; return ``False`` once the hook is closed."""
         with self.lock:
             if self.is_closed:
                 return False
@@ -29,14 +29,14 @@ class Tally:
             return True
 
     def leave(self) -> None:
-        """Note that it ended."""
+        """Count a send as ended."""
         with self.lock:
             self.running -= 1
             if self.is_closed:
                 self._is_idle.notify_all()
 
     def leave_delivered(self) -> None:
-        """Note that it ended with the message sent: one lock, on the path that is always taken."""
+        """Count a send as ended and delivered, under one lock, because this is the hot path."""
         with self.lock:
             self.running -= 1
             self.delivered += 1
@@ -44,7 +44,7 @@ class Tally:
                 self._is_idle.notify_all()
 
     def note_outcome(self, outcome: Outcome) -> None:
-        """Count what a send came to."""
+        """Count the outcome of a send."""
         with self.lock:
             match outcome:
                 case Delivered():
@@ -55,12 +55,12 @@ class Tally:
                     self.rejected += 1
 
     def note_refusal(self, why: str) -> None:
-        """Count why a message was not taken; a last attempt may still send it."""
+        """Count the reason of a refused message; a last attempt may still send it."""
         with self.lock:
             self.rejects[why] += 1
 
     def note_attempt(self, verdict: str) -> None:
-        """Count a failed attempt."""
+        """Count a failed attempt by its verdict."""
         with self.lock:
             self.attempts[verdict] += 1
 
@@ -70,23 +70,23 @@ class Tally:
             self.redelivered += 1
 
     def note_buried(self) -> None:
-        """Count a message that went to the dead set."""
+        """Count a message that moved to the dead set."""
         with self.lock:
             self.buried += 1
 
     def close(self) -> None:
-        """Let no further send begin."""
+        """Refuse further sends."""
         with self.lock:
             self.is_closed = True
 
     def wait_idle(self, timeout_s: float) -> int:
-        """Wait until no send runs; return how many still do."""
+        """Wait until no send runs, at most ``timeout_s``; return how many still run."""
         with self.lock:
             self._is_idle.wait_for(lambda: self.running == 0, timeout_s)
             return self.running
 
     def after_fork(self) -> None:
-        """A child counts for itself."""
+        """Reset the counts in a forked child."""
         self.lock = threading.Lock()
         self._is_idle = threading.Condition(self.lock)
         self.is_closed = False
@@ -96,26 +96,26 @@ class Tally:
         self.spooled = 0
         self.rejected = 0
         self.buried = 0
-        self.attempts: Counter[str] = Counter()  # by what came of them
-        self.rejects: Counter[str] = Counter()  # by why
+        self.attempts: Counter[str] = Counter()  # by verdict
+        self.rejects: Counter[str] = Counter()  # by reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookMetrics:
-    """What the hook did since it was made, and what its sink holds now.
+    """Counts of the hook since its creation, and the current contents of its sink.
 
-    ``waiting``, ``held``, ``dead`` and ``unclaimed`` are ``None`` while the sink cannot say. ``unclaimed`` wait in the
-    sink for types that have no handler here.
+    ``waiting``, ``held``, ``dead`` and ``unclaimed`` are ``None`` while the sink cannot report them. ``unclaimed`` are
+    the messages waiting in the sink for types without a handler here.
     """
 
     sends: Mapping[tuple[str, str], int]  # (type, outcome)
     rejects: Mapping[tuple[str, str], int]  # (type, why)
-    attempts: Mapping[tuple[str, str], int]  # (type, what came of it), direct sends and repetitions
+    attempts: Mapping[tuple[str, str], int]  # (type, result), direct sends and repetitions
     redelivered: Mapping[str, int]
     buried: Mapping[str, int]
     breakers: Mapping[str, BreakerState]  # by destination
     running: int
-    in_doubt: int  # calls of the sink that failed in a way that leaves open what it did
+    in_doubt: int  # failed sink calls whose effect is unknown
     sink_errors: int
     callback_errors: int
     classifier_errors: int
@@ -125,7 +125,7 @@ class HookMetrics:
     held: int | None
     dead: int | None
     unclaimed: int | None
-    oldest_age_s: float | None  # of what waits; None: nothing does
+    oldest_age_s: float | None  # of the oldest waiting message; None: none waits
 
     def render_prometheus(self) -> str:
         """Return the metrics in Prometheus's text format."""

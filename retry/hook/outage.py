@@ -1,8 +1,8 @@
-"""Poison or outage: the same class of error on many different messages is the destination's fault, not theirs.
+"""Outage detection: one error class on many different messages is an error of the destination, not of the messages.
 
-A message that no broker will ever take must run out of attempts; a broker that answers everything with an error nobody
-knows must not make every message run out of them. What tells the two apart is how many messages fail alike, with no
-success between them.
+A poison message, which no broker ever accepts, must run out of attempts. A broker that answers every message with an
+unknown error must not use up the attempts of all of them. The rule distinguishes the two by the number of messages
+that fail with one error class, without a success in between.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ WINDOW_S = 60.0
 
 
 class OutageRule:
-    """Counts different messages per class of error within a sliding window. No clock, no lock.
+    """Counts different messages per error class within a sliding window. No clock, no lock.
 
-    It remembers at most ``messages`` failures per class and ``classes`` classes, whatever happens.
+    It stores at most ``messages`` failures per class and ``classes`` classes.
     """
 
     def __init__(self, messages: int = MESSAGES, window_s: float = WINDOW_S, classes: int = 64) -> None:
@@ -28,15 +28,15 @@ class OutageRule:
 
     @property
     def is_calm(self) -> bool:
-        """Whether it remembers nothing."""
+        """Whether no failure is recorded."""
         return not self._failed
 
     def on_failure(self, error_class: str, uid: bytes, now_s: float) -> bool:
-        """Note a failure; say whether ``messages`` different ones failed alike within the window."""
+        """Record a failure; return True if ``messages`` different ones failed with this class within the window."""
         recent = self._failed.pop(error_class, None)
         if recent is None:
             if len(self._failed) >= self._classes:
-                del self._failed[next(iter(self._failed))]  # the class that was quiet for longest
+                del self._failed[next(iter(self._failed))]  # the class with the oldest last failure
             recent = deque()
         self._failed[error_class] = recent
         known = next((one for one in recent if one[1] == uid), None)
@@ -50,5 +50,5 @@ class OutageRule:
         return len(recent) >= self._messages
 
     def clear(self) -> None:
-        """An attempt succeeded, or the outage is known: count anew."""
+        """Discard all failures, after a success or once the outage is detected."""
         self._failed.clear()

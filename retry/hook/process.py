@@ -1,7 +1,7 @@
-"""Forks, signals and the end of the process, for all hooks that are alive.
+"""Forks, signals and the end of the process, for all live hooks.
 
-A child of a fork has the parent's objects and none of its threads. Locks may be held there for ever, and the sink
-belongs to the parent: so each hook makes its locks anew and keeps nothing from then on.
+A forked child has the parent's objects and none of its threads. Locks may be held there for ever, and the sink belongs
+to the parent. So each hook creates new locks in the child and keeps no messages from then on.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from weakref import WeakSet
 
 from broker_adapter.runtime.clock import SystemClock
 
-# Beyond its time a hook closes no more, and this is for telling so.
+# Time after the close timeout of a hook to log that it was exceeded.
 _SLACK_S = 0.1
 _REAL = SystemClock()
 
 
 class Guarded(Protocol):
-    """What the process looks after."""
+    """Object that is reset after a fork and closed at the end of the process."""
 
     def after_fork(self) -> None:
-        """Called in a child, before anything else runs there."""
+        """Reset the state in a forked child, before any other code runs there."""
         ...
 
     @property
     def close_timeout_s(self) -> float:
-        """How long that may take."""
+        """Time limit of ``close_at_exit``, in seconds."""
         ...
 
     def begin_nothing(self) -> None:
-        """Called before the first of several is closed."""
+        """Start no new work; called on all objects before the first of them is closed."""
         ...
 
     def close_at_exit(self, timeout_s: float) -> None:
-        """Called when the process ends."""
+        """Close at the end of the process."""
         ...
 
     def __hash__(self) -> int: ...
 
 
 _guarded: WeakSet[Guarded] = WeakSet()
-_started: set[Guarded] = set()  # their threads work on, though nobody else may know them any more
+_started: set[Guarded] = set()  # their threads run even if no other reference to them is left
 _is_registered = False
 
 
 def guard(one: Guarded) -> None:
-    """Look after ``one`` for as long as it is alive. The hooks into the process are set once."""
+    """Guard ``one`` for as long as it is alive. The process-wide handlers are registered once."""
     global _is_registered  # noqa: PLW0603 - one process, one registration
     if not _is_registered:
         _is_registered = True
@@ -60,21 +60,21 @@ def guard(one: Guarded) -> None:
 
 
 def keep_alive(one: Guarded) -> None:
-    """Keep ``one`` until it is released: it has threads, and is to be closed when the process ends."""
+    """Keep a reference to ``one`` until it is released: it has threads, and must be closed at exit."""
     _started.add(one)
 
 
 def release(one: Guarded) -> None:
-    """Let ``one`` go: it is closed."""
+    """Drop the reference to ``one`` after it was closed."""
     _started.discard(one)
 
 
 def close_on_sigterm(one: Guarded, timeout_s: float) -> None:
-    """On SIGTERM close ``one``, then do what the process would have done. Only the main thread may call this."""
+    """Close ``one`` on SIGTERM, then continue with the previous handler. Only the main thread may call this."""
     previous = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        # In a thread: the main one may be inside a lock that closing needs, so it waits here only for so long.
+        # Close in a thread: the main thread may hold a lock that closing needs, so its wait here is limited.
         closing = threading.Thread(target=one.close_at_exit, args=(timeout_s,), name="retry-close", daemon=True)
         closing.start()
         closing.join(timeout_s + _SLACK_S)
@@ -93,7 +93,7 @@ def _after_fork() -> None:
 
 
 def _close_all() -> None:
-    """Close all within the longest time that one of them was given: their handlers end beside each other."""
+    """Close all hooks within the longest of their timeouts: their running handlers end in parallel."""
     began_s = _REAL.monotonic_s()
     ending = list(_guarded)
     for one in ending:

@@ -1,4 +1,4 @@
-"""``Redelivery``: a send that fails is kept and repeated until it succeeds, or is given up visibly.
+"""``Redelivery``: keeps a failed send and repeats it until it succeeds or visibly ends in the dead set.
 
     redelivery = Redelivery(Spool("var/spool"))
 
@@ -8,8 +8,9 @@
 
     outcome = redelivery.send("order-created", payload)   # Delivered | Spooled | Rejected
 
-At least once: a message whose attempt timed out may arrive twice, with the same uid. In mode ``on_failure`` a message
-is durable once ``send`` has returned; ``write_ahead`` makes it durable before the first attempt.
+Delivery is at least once: a message whose attempt timed out may arrive twice, with the same uid. In mode
+``on_failure`` a message is durable once ``send`` has returned. ``write_ahead`` makes it durable before the first
+attempt.
 """
 
 from __future__ import annotations
@@ -54,25 +55,26 @@ from retry.outcome import Outcome, Spooled
 from retry.policy import SPOOL_STEPS_MS, RetryPolicy, Table, to_plain
 from retry.sink import DeadEntry, DelaySink, SinkClosed
 
-# The seed's table: an attempt at once, one after each step, and when the one after the last step fails it is over.
+# One attempt at once and one after each step of the table. The message is dead if the last of them fails.
 SPOOL_POLICY = RetryPolicy(backoff=Table(SPOOL_STEPS_MS), max_attempts=len(SPOOL_STEPS_MS) + 1, jitter=0.1)
 
-UNCLAIMED_AFTER_S = 10.0  # after the last handler was registered: an application registers one after another
-TIMEOUT_S_MAX = 365 * 86_400  # the platform's waits end somewhere beyond
+UNCLAIMED_AFTER_S = 10.0  # after the last registration: an application registers its handlers one by one
+TIMEOUT_S_MAX = 365 * 86_400  # waits of the platform have a limit above this
 Payload = bytes | bytearray | memoryview
 _Function = TypeVar("_Function", bound=HandlerFunction)
 
 
 class Redelivery:
-    """Sends through handlers, and keeps in ``sink`` what they could not send. Thread-safe.
+    """Sends messages through handlers, and keeps failed messages in ``sink``. Thread-safe.
 
-    ``policy``, ``mode`` and ``workers_per_type`` are for handlers that name none. ``queue_max`` bounds what a type
-    has in hand of the sink. ``on_exhausted`` is called for each entry that has gone to the dead set, ``on_spooled`` for
-    each send that was kept; both in a thread of the hook or of a sender, and what they raise is logged. With
-    ``autostart`` the threads start at the first send, or when a handler is added whose messages wait already.
-    ``drain_per_s`` limits how fast each destination gets what was kept. ``owns_sink``: ``close`` closes it.
-    ``oldest_max_s`` is how long messages may wait before ``health`` says so, ``keep_timeout_s`` how long a send waits
-    for the sink in all, and ``close_timeout_s`` how long ``close`` takes at most, also at the end of the process.
+    ``policy``, ``mode`` and ``workers_per_type`` are the defaults for handlers. ``queue_max`` limits the fetched
+    entries of a type. ``on_exhausted`` is called for each entry that moved to the dead set, ``on_spooled`` for each
+    kept send. Both run in a thread of the hook or of a sender, and their errors are logged. With ``autostart`` the
+    threads start at the first send, or when a handler is added that has waiting messages.
+
+    ``drain_per_s`` limits the rate of kept messages per destination. With ``owns_sink``, ``close`` closes the sink.
+    ``oldest_max_s`` is the maximum waiting time before ``health`` reports it. ``keep_timeout_s`` limits the total time
+    that one send waits for the sink. ``close_timeout_s`` limits ``close``, also at the end of the process.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Redelivery:
         self._destinations: dict[str, Destination] = {}
         self._began_s = sink.clock.monotonic_s()
         self._is_started = False
-        self._registered_s = 0.0  # when the last handler was registered
+        self._registered_s = 0.0  # time of the last registration
         self._is_child = False
         self._closed: Closed | None = None
         self._closing = threading.Lock()
@@ -142,10 +144,10 @@ class Redelivery:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - options of the constructor
-        """Return a hook as the environment describes it: where it keeps messages, and how; docs/INTEGRATIONS.md.
+        """Return a hook configured by environment variables: its sink and its options; see docs/INTEGRATIONS.md.
 
-        ``options`` are arguments that count in place of variables. Raises ``EnvironmentInvalid``, which names the
-        variable, what it has and what is allowed, and what opening a spool raises.
+        ``options`` are arguments that override variables. Raise ``EnvironmentInvalid`` with the variable, its value and
+        the allowed values. Errors from opening a spool are raised unchanged.
         """
         sink, described = described_by(os.environ if environ is None else environ)
         try:
@@ -170,7 +172,7 @@ class Redelivery:
         mode: Mode | None = None,
         earlier_names: Sequence[str] = (),
     ) -> Callable[[_Function], _Function]:
-        """Register the function below as what sends ``type_name``; it stays callable as it is."""
+        """Register the decorated function as the handler of ``type_name``; return it unchanged."""
 
         def register(function: _Function) -> _Function:
             self.add_handler(
@@ -199,12 +201,13 @@ class Redelivery:
         mode: Mode | None = None,
         earlier_names: Sequence[str] = (),
     ) -> None:
-        """Register ``function`` as what sends ``type_name``: called with the payload, or with payload and ``Attempt``.
+        """Register ``function`` as the handler of ``type_name``, called with the payload, or with payload and
+        ``Attempt``.
 
-        It returns once the message is sent and raises if it was not. Types that share a ``destination`` share its
-        breaker. What was kept under ``earlier_names`` is sent by it too, in the order of each key; nothing new is kept
-        under them but behind entries of its key. ``HandlerExists`` if a name is taken, ``ValueError`` for a name or a
-        setting that cannot be.
+        The function returns once the message is sent, and raises if it was not. Types that share a ``destination``
+        share its breaker. The handler also sends entries kept under ``earlier_names``, in the order of each key. A new
+        entry is kept under an earlier name only to queue after entries of its key. Raise ``HandlerExists`` if a name is
+        already used, ``ValueError`` for an invalid name or setting.
         """
         workers = self._workers if workers is None else workers
         mode = mode or self._mode
@@ -240,10 +243,10 @@ class Redelivery:
             self.start()
 
     def send(self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None) -> Outcome:
-        """Send ``payload`` now, or keep it: returns what became of it, and raises for errors of the program only.
+        """Send ``payload`` now, or keep it; return the outcome. Raise only for programming errors.
 
-        Messages of one ``key`` are sent in the order in which a thread sends them: while one waits, later ones go
-        behind it. ``uid`` (16 bytes) is made if none is given; it is the same in every attempt.
+        Messages of one ``key`` are sent in the order in which a thread sends them: while one waits, later ones queue
+        after it. ``uid`` (16 bytes) is generated if omitted; it is the same in every attempt.
         """
         handler = self._find(type_name)
         if handler.is_async:
@@ -255,7 +258,7 @@ class Redelivery:
     ) -> Outcome:
         """Send as ``send`` does, on this event loop; a sync handler runs in a thread.
 
-        If the task is cancelled while the handler runs, the message is kept first: whether it got through is not known.
+        If the task is cancelled while the handler runs, the message is kept first: its delivery is in doubt.
         """
         handler = self._find(type_name)
         return await self._async_sender.send(handler, self.message(payload, key, uid))
@@ -263,21 +266,21 @@ class Redelivery:
     def message(
         self, payload: Payload, key: str | None = None, uid: bytes | None = None, call: Call | None = None
     ) -> Message:
-        """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one."""
+        """Return a validated message; raise ``TypeError`` or ``ValueError`` if an argument is invalid."""
         return make_message(payload, key, uid, self._sink.clock.now_ms(), call)
 
     def send_message(self, type_name: str, message: Message) -> Outcome:
-        """Send what ``message`` made; for wrappers of producers, see ``durable``."""
+        """Send a message returned by ``message``; for wrappers of producers, see ``durable``."""
         return self._sender.send(self._find(type_name), message)
 
     async def send_message_async(self, type_name: str, message: Message) -> Outcome:
-        """Send what ``message`` made, on this event loop."""
+        """Send a message returned by ``message``, on this event loop."""
         return await self._async_sender.send(self._find(type_name), message)
 
     def start(self) -> None:
-        """Start the threads that send what waits; nothing happens if they run.
+        """Start the threads that send waiting messages; do nothing if they run already.
 
-        Called on an event loop, that is the one on which async handlers are repeated, until one is sent by on another.
+        If called on an event loop, async handlers are repeated on that loop, until a later send from another loop.
         """
         self._loops.note_running()
         with self._lock:
@@ -290,26 +293,27 @@ class Redelivery:
         self._drain.start(handlers, self._log_unclaimed if is_first else None)
 
     def run_due(self, limit: int = 1_000) -> int:
-        """Send what is due now in this thread, for programs and tests without ours; return how many were tried.
+        """Send due messages in this thread, for programs and tests without the hook's threads; return the number of
+        attempts.
 
-        The breaker is heeded, the drain's ramp is not. Raises what the sink raises.
+        The breaker applies, the drain's ramp does not. Errors of the sink are raised.
         """
         if self._is_child:
             raise SinkClosed(FORKED)
         return self._drain.run_due(list(self._handlers.values()), limit)
 
     def dead(self, type_name: str, *, after: bytes = b"", limit: int = 100) -> Sequence[DeadEntry]:
-        """Return the dead set of a type, in the order of the uids, from the one behind ``after`` on."""
+        """Return the dead set of a type in the order of uids, starting after ``after``."""
         names = self._names_of(type_name)
         found = [dead for name in names for dead in self._sink.dead(name, after=after, limit=limit)]
         return sorted(found, key=lambda dead: dead.entry.uid)[:limit] if len(names) > 1 else found
 
     def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
-        """Let dead messages be sent again, from the first attempt; return how many of ``uids`` were there."""
+        """Make dead messages wait again, starting with their first attempt; return how many of ``uids`` existed."""
         return sum(self._sink.requeue(name, uids) for name in self._names_of(type_name))
 
     def metrics(self) -> HookMetrics:
-        """Return counts since the start, and what the sink holds."""
+        """Return the counts since the start, and the contents of the sink."""
         return snapshot(
             self._handlers,
             self._destinations,
@@ -326,7 +330,9 @@ class Redelivery:
         return self.metrics().render_prometheus()
 
     def health(self) -> Health:
-        """Say whether the hook is well, has only begun with what an earlier run left, or is not well, and why."""
+        """Return the health of the hook: healthy, starting with the backlog of an earlier run, or degraded with
+        reasons.
+        """
         destinations = list(self._destinations.values())
         successes = [one.last_success_s for one in destinations if one.last_success_s is not None]
         kept = [one.kept_since_s for one in destinations if one.kept_since_s is not None]
@@ -340,7 +346,7 @@ class Redelivery:
         return judge_health(self.metrics(), error, ages, self._oldest_max_s)
 
     def check(self) -> Checked:
-        """Return the effective settings, and whether a message could be kept now (one is written and taken away)."""
+        """Return the effective settings, and whether a message could be kept now (one is written and removed)."""
         error = ""
         try:
             if self._is_child:
@@ -351,13 +357,13 @@ class Redelivery:
         return Checked(is_ok=not error, error=error, settings=self._settings())
 
     def close(self, timeout_s: float | None = None) -> Closed:
-        """Accept no more, let handlers that run finish, close the sink if it is ours: within ``timeout_s`` in all.
+        """Stop accepting sends, wait for running handlers, and close the sink if owned: within ``timeout_s`` in all.
 
-        Of that the last second, or the last quarter if that is less, is for the sink, which has half a second in any
-        case. What was not sent stays in the sink. A send from now on is rejected. Closing again returns the same.
+        The last second of it (at most a quarter) is reserved for the sink, which always gets at least half a second.
+        Unsent messages stay in the sink. Later sends are rejected. Closing again returns the same result.
         """
         timeout_s = self._close_timeout_s if timeout_s is None else timeout_s
-        if self._is_child or not self._closing.acquire(timeout=max(0.0, timeout_s)):  # another thread closes it
+        if self._is_child or not self._closing.acquire(timeout=max(0.0, timeout_s)):  # another thread is closing it
             return self._closed or Closed()
         try:
             if self._closed is None:
@@ -400,20 +406,20 @@ class Redelivery:
 
     @property
     def close_timeout_s(self) -> float:
-        """How long ``close`` takes at most if it is not told."""
+        """Default time limit of ``close``."""
         return self._close_timeout_s
 
     def begin_nothing(self) -> None:
-        """Let no send and no repetition begin: the process ends."""
+        """Start no further send or repetition, because the process ends."""
         if not self._is_child:
             stop_beginning([handler.tally for handler in list(self._handlers.values())], self._drain)
 
     def close_at_exit(self, timeout_s: float) -> None:
-        """Close when the process ends."""
+        """Close the hook at the end of the process."""
         self.close(timeout_s)
 
     def after_fork(self) -> None:
-        """In a child of a fork: sends still call their handlers, and nothing can be kept."""
+        """Reset the hook in a forked child: sends still call their handlers, but nothing can be kept."""
         self._is_child = self._sender.is_child = True
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -465,7 +471,7 @@ class Redelivery:
             return False
 
     def _log_unclaimed(self) -> bool:
-        """Warn of messages without a handler; return False while further handlers may still be registered."""
+        """Log messages without a handler; return False while further handlers may still be registered."""
         if self._sink.clock.monotonic_s() - self._registered_s < UNCLAIMED_AFTER_S:
             return False
         unclaimed = self.metrics().unclaimed

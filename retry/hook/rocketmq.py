@@ -1,7 +1,7 @@
-"""Messages of the official RocketMQ client (``rocketmq-python-client`` 5.x), without importing it before it is needed.
+"""Messages of the official RocketMQ client (``rocketmq-python-client`` 5.x), which is imported only on first use.
 
-The kept form of a message is a JSON head and the body as it is, as ``codecs.join`` puts them.
-The uid travels as the property ``DMQ_UID``: the client makes a new message id at every attempt.
+The stored form of a message is a JSON head and the unchanged body, joined by ``codecs.join``. The uid is sent as the
+property ``DMQ_UID``, because the client generates a new message id for every attempt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ UID_PROPERTY = "DMQ_UID"
 THROTTLED_AFTER_S = 1.0
 
 _VERSION = 1
-# Fields that one assignment restores. Keys and properties are collections, the body follows the head.
+# Fields restored by one assignment. Keys and properties are collections, the body is stored after the head.
 _FIELDS = ("topic", "tag", "message_group", "delivery_timestamp", "priority", "lite_topic")
 
-# What the client raises, by the name of the class. Rights, quotas of money and missing topics are no property of one
-# message: those are repeated, so that an expired credential does not bury a spool.
+# Exceptions of the client by class name. Permissions, payment and missing topics are not properties of one message.
+# Those errors are retried, so that an expired credential does not move a whole spool to the dead set.
 _PERMANENT = frozenset(
     {
         "BadRequestException",
@@ -46,24 +46,24 @@ _RETRY = frozenset(
         "UnsupportedException",
     }
 )
-_SEND_RESULT = "__handle_send_result"  # a function of its producer, as it stands in the traceback of an error
+_SEND_RESULT = "__handle_send_result"  # a function of the client's producer, as named in tracebacks
 _RETRY_UNCERTAIN = frozenset({"InternalErrorException", "ProxyTimeoutException"})
 
 
-# Where its producer has been in published versions: builds before this one named what they kept by that.
+# Modules of the producer in published versions: earlier builds used them in the names of kept calls.
 PRODUCER_MODULES = ("rocketmq.v5.producer.producer",)
 
 
 def is_rocketmq(producer: object) -> bool:
-    """Say whether ``producer`` is one of the official client's."""
+    """Return True if ``producer`` is a producer of the official client."""
     return any(_is_of_client(parent) for parent in type(producer).__mro__)
 
 
 def over_fresh_connections(producer: Any, send: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - a class of the client
-    """Return ``send`` as it is repeated: a connection that has failed is replaced first.
+    """Return a ``send`` for repetitions that first replaces failed connections.
 
-    gRPC waits longer and longer between two attempts to connect, up to two minutes, and the client has no setting for
-    it. So a broker that is back after a long outage would wait for its clients; a new connection is tried at once.
+    gRPC increases the wait between two connection attempts up to two minutes, and the client has no setting for it. A
+    broker that returns after a long outage would wait for its clients. A new connection is attempted at once.
     """
 
     def repeat(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - types of send
@@ -74,26 +74,28 @@ def over_fresh_connections(producer: Any, send: Callable[..., Any]) -> Callable[
 
 
 def _drop_failed_connections(producer: Any) -> None:  # noqa: ANN401 - a class of the client
-    """Let the client close its connections that wait before they try again, as it closes those that nobody used."""
-    with suppress(Exception):  # a client that has none of this keeps what it has; the send says what is wrong
+    """Make the client close its failed connections in the same way as idle ones, so that they do not wait before a
+    retry.
+    """
+    with suppress(Exception):  # a client without these attributes keeps its connections; the send reports errors
         client = producer.rpc_client
         failed = [each for each in client.channels.values() if _has_failed(each)]
         for connection in failed:
-            connection.update_time = 0  # when it was last used
+            connection.update_time = 0  # the time of its last use
         if failed:
             client.clear_idle_rpc_channels()
 
 
 def _has_failed(connection: Any) -> bool:  # noqa: ANN401 - a class of the client
-    state = connection.channel_state(False)  # and do not connect
+    state = connection.channel_state(False)  # False: do not connect
     return state is not None and state.name == "TRANSIENT_FAILURE"
 
 
 def classify(error: BaseException) -> Verdict | None:
-    """Return what an error of the client means, ``None`` for one that did not come from it.
+    """Return the verdict on an error of the client, ``None`` for an error of another origin.
 
-    The client makes several attempts of each send and raises the last one's error. One that may have got through makes
-    the whole send uncertain.
+    The client makes several attempts per send and raises the error of the last one. An earlier attempt that may have
+    succeeded makes the whole send uncertain.
     """
     verdict = _verdict(error)
     if verdict is not None and not verdict.is_uncertain and hides_attempts(error, _is_in_doubt):
@@ -102,13 +104,13 @@ def classify(error: BaseException) -> Verdict | None:
 
 
 def _verdict(error: BaseException) -> Verdict | None:
-    """Return what the error of one attempt means."""
+    """Return the verdict on the error of one attempt."""
     for parent in type(error).__mro__:
         if not _is_of_client(parent):
             continue
         text, name = f"{parent.__name__}: {error}", parent.__name__
         if name == "IllegalArgumentException" and passed(error, "select_next_queue"):
-            return Retry(text)  # no queue to send to is called an argument too, and passes when a broker is back
+            return Retry(text)  # also raised without a queue to send to; passes when a broker returns
         if name in _PERMANENT:
             return Permanent(text)
         if name in _THROTTLED:
@@ -117,7 +119,7 @@ def _verdict(error: BaseException) -> Verdict | None:
             return Retry(text)
         if name in _RETRY_UNCERTAIN:
             return Retry(text, is_uncertain=True)
-    if type(error) is Exception and _raised_by_client(error):  # no route, client not running: it has no class for these
+    if type(error) is Exception and _raised_by_client(error):  # no route, or client not running: no class of its own
         return Retry(f"Exception: {error}", is_uncertain=not passed(error, "retrieve_topic_route_data"))
     return classify_by_default(error) if passed(error, _SEND_RESULT) else None
 
@@ -128,7 +130,9 @@ def _is_in_doubt(earlier: BaseException) -> bool:
 
 
 class RocketMqCodec:
-    """``producer.send(message)``. A transaction cannot be kept: its second half would meet another message."""
+    """Codec of ``producer.send(message)``. A transaction cannot be kept: its second half would refer to another
+    message.
+    """
 
     def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:
         message = _only_message(args, kwargs)
@@ -152,7 +156,7 @@ class RocketMqCodec:
                 if name in head:
                     setattr(message, name, head[name])
             for key in head["keys"]:
-                message.keys = key  # each assignment adds one
+                message.keys = key  # each assignment adds one key
             for name, value in head["properties"].items():
                 message.add_property(name, value)
         except Exception as error:

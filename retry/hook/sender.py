@@ -1,10 +1,10 @@
-"""One send: attempt it, keep it, or give it back.
+"""One send: attempt it, keep it, or reject it.
 
-The order of things is written once, as a generator that asks its driver for what takes time: ``TryNow`` (the handler),
-``Ask`` (a call of the sink that may block), ``Keep`` (a call whose future must be done, whatever happens to the
-caller) and ``Tell`` (a call that must be made, and whose answer is somebody else's). The synchronous driver waits, the
-asynchronous one awaits, and neither for longer than ``keep_timeout_s`` in all, but for the handler. A send without a
-key to a destination that is up goes past all this.
+The order of the steps is written once, as a generator. It yields the slow steps to its driver: ``TryNow`` (the
+handler), ``Ask`` (a sink call that may block), ``Keep`` (a call whose future must complete even if the caller is
+cancelled) and ``Tell`` (a call that must be made, without using its result). The synchronous driver waits, the
+asynchronous one awaits. Both wait at most ``keep_timeout_s`` in all, not counting the handler. A send without a key
+to an available destination skips the generator.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from retry.sink import KEY_BYTES_MAX, UID_BYTES, DelaySink, Entry, Held, SinkClo
 
 FORKED = "this Redelivery was opened before the fork: create Redelivery in the worker (post_fork)"
 CLOSED = "Redelivery is closed"
-# Why a message is kept that was not attempted.
+# Reasons to keep a message without an attempt.
 BEHIND = "earlier messages of its key wait"
 AWAY = "its destination is away"
 WAITS = "it waits already"
 HANDED_OVER = "handed over"
-IN_ORDER = "handed over: its sink keeps the order of its key"  # such a sink is asked for every key, and tells of none
+IN_ORDER = "handed over: its sink keeps the order of its key"  # such a sink reports waiting entries for every key
 
 Call = Callable[[], Any]
 _T = TypeVar("_T")
 
 
 class TryNow:
-    """Ask the driver to call the handler."""
+    """Step: call the handler."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the driver for the result of a call that may block."""
+    """Step: return the result of a call that may block."""
 
     call: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Ask the driver for the result of the future that a call returns; it must not be given up for a cancellation."""
+    """Step: return the result of the future that ``call`` returns; a cancellation must not abandon it."""
 
     call: Callable[[], Future[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Ask the driver for a call that is made in any case, and waited for only while there is patience."""
+    """Step: make the call in any case, and wait for it only within the remaining patience."""
 
     call: Callable[[], None]
 
@@ -73,7 +73,7 @@ _TRY_NOW = TryNow()
 
 
 class Message:
-    """One message on its way. ``call``, if there is one, replaces the handler at the first attempt."""
+    """One message being sent. ``call``, if set, replaces the handler at the first attempt."""
 
     __slots__ = ("call", "created_at_ms", "is_new", "key", "payload", "uid")
 
@@ -85,14 +85,14 @@ class Message:
         self.key = key
         self.created_at_ms = created_at_ms
         self.call = call
-        self.is_new = is_new  # the uid was made for it, and no sink has seen it
+        self.is_new = is_new  # the uid was generated for it and no sink has received it
 
     def attempt(self) -> Attempt:
-        """Return what a handler is told of the first attempt."""
+        """Return the ``Attempt`` that a handler gets at the first attempt."""
         return Attempt(uid=self.uid, attempts=0, is_uncertain=False, created_at_ms=self.created_at_ms, key=self.key)
 
     def start(self, handler: Handler) -> Any:  # noqa: ANN401 - return type of the user's function
-        """Begin the first attempt."""
+        """Start the first attempt."""
         if self.call is not None:
             return self.call()
         return handler.call(self.payload, self.attempt() if handler.takes_attempt else None)
@@ -101,7 +101,9 @@ class Message:
 def make_message(
     payload: bytes | bytearray | memoryview, key: str | None, uid: bytes | None, now_ms: int, call: Call | None
 ) -> Message:
-    """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one. No key is ``None`` or empty."""
+    """Return a validated message; raise ``TypeError`` or ``ValueError`` if an argument is invalid. ``None`` and an
+    empty key both mean no key.
+    """
     if type(payload) is not bytes:
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise TypeError(f"a payload is bytes, not {type(payload).__name__}")
@@ -121,7 +123,7 @@ def make_message(
 
 
 class Sender:
-    """What follows on each turn of a send. Thread-safe, holds no lock while a handler or the sink is at work."""
+    """Sends messages, with the steps in one generator. Thread-safe; holds no lock while a handler or the sink runs."""
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Sender:
         self._on_spooled = on_spooled
 
     def send(self, handler: Handler, message: Message) -> Outcome:
-        """Send in the caller's thread."""
+        """Send in the caller's thread; return the outcome."""
         tally = handler.tally
         if not tally.enter():
             return self.rejected_closed(handler, message)
@@ -168,8 +170,8 @@ class Sender:
         return Delivered(uid=message.uid, receipt=receipt)
 
     def flow(self, handler: Handler, message: Message) -> Flow:
-        """The whole order of a send; the caller has entered the tally."""
-        if self.is_child:  # the sink belongs to the parent, and a call of it might wait for a thread that is not here
+        """Yield the steps of a send and return its outcome; the caller has entered the tally."""
+        if self.is_child:  # the sink belongs to the parent; a call could wait for a thread that does not exist here
             return (yield from self._attempt(handler, message, None, Permit.NORMAL))
         if message.key:
             try:
@@ -195,19 +197,19 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike
             return self._not_kept(handler, message, error, None, is_uncertain=False)
         self._health.worked()
-        if held is None:  # meanwhile others of its key wait, or it does so itself: it comes in its turn
+        if held is None:  # other entries of its key wait by now, or the entry itself does: the drain sends it in turn
             return self._spooled(
                 handler, message, entry.due_at_ms, BEHIND if message.key else WAITS, is_uncertain=False
             )
         return (yield from self._attempt(handler, message, held, Permit.NORMAL))
 
     def _keep_or_attempt(self, handler: Handler, message: Message) -> Flow:
-        """Keep a message for a destination that is away; attempt it if it cannot be kept."""
+        """Keep a message for an unavailable destination; attempt it if it cannot be kept."""
         kept: Outcome = yield from self._keep(handler, message, reason=AWAY)
         permit = handler.destination.begin(is_paced=False) if isinstance(kept, Rejected) else None
         if permit is None:
             return kept
-        # Nothing can be kept, so nothing will probe: without this a full sink would keep the breaker open for ever.
+        # Without a kept message there is no probe: a full sink would keep the breaker open for ever.
         attempted: Outcome = yield from self._attempt(handler, message, None, permit)
         if isinstance(attempted, Rejected) and isinstance(kept, Rejected) and kept.is_uncertain:
             return replace(attempted, is_uncertain=True)  # the first put may have kept it
@@ -216,7 +218,7 @@ class Sender:
     def after_error(
         self, handler: Handler, message: Message, error: BaseException, held: Held | None, permit: Permit
     ) -> Flow:
-        """What follows on a first attempt that raised ``error``."""
+        """Yield the steps after a first attempt that raised ``error``, and return the outcome."""
         verdict = self.judge(handler, error)
         if not isinstance(error, Exception):  # an interrupt, a cancellation, the end of the process
             handler.destination.on_void(permit)
@@ -256,7 +258,7 @@ class Sender:
     def _interrupted(
         self, handler: Handler, message: Message, held: Held | None, error: BaseException, *, is_attempted: bool
     ) -> Flow:
-        """Keep what ``error`` found on its way, and raise that."""
+        """Keep the message that ``error`` interrupted, then raise ``error``."""
         due_at_ms = self._first_step_ms(handler, message) if is_attempted else message.created_at_ms
         reason = f"interrupted: {describe(error)}"
         kept = self._keep_failed(
@@ -293,13 +295,13 @@ class Sender:
         return Delivered(uid=message.uid, receipt=receipt)
 
     def _waiting_under(self, handler: Handler, key: str) -> str:
-        """Return the name under which entries of ``key`` wait, so that a new one goes behind them; else nothing."""
-        # A sink that says this of every key would have all of them under an earlier name for ever.
+        """Return the name under which entries of ``key`` wait, for a new one to queue after; empty if none."""
+        # A sink that cannot hold reports waiting entries for every key: all entries would use an earlier name for ever.
         names = (*handler.earlier_names, handler.type_name) if self._sink.can_hold else (handler.type_name,)
         return next((name for name in names if self._sink.has_waiting(name, key)), "")
 
     def _keep(self, handler: Handler, message: Message, *, reason: str, type_name: str = "") -> Flow:
-        """Leave a message that was not attempted to the drain, due at once."""
+        """Keep a message that was not attempted for the drain, due at once."""
         entry = self._entry(handler, message, due_at_ms=message.created_at_ms, type_name=type_name)
         return (yield from self._put(handler, message, entry, None, reason))
 
@@ -315,8 +317,8 @@ class Sender:
         is_uncertain: bool,
         is_counted: bool = True,
     ) -> Flow:
-        """Leave a message that was attempted to the drain."""
-        if held is not None:  # durable already, so nothing is left to wait for
+        """Keep a message whose attempt failed for the drain."""
+        if held is not None:  # already durable, so the sender need not wait
             yield Tell(
                 self._settler.asking(
                     "again",
@@ -407,7 +409,7 @@ class Sender:
         error: str = "",
         type_name: str = "",
     ) -> Entry:
-        is_new, message.is_new = message.is_new, False  # a put in doubt may be followed by another
+        is_new, message.is_new = message.is_new, False  # a put in doubt may be repeated
         return Entry(
             type_name=type_name or handler.type_name,
             uid=message.uid,
@@ -425,7 +427,7 @@ class Sender:
         return Tell(self._settler.asking("finish", held.entry.type_name, lambda: self._sink.finish(held)))
 
     def _give_back(self, held: Held) -> None:
-        """A message was kept to be written ahead, after its sender had been told that this is in doubt: send it."""
+        """Release a message that was written ahead after its sender got an outcome in doubt: the drain sends it."""
         self._settler.settle(
             "again",
             held.entry.type_name,
@@ -445,7 +447,7 @@ class Sender:
             while True:
                 try:
                     done = self._perform(step, handler, message, patience)
-                except GeneratorExit as error:  # thrown into a generator it would end it
+                except GeneratorExit as error:  # thrown into the generator it would end it
                     step = flow.throw(RuntimeError(describe(error)))
                 except BaseException as error:  # noqa: BLE001 - the flow decides
                     step = flow.throw(error)
@@ -468,9 +470,9 @@ class Sender:
                 return self.calls.tell(call, patience)
 
     def ask(self, call: Callable[[], _T]) -> _T:
-        """Return what a call of the sink returns, outside of a send; ``SinkUnavailable`` if it takes too long."""
+        """Return the result of a sink call outside of a send; raise ``SinkUnavailable`` on a timeout."""
         return self.calls.ask(call, self.patience())
 
     def patience(self) -> Patience:
-        """Return how long one send waits for the sink."""
+        """Return a new time limit for the sink calls of one send."""
         return Patience(self._keep_timeout_s)

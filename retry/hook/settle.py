@@ -1,7 +1,8 @@
-"""Telling the sink what became of an entry, for as long as it takes.
+"""Reports the results of attempts to the sink, and repeats failed reports.
 
-A message that was sent and is not forgotten would be sent twice, and one whose failure is not noted would stay in this
-process's hands for ever, and block its key. So what the sink could not do is repeated until it can, or is closed.
+A sent message that stays in the sink would be sent twice. An unreported failure would leave its entry held by this
+process for ever and block its key. So a report that the sink could not process is repeated until it succeeds or the
+sink is closed.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from retry.hook.logs import HookLog
 from retry.sink import SinkClosed, SinkFull, SinkUnavailable
 
 STEPS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-# Real time, whatever clock the sink has: how long a thread waits for another one.
+# Real time, independent of the sink's clock: threads wait for each other in real time.
 _REAL = SystemClock()
 
 
 class SinkHealth:
-    """What calls of the sink came to. Thread-safe."""
+    """Results of sink calls. Thread-safe."""
 
     def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """A child counts for itself."""
+        """Reset the counts in a forked child."""
         self._lock = threading.Lock()
         self.error: str | None = None  # of the last call, if it failed
         self.errors = 0
         self.in_doubt = 0
 
     def failed(self, error: BaseException, *, is_write: bool = False) -> None:
-        """Note a call that failed. A refusal for a bound is the sink at work; a write may have had its effect."""
+        """Count a failed call. A full sink is not an error of the sink; a failed write may have taken effect."""
         with self._lock:
             self.errors += 1
             if isinstance(error, SinkFull):
@@ -46,7 +47,7 @@ class SinkHealth:
                 self.in_doubt += 1
 
     def worked(self) -> None:
-        """Note a call that did not fail."""
+        """Record a successful call."""
         if self.error is not None:
             with self._lock:
                 self.error = None
@@ -63,7 +64,9 @@ class _Debt:
 
 
 class Settler:
-    """Asks the sink, and asks again. Thread-safe; ``then`` runs once, without a lock, after the sink has confirmed."""
+    """Reports results to the sink, and repeats failed reports. Thread-safe; ``then`` runs once, without a lock, after
+    the sink has confirmed.
+    """
 
     def __init__(self, clock: Clock, log: HookLog, health: SinkHealth) -> None:
         self._clock = clock
@@ -75,39 +78,45 @@ class Settler:
 
     @property
     def pending(self) -> int:
-        """How many results the sink has not confirmed."""
+        """Number of results that the sink has not confirmed."""
         with self._changed:
             return self._asked + len(self._owed)
 
     def settle(
         self, what: str, type_name: str, ask: Callable[[], Future[None]], then: Callable[[], None] | None = None
     ) -> None:
-        """Ask the sink, without waiting for its answer; the call itself may take as long as the sink's."""
+        """Report a result to the sink without waiting for its confirmation; the call itself may block as long as the
+        sink's.
+        """
         self.asking(what, type_name, ask, then)()
 
     def asking(
         self, what: str, type_name: str, ask: Callable[[], Future[None]], then: Callable[[], None] | None = None
     ) -> Callable[[], None]:
-        """Return what asks the sink, for a thread that may wait for it; it counts as asked from here on."""
+        """Return a call that reports a result, for a thread that may block on the sink; it counts as pending from now
+        on.
+        """
         debt = _Debt(what, type_name, ask, then)
         with self._changed:
             self._asked += 1
         return lambda: self._ask(debt)
 
     def run_due(self, *, is_forced: bool = False) -> None:
-        """Repeat what failed and is due again; with ``is_forced`` all of it."""
+        """Repeat the failed reports that are due again; with ``is_forced`` all of them."""
         if not self._owed:
             return
         now_s = self._clock.monotonic_s()
         with self._changed:
             due = [debt for debt in self._owed if is_forced or debt.due_at_s <= now_s]
             self._owed = [debt for debt in self._owed if debt not in due]
-            self._asked += len(due)  # so that nobody sees them gone meanwhile
+            self._asked += len(due)  # ``pending`` must count them at all times
         for debt in due:
             self._ask(debt)
 
     def wait(self, timeout_s: float, *, until: int = 0) -> bool:
-        """Wait until at most ``until`` answers of the sink are outstanding; what is owed is not waited for."""
+        """Wait until at most ``until`` confirmations are outstanding; reports that wait for their repetition do not
+        count.
+        """
         ends_at_s = _REAL.monotonic_s() + timeout_s
         with self._changed:
             while self._asked > until:
@@ -118,7 +127,7 @@ class Settler:
             return True
 
     def after_fork(self) -> None:
-        """A child owes nothing: the entries are its parent's."""
+        """Reset the state in a forked child: the entries belong to the parent."""
         self._changed = threading.Condition()
         self._asked = 0
         self._owed = []

@@ -1,8 +1,9 @@
-"""Calls of the sink on behalf of those who send, and of ``close``: none is waited for longer than was said.
+"""Sink calls on behalf of senders and of ``close``, each with a time limit.
 
-A sink calls the disk, and a disk may stand still for as long as it likes. So threads of ours call, and a sender waits:
-for ``Patience``, which is for all calls of one send together. When it is over there are two truths. A call that no
-thread had come to is withdrawn: the message is not kept. One that had begun goes on, and may keep it: that is in doubt.
+A sink accesses the disk, and a disk may block for any time. So threads of the hook make the calls, and a sender waits
+for ``Patience``, which covers all calls of one send together. A timeout has two cases. A call that no thread has
+started is withdrawn: the message is not kept. A call that has started continues and may keep the message: it is in
+doubt.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from broker_adapter.runtime.clock import SystemClock
 from retry.hook.threads import DaemonThreads
 from retry.sink import Held, SinkUnavailable
 
-# Most calls take microseconds. Those that wait do so beside each other: for room in a spool that is full, say.
+# Most calls need microseconds. Slow ones run in parallel, for example while they wait for room in a full spool.
 THREADS = 32
-# Real time, whatever clock the sink has: how long a thread waits for another one.
+# Real time, independent of the sink's clock: threads wait for each other in real time.
 _REAL = SystemClock()
 _T = TypeVar("_T")
 
 
 class SinkNotAsked(SinkUnavailable):
-    """The sink was busy with calls of others all the time: it has no part of what it was to do."""
+    """The sink was busy with other calls for the whole time limit: this call had no effect."""
 
 
 class Patience:
-    """How long one caller waits for the sink, in all; what passes between two calls does not count.
+    """Total time that one caller waits for the sink; time between two calls does not count.
 
-    ``cancelled`` is what asked a task to end while it waited for what must be done in any case.
+    ``cancelled`` is the cancellation of a task during a wait that must not be abandoned.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -48,19 +49,19 @@ class Patience:
 
 
 class SinkCalls:
-    """Makes the calls. ``on_late`` is given what a call took into its caller's hands after that one had gone."""
+    """Makes the calls. ``on_late`` gets each entry that arrives as held after its caller stopped waiting."""
 
     def __init__(self, on_late: Callable[[Held], None]) -> None:
         self.threads = DaemonThreads("retry-sink", THREADS)
         self._on_late = on_late
 
     def ask(self, call: Callable[[], _T], patience: Patience) -> _T:
-        """Return what ``call`` returns; ``SinkUnavailable`` if that takes too long."""
+        """Return the result of ``call``; raise ``SinkUnavailable`` on a timeout."""
         asked = self.threads.submit(call)
         return _wait(asked, asked, patience)
 
     def keep(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
-        """Return the result of the future that ``call`` returns; ``SinkUnavailable`` if that takes too long."""
+        """Return the result of the future that ``call`` returns; raise ``SinkUnavailable`` on a timeout."""
         asked, kept = self._keep(call)
         try:
             return _wait(asked, kept, patience)
@@ -69,20 +70,22 @@ class SinkCalls:
             raise
 
     def tell(self, call: Callable[[], None], patience: Patience) -> None:
-        """Have ``call`` made, now or later, and wait for it while there is patience."""
+        """Make ``call`` now or later, and wait for it only within the remaining patience."""
         told = self.threads.submit(call)
         with patience as left_s, suppress(TimeoutError):
             told.result(left_s)
 
     async def ask_async(self, call: Callable[[], _T], patience: Patience) -> _T:
-        """As ``ask``, on an event loop."""
+        """Do the same as ``ask``, on an event loop."""
         asked = self.threads.submit(call)
         with patience as left_s:
             await asyncio.wait([_seen(asked)], timeout=left_s)
         return _result_of(asked, asked, patience)
 
     async def keep_async(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
-        """As ``keep``, on an event loop. A cancellation ends it no sooner, and is noted in ``patience``."""
+        """Do the same as ``keep``, on an event loop. A cancellation does not shorten it, and is recorded in
+        ``patience``.
+        """
         asked, kept = self._keep(call)
         try:
             await _until_done(kept, patience)
@@ -92,17 +95,21 @@ class SinkCalls:
             raise
 
     async def tell_async(self, call: Callable[[], None], patience: Patience) -> None:
-        """As ``tell``, on an event loop. A cancellation ends it no sooner, and is noted in ``patience``."""
+        """Do the same as ``tell``, on an event loop. A cancellation does not shorten it, and is recorded in
+        ``patience``.
+        """
         await _until_done(self.threads.submit(call), patience)
 
     def after_fork(self) -> None:
-        """A child asks its parent's sink nothing."""
+        """Reset the threads in a forked child, which must not call its parent's sink."""
         self.threads.after_fork()
 
     def _keep(self, call: Callable[[], Future[_T]]) -> tuple[Future[None], Future[_T]]:
-        """Have ``call`` made; return when that is done, and its result: who waits is woken once, as that is dear."""
+        """Submit ``call``; return its own future and that of its result. The waiter is woken once, as a wake-up is
+        expensive.
+        """
         kept: Future[_T] = Future()
-        kept.set_running_or_notify_cancel()  # what it stands for cannot be cancelled
+        kept.set_running_or_notify_cancel()  # the sink call cannot be cancelled
 
         def answered(done: Future[_T]) -> None:
             error = SinkUnavailable("the sink gave the call up") if done.cancelled() else done.exception()
@@ -120,7 +127,9 @@ class SinkCalls:
         return self.threads.submit(ask), kept
 
     def _look_after(self, kept: Future[Any]) -> None:
-        """What nobody waits for any more must not stay in nobody's hands."""
+        """Pass a held entry that arrives after its caller has stopped waiting to ``on_late``, so that it is not held
+        for ever.
+        """
 
         def came(done: Future[Any]) -> None:
             if done.exception() is None and isinstance(held := done.result(), Held):
@@ -136,8 +145,8 @@ def _wait(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
 
 
 def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
-    """Return the result if there is one, or say what is true of a call that has none yet."""
-    if done.done():  # at the last moment; or what was raised is a timeout of the sink itself
+    """Return the result of a call if there is one; else raise an error: not asked, or in doubt."""
+    if done.done():  # finished at the last moment, or the sink itself raised a timeout
         return done.result()
     if asked.cancel():
         raise SinkNotAsked(f"the sink answered others for {patience.timeout_s:g} s, and was not asked")
@@ -145,7 +154,7 @@ def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
 
 
 async def _until_done(done: Future[Any], patience: Patience) -> None:
-    """Wait on the running event loop, whoever cancels this task: at the end of a program its loop cancels all."""
+    """Wait on the running event loop despite cancellations: at the end of a program its loop cancels all tasks."""
     seen = _seen(done)
     while patience.left_s > 0 and not seen.done():
         with patience as left_s:
@@ -156,7 +165,7 @@ async def _until_done(done: Future[Any], patience: Patience) -> None:
 
 
 def _seen(done: Future[Any]) -> asyncio.Future[Any]:
-    """Return ``done`` for the running event loop; given up, it leaves ``done`` as it is."""
+    """Return ``done`` as a future of the running event loop; cancelling it does not affect ``done``."""
     seen = asyncio.wrap_future(done)
-    seen.add_done_callback(lambda told: told.cancelled() or told.exception())  # asyncio logs what nobody looks at
+    seen.add_done_callback(lambda told: told.cancelled() or told.exception())  # asyncio logs unread errors
     return seen

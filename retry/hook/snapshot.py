@@ -1,4 +1,4 @@
-"""The figures of all parts at one moment, as one value."""
+"""Metrics of all parts of the hook at one moment, as one value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def snapshot(
     running: int,
     is_closed: bool,
 ) -> HookMetrics:
-    """Return what the hook did and what its sink holds. A sink that fails is asked no second time."""
+    """Return the counts of the hook and the contents of its sink. A failed sink call is not repeated."""
     sends: dict[tuple[str, str], int] = {}
     rejects: dict[tuple[str, str], int] = {}
     attempts: dict[tuple[str, str], int] = {}

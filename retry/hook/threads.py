@@ -1,6 +1,6 @@
-"""Threads for calls that may hang: whoever waits for one may stop waiting, and the process may end.
+"""Daemon threads for calls that may hang: a caller may stop waiting, and the process may end.
 
-The executors of the standard library will not do: at its end the interpreter waits for every thread of theirs.
+Executors of the standard library are unsuitable: at its end the interpreter waits for all of their threads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
-    """Runs calls in at most ``limit`` threads, in the order in which they are given. Thread-safe.
+    """Runs calls in at most ``limit`` threads, in the order of submission. Thread-safe.
 
-    What is waiting for a thread may be cancelled; what has begun may not. Threads are started as they are needed.
+    A call that waits for a thread may be cancelled; a started one may not. Threads are started on demand.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -29,19 +29,19 @@ class DaemonThreads:
         self.after_fork()
 
     def start(self) -> None:
-        """Start a thread if there is none: at the end of the interpreter none can be started any more."""
+        """Start a thread if there is none: during the shutdown of the interpreter none can be started."""
         with self._lock:
             if not self._count:
                 self._start_one()
 
     def submit(self, call: Callable[[], _T]) -> Future[_T]:
-        """Have ``call`` made by a thread; its result, or what it raises, is the future's."""
+        """Run ``call`` in a thread; return a future of its result or error."""
         done: Future[_T] = Future()
         with self._lock:
             queue = self._queue
             queue.put((done, call))
             if not self._idle.acquire(blocking=False) and self._count < self._limit:
-                with suppress(RuntimeError):  # no further thread can be had: one that there is comes to it
+                with suppress(RuntimeError):  # no thread can be started: an existing one runs the call
                     self._start_one()
             has_none = not self._count
         if has_none:
@@ -49,21 +49,21 @@ class DaemonThreads:
         return done
 
     def close(self) -> None:
-        """Let the threads end once all that they were given is done; what is given later has others."""
+        """Stop the threads after all submitted calls are done; later calls get new threads."""
         with self._lock:
             queue = self._queue
             self._begin()
         queue.put(None)
 
     def after_fork(self) -> None:
-        """The threads are the parent's."""
+        """Reset the state in a forked child: the threads belong to the parent."""
         self._lock = threading.Lock()
         self._begin()
 
     def _begin(self) -> None:
         self._count = 0
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)  # threads that wait for work
+        self._idle = threading.Semaphore(0)  # counts idle threads
         weakref.finalize(self, self._queue.put, None).atexit = False
 
     def _start_one(self) -> None:
@@ -80,10 +80,10 @@ def _work(queue: SimpleQueue[_Work | None], idle: threading.Semaphore) -> None:
             idle.release()
             work = queue.get()
         if work is None:
-            queue.put(None)  # for the next one
+            queue.put(None)  # stops the next thread
             return
         _run(work)
-        del work  # what it holds must not live on while this thread waits
+        del work  # the call's objects must not stay alive while this thread waits
 
 
 def _run_next(queue: SimpleQueue[_Work | None]) -> None:

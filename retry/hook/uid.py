@@ -1,9 +1,9 @@
-"""Ids of messages: UUID version 7, later ones greater, within one process.
+"""Message uids: UUID version 7, increasing within one process.
 
     unix time ms (48) | 0111 | counter, high 12 bits | 10 | counter, low 62 bits
 
-The counter starts at random in each millisecond and grows by a random step within it, so ids of two processes do not
-meet, and those of one process sort in the order they were made in, also when its clock stands still or goes back.
+The counter starts at a random value in each millisecond and grows by random steps within it, so uids of two processes
+do not collide. The uids of one process sort in the order of creation, even if its clock stops or goes back.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ _LOW_BITS = 62
 _COUNTER_BITS = 12 + _LOW_BITS
 _LOW_MASK = (1 << _LOW_BITS) - 1
 _MS_MASK = (1 << 48) - 1
-_START_BITS = 72  # a fresh counter leaves room to count up in its millisecond
+_START_BITS = 72  # a new counter leaves room for the steps within its millisecond
 _STEP_BITS = 32
 
 
 class UidSource:
-    """Makes ids. Thread-safe; ``after_fork`` must be called in a child, whose first ids would be its parent's next."""
+    """Generates uids. Thread-safe. ``after_fork`` must be called in a child, or its first uids repeat those of its
+    parent.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,11 +32,11 @@ class UidSource:
         self._seed()
 
     def _seed(self) -> None:
-        # Not os.urandom for each id: a system call lets another thread run, and here it would wait for our lock.
+        # Not os.urandom for each uid: a system call allows another thread to run, which would then wait for this lock.
         self._bits = Random(os.urandom(32)).getrandbits
 
     def make(self, now_ms: int) -> bytes:
-        """Return 16 bytes, greater than all before."""
+        """Return 16 bytes that are greater than all earlier ones."""
         with self._lock:
             if now_ms > self._last_ms:
                 self._last_ms = now_ms
@@ -49,9 +51,9 @@ class UidSource:
         return (high << 64 | 0b10 << _LOW_BITS | counter & _LOW_MASK).to_bytes(16, "big")
 
     def after_fork(self) -> None:
-        """Begin anew with a lock that nobody holds; the next id is random again."""
+        """Reset the source in a forked child: a new lock and a new random seed."""
         self._lock = threading.Lock()
-        # The same millisecond as the parent's, with another random counter: ids need not be greater than the parent's.
+        # It may be the parent's last millisecond, with another random counter: uids of two processes have no order.
         self._last_ms = -1
         self._seed()
 
@@ -61,7 +63,7 @@ os.register_at_fork(after_in_child=_process_source.after_fork)
 
 
 def make_uid(now_ms: int) -> bytes:
-    """Return a new id that is greater than all others this process made."""
+    """Return a new uid that is greater than all others of this process."""
     return _process_source.make(now_ms)
 
 

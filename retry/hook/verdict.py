@@ -1,26 +1,26 @@
-"""What an error of a handler means. Each is an exception too, so that a handler may raise it itself.
+"""Verdicts on errors of a handler. Each is also an exception, so that a handler may raise it.
 
 Verdict
- +- Retry       it may succeed later; the policy says when
+ +- Retry       it may succeed later; the policy sets the time
  +- Permanent   this message can never succeed
- +- Throttled   the destination asks for a pause; costs no attempt
- +- Unknown     nobody knows; as Retry, but too many at once count as an outage, and few as poison
- +- Unreadable  the kept bytes cannot be understood; they stay in the dead set
+ +- Throttled   the destination requests a pause; costs no attempt
+ +- Unknown     cause unknown; as Retry, but many at once count as an outage, a few as poison messages
+ +- Unreadable  the kept bytes cannot be decoded; they stay in the dead set
 
-A classifier returns one of them; a handler raises one. ``is_uncertain``: the attempt may have got through.
+A classifier returns one of them; a handler raises one. ``is_uncertain``: the attempt may have succeeded.
 """
 
 from __future__ import annotations
 
 
 class Verdict(Exception):
-    """What an error means. Raise or return one of the subclasses."""
+    """Base class of the verdicts on an error. Raise or return one of the subclasses."""
 
     is_uncertain = False
 
 
 class Retry(Verdict):
-    """The attempt failed for a reason that passes, such as a broker that is away."""
+    """The attempt failed for a reason that may pass, such as an unavailable broker."""
 
     def __init__(self, text: str = "", *, is_uncertain: bool = False) -> None:
         super().__init__(text)
@@ -28,11 +28,11 @@ class Retry(Verdict):
 
 
 class Permanent(Verdict):
-    """The message itself is refused and always will be: a direct send is rejected, a kept one goes to the dead set."""
+    """The message itself is refused permanently: a direct send is rejected, a kept message moves to the dead set."""
 
 
 class Throttled(Verdict):
-    """The destination is up and asks to be left alone for ``after_s``: no attempt is counted, no breaker opens."""
+    """The destination requests a pause of ``after_s``: the attempt is not counted, no breaker opens."""
 
     def __init__(self, text: str = "", *, after_s: float = 1.0) -> None:
         super().__init__(text)
@@ -42,7 +42,7 @@ class Throttled(Verdict):
 
 
 class Unknown(Verdict):
-    """Nobody knows what the error means, so the attempt may have got through."""
+    """The cause of the error is unknown, so the attempt may have succeeded."""
 
     def __init__(self, text: str = "", *, is_uncertain: bool = True) -> None:
         super().__init__(text)
@@ -50,4 +50,4 @@ class Unknown(Verdict):
 
 
 class Unreadable(Verdict, ValueError):
-    """The payload cannot be decoded. Its bytes are kept in the dead set, for a version that can."""
+    """The payload cannot be decoded. Its bytes stay in the dead set, for a version that can decode them."""
