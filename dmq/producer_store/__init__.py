@@ -1,1 +1,1 @@
-"""The spool: a sink for the producer's hook, in RocksDB in this process, with the daemon's store and timeline."""
+"""The producer store (spool): a sink of the producer hook in RocksDB, with the daemon's store and timeline."""

@@ -1,4 +1,4 @@
-"""``durable`` for a producer whose spool is a directory: one line, one argument."""
+"""``durable`` for a producer with a spool directory: one line, one argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def durable(
     sink: DelaySink | Redelivery | str | os.PathLike[str] = SPOOL_DEFAULT,
     **options: Any,  # noqa: ANN401 - options of ``retry.durable``
 ) -> Any:  # noqa: ANN401 - proxy of the producer
-    """As ``retry.durable``; a path is the root of a ``Spool``, made if it is not there and closed with the hook."""
+    """Do the same as ``retry.durable``; a path is the root of a ``Spool``, closed with the hook."""
     if not isinstance(sink, str | os.PathLike):
         return _durable(producer, sink, **options)
     spool = Spool(sink)

@@ -1,4 +1,4 @@
-"""Dead entries of a directory that no process uses, made to wait again."""
+"""Requeue of dead entries in a directory that no process uses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PER_UNIT = 256
 def requeue(path: Path, clock: Clock, wanted: set[bytes], types: Collection[str], tell: Tell) -> set[bytes]:
     """Make dead entries wait again, due now, and return their uids.
 
-    ``wanted`` are uids, none of them for all; of ``types``, none of them for any. ``StoreLocked`` if a process uses the
-    directory, or it is being moved.
+    An empty ``wanted`` selects all uids, empty ``types`` all types. Raise ``StoreLocked`` if a process uses the
+    directory, or if it is being moved.
     """
     with choosing(path.parent):
         if (adopter := Root.adopter_of(path)) is not None:

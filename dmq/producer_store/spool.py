@@ -1,7 +1,7 @@
-"""A spool: fits ``retry.sink.DelaySink`` on RocksDB in this process, with the store and the timeline of the daemon.
+"""Spool: an implementation of ``retry.sink.DelaySink`` on RocksDB, with the store and the timeline of the daemon.
 
-A storage error is not the end of it: what was under way is in doubt, callers hear so, and the directory is opened again
-(``dmq.producer_store.directories.running``).
+The spool survives a storage error. Calls in progress are in doubt and raise an error to their callers. The directory
+is then opened again (``dmq.producer_store.directories.running``).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _FORKED = "the spool was opened before this process was forked: open it in the w
 
 
 class Spool:
-    """Keeps entries in a directory of its own under ``root``; see ``DelaySink`` for what its methods promise.
+    """Stores entries in its own directory under ``root``; see ``DelaySink`` for the contract of its methods.
 
-    Raises the store's errors (``dmq.errors``) if there is no directory to be had. Damaged directories are left alone,
-    logged, and named in ``damaged``.
+    Raise the store's errors (``dmq.errors``) if no directory can be opened. Damaged directories are not touched; they
+    are logged and listed in ``damaged``.
     """
 
     can_hold = True
@@ -64,7 +64,9 @@ class Spool:
         clock: Clock | None = None,
         is_driven: bool = False,
     ) -> None:
-        """Open, or make, a directory under ``root``. ``is_driven``: no thread looks for what is due, ``turn`` does."""
+        """Open or create a directory under ``root``. With ``is_driven`` no thread reads due entries, only ``turn``
+        does.
+        """
         self.options = options or SpoolOptions()
         self._pid = os.getpid()
         self._trail = SpoolTrail(self.options.trail_path, self.options.trail_every_s)
@@ -93,42 +95,44 @@ class Spool:
 
     @property
     def clock(self) -> Clock:
-        """The clock that decides what is due: the host's, but it never goes back."""
+        """The clock that determines due entries: the host's, but it never goes back."""
         return self._root.clock
 
     @property
     def path(self) -> Path:
-        """The directory; another one once this one turns out to be damaged."""
+        """The current directory; it changes if the directory is found to be damaged."""
         return self._running.path
 
     @property
     def entries(self) -> Entries:
-        """What the directory holds, in the store as it is open now."""
+        """The entries of the directory, in the store that is open now."""
         return self._running.entries
 
     @property
     def reopened_total(self) -> int:
-        """How often a storage error was overcome."""
+        """Number of recoveries from a storage error."""
         return self._running.reopened_total
 
     @property
     def refused_total(self) -> int:
-        """How many puts were answered with ``SinkFull``."""
+        """Number of puts refused with ``SinkFull``."""
         return self._bounds.refused_total
 
     @property
     def dropped_total(self) -> int:
-        """How many entries were thrown away, old ones or new ones."""
+        """Number of entries dropped, old or new."""
         return self._bounds.dropped_total
 
     @property
     def adopted_total(self) -> int:
-        """How many entries came from directories of dead processes."""
+        """Number of entries adopted from directories of dead processes."""
         return self._adopter.adopted_total
 
     @property
     def damaged(self) -> list[str]:
-        """What cannot be read: directories of the root, and places in this one. Empty is healthy."""
+        """Unreadable directories of the root, and unreadable ranges and entries of the current one. Empty means
+        healthy.
+        """
         whole = [f"{each.path}: {each.error}" for each in self._root.damaged.values()]
         parts = [f"{self.path}: {each}: {each.error}" for each in list(self._running.reader.damaged.values())]
         unreadable = [
@@ -181,7 +185,7 @@ class Spool:
                 left_s = until_s - self.clock.monotonic_s()
                 if taken or left_s <= 0 or self._is_closed:
                     return taken
-                entries.changed.wait(min(left_s, WAIT_S))  # the reader may be another one then
+                entries.changed.wait(min(left_s, WAIT_S))  # the wait may end with another reader
         return []
 
     def finish(self, held: Held) -> Future[None]:
@@ -207,7 +211,9 @@ class Spool:
         return self._change(held, lambda entries, ticket, settle: entries.bury(ticket, entry, death, settle))
 
     def _change(self, held: Held, change: Callable[[Entries, Ticket, Callable[[Unit], None]], None]) -> Future[None]:
-        """Do the last thing to a held entry; asked twice, the first time counts and answers both."""
+        """Submit the last change of a held entry. If it is called twice, the first change counts and both get its
+        result.
+        """
         done: Future[None] = _promise()
         ticket = held.ticket
         assert isinstance(ticket, Ticket)
@@ -261,10 +267,10 @@ class Spool:
         return len(waiting)
 
     def stats(self, type_name: str = "") -> SinkStats:
-        """Return figures of one type, or of all; while the directory is down, those of the last moment it was not.
+        """Return counts of one type, or of all; while the directory is down, the last known counts.
 
-        ``waiting`` are those that no worker holds. An entry that is parked behind another one of its key does not count
-        for ``oldest_at_ms``.
+        ``waiting`` excludes entries held by workers. A parked entry (after another one of its key) does not count for
+        ``oldest_at_ms``.
         """
         entries = self._usable(even_down=True)
         with entries.lock:
@@ -286,19 +292,19 @@ class Spool:
             )
 
     def turn(self) -> None:
-        """Make ready all that is due now, in the caller's thread: for tests, with ``is_driven``."""
+        """Make all due entries ready, in the caller's thread: for tests, with ``is_driven``."""
         while self._running.reader.turn() == 0:
             pass
 
     @property
     def types(self) -> list[str]:
-        """The types of which something was ever kept here."""
+        """All types with entries stored here now or in the past."""
         entries = self._usable(even_down=True)
         with entries.lock:
             return sorted(entries.names.topics)
 
     def close(self) -> None:
-        """Let go. What is held comes again in the next run. Idempotent; in a child of a fork it does nothing."""
+        """Close the spool. Held entries are due in the next run. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._pid or self._is_closed:
             return
         self._is_closed = True
@@ -320,7 +326,7 @@ class Spool:
         return entries
 
     def _of_ours(self, error: StoreError) -> SinkError:
-        """Return our error for one of the store's: what was asked is in doubt."""
+        """Return the ``SinkError`` for an error of the store: the call is in doubt."""
         made: SinkError = SinkUnavailable(str(error))
         if self._is_closed and isinstance(error, StoreClosed):
             made = SinkClosed(_CLOSED)
@@ -352,7 +358,7 @@ def _check_time(at_ms: int) -> None:
 
 
 def _promise() -> Future[Any]:
-    """Return a future that cannot be cancelled: what it stands for cannot be either."""
+    """Return a future that cannot be cancelled, because the store operation cannot be either."""
     done: Future[Any] = Future()
     done.set_running_or_notify_cancel()
     return done

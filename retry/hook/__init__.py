@@ -2,8 +2,7 @@
 
 ``redelivery``   the facade: ``Redelivery``, with ``send`` and ``close``
 ``sender``       one send: attempt, keep, or reject
-``drain``        the threads that repeat waiting messages; ``attempts`` is one repetition, ``settle`` reports to the
-sink
+``drain``        threads that repeat waiting messages; ``attempts`` is one repetition, ``settle`` reports to the sink
 ``destination``  whether an attempt may be made now: ``breaker``, ``outage`` and ``ramp`` under one lock
 ``handlers``     functions that send one type; ``classify`` and ``verdict`` give the meaning of their errors
 ``durable``      one line around a producer; ``codecs`` turns its arguments into bytes and back

@@ -1,4 +1,4 @@
-"""The folder of the hook's local store: one directory per process, adoption of dead ones, inspection.
+"""The folder of the producer store: one directory per process, adoption of orphans, inspection.
 
 Imports: ``dmq.producer_store.entries`` and below. Interface: the root folder, adoption, copies, figures.
 """

@@ -1,12 +1,12 @@
-"""Taking over the directories of dead processes: each entry becomes durable here before it is gone there.
+"""Adoption of the directories of dead processes: each entry is durable here before it is deleted there.
 
-How far a directory was taken over is written here in the same batch as what came of it, so a crash between the two
-repeats nothing: whoever goes on (this directory's next process, or who takes this one over) passes by what is here.
+The adoption progress is stored here in the same batch as the adopted entries, so a crash repeats nothing. The next
+process of this directory, or a process that adopts it, skips the entries that are here.
 
-What lies between the two timeline marks of its row is here; of the key whose first entry lies at the second: that one
-if the number is not 0, and the parked ones below number - 1. What lies below was deleted there, or could not be read
-and is looked at again. What cannot be read stays there, with everything that is parked behind it, and the directory is
-named as damaged.
+The progress row has two timeline marks and a number. Entries between the marks are here. Of the key whose first entry
+is at the second mark, that entry is here if the number is not 0, and so are the parked ones below number - 1. Entries
+below the first mark were deleted there, or could not be read and are read again. An unreadable entry stays there with
+all entries parked after it, and the directory is recorded as damaged.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _BYTES_PER_UNIT = 8 * 1024 * 1024
 
 
 class _Interrupted(Exception):
-    """It is gone on with later."""
+    """The adoption stops and continues later."""
 
 
 class Adopter:
-    """A thread that looks for orphans now and then."""
+    """Thread that searches for orphans periodically."""
 
     def __init__(self, root: Root, running: Running, trail: SpoolTrail | None = None) -> None:
         self._root = root
@@ -54,13 +54,13 @@ class Adopter:
         self.adopted_total = 0  # entries
 
     def start(self, every_s: float) -> None:
-        """Look at once, and then every ``every_s``; never, if that is 0."""
+        """Search at once, then every ``every_s`` seconds; never if it is 0."""
         if every_s > 0:
             self._thread = threading.Thread(target=self._run, args=(every_s,), name="dmq-spool-adopter", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """End after the unit that is under way."""
+        """Stop after the unit in progress."""
         self._is_closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -75,12 +75,12 @@ class Adopter:
                 return
 
     def adopt(self) -> int:
-        """Take over every orphan; say how many entries that were. Raises if this directory fails meanwhile."""
+        """Adopt every orphan; return the number of entries. Raise if the own directory fails."""
         self._root.sweep()
         total = 0
         is_more = True
         while is_more and not self._is_closing.is_set():
-            is_more = False  # a directory that was taken over may have been the adopter of another one
+            is_more = False  # an adopted directory may have been the adopter of another one
             own = self._running.path
             for path, orphan in self._root.orphans(own, lambda: not self._is_closing.is_set()):
                 move = _Move(self._running.entries, orphan, self._is_interrupted)
@@ -89,14 +89,14 @@ class Adopter:
                     if problem:
                         self._root.name_damaged(path, problem)
                     else:
-                        self._trail.export_rest(orphan.store)  # what it tells, under its own name
+                        self._trail.export_rest(orphan.store)  # its audit events, under its own name
                         self._root.remove(path, orphan, own)
                         is_more = True
                 except _Interrupted:
                     return total
                 except _OwnFailed:
                     raise
-                except (StoreError, TrailUnavailable) as error:  # this one later; it blocks no other
+                except (StoreError, TrailUnavailable) as error:  # retried later; it must not block the others
                     log.warning("spool_adoption_failed", path=str(path), error=str(error))
                     continue
                 finally:
@@ -107,12 +107,12 @@ class Adopter:
         return total
 
     def _is_interrupted(self) -> bool:
-        """Whether to stop: on ``close``, and where the disk has no room for two of everything."""
+        """Whether to stop: on ``close``, or if the disk has no room for a second copy of the entries."""
         return self._is_closing.is_set() or self._running.entries.store.is_disk_low()
 
 
 class _Move:
-    """One directory on its way into another one."""
+    """Move of one directory into another one."""
 
     def __init__(self, own: Entries, other: Entries, is_interrupted: Callable[[], bool]) -> None:
         self._own = own
@@ -120,14 +120,14 @@ class _Move:
         self._is_interrupted = is_interrupted
         self._row = schema.taken_key(other.store.cell_id)
         self._taken = Taken()
-        self._start = 0  # of what is under way
+        self._start = 0  # first mark of the page in progress
         self._waiting: list[Future[None]] = []
         self._gone: list[Op] = []
         self._left: list[str] = []
         self.count = 0  # entries
 
     def all(self) -> str:
-        """Move everything; return what is the matter with what had to be left, or nothing."""
+        """Move all entries; return the errors of entries that had to stay, or an empty text."""
         with _of_own():
             (value,) = self._own.store.get_many(Family.GROUP, [self._row])
         self._taken = schema.decode_taken(value)
@@ -153,7 +153,7 @@ class _Move:
             at = found.next
 
     def _head(self, mark: int, value: bytes) -> None:
-        """Move an entry of the timeline, and those that are parked behind it."""
+        """Move an entry of the timeline, and the entries parked after it."""
         try:
             type_id = decode_waiting(value).topic_id
             entry, turn = schema.decode_entry(value, self._other.type_name(type_id))
@@ -168,7 +168,7 @@ class _Move:
         if entry.key:
             try:
                 self._parked(mark, type_id, entry)
-            except StoreCorrupt as error:  # the way to them stays, and this one comes again with them
+            except StoreCorrupt as error:  # the row stays: it leads to them, and is read again with them
                 self._left.append(f"behind entry {mark:032x}: {error}")
                 self._settle()
                 self._start = mark + 1
@@ -177,7 +177,7 @@ class _Move:
         self._gone += rest + self._other.forget(type_id, entry)
 
     def _parked(self, mark: int, type_id: int, head: Entry) -> None:
-        """Move what is parked behind an entry, which stays there until they are gone: it leads to them."""
+        """Move the entries parked after ``head``, whose row stays until they are moved: it leads to them."""
         at, stop = schema.parked_range(schema.key_queue_id(type_id, head.key))
         while True:
             found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
@@ -199,7 +199,7 @@ class _Move:
         self.count += 1
 
     def _dead(self) -> None:
-        """Move the dead set; the same one twice is one."""
+        """Move the dead set; a repeated move of an entry has no effect."""
         for type_id, topic in list(self._other.names.topics_by_id.items()):
             at, stop = schema.spool_range(schema.SPOOL_DEAD, type_id)
             while True:
@@ -220,13 +220,13 @@ class _Move:
                 at = found.rows[-1][0] + b"\0"
 
     def _inherit(self) -> None:
-        """Take over how far that directory had taken over others."""
+        """Copy the adoption progress that the other directory has recorded."""
         rows = self._other.store.scan(Family.GROUP, *schema.spool_rows(schema.SPOOL_TAKEN), limit=10_000).rows
         with _of_own():
             self._own.store.commit([Put(Family.GROUP, row, value) for row, value in rows], is_urgent=True)
 
     def _settle(self) -> None:
-        """What was adopted is durable here, then it is deleted there."""
+        """Wait until the adopted entries are durable here, then delete them there."""
         for each in self._waiting:
             each.result()
         self._waiting.clear()
@@ -238,12 +238,12 @@ class _Move:
 
 
 class _OwnFailed(StoreError):
-    """The directory that entries are moved to has failed."""
+    """The directory that adopts the entries has failed."""
 
 
 @contextmanager
 def _of_own() -> Iterator[None]:
-    """Tell the errors of our directory from those of the one that is taken over."""
+    """Convert errors of the own directory, to distinguish them from errors of the adopted one."""
     try:
         yield
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""What a spool may hold, and what happens when that is reached."""
+"""Bounds of a spool, and the behaviour when they are reached."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dmq.store.engines.rocks import RocksOptions
 from dmq.store.writer.writer import Unit
 from retry.sink import Entry, SinkFull
 
-WAIT_S = 1.0  # how long a waiter does not look whether the spool is still the same
+WAIT_S = 1.0  # interval of the check whether the spool has been reopened or closed
 _MIB = 1024 * 1024
 _ROCKS = RocksOptions(wal_bytes_max=32 * _MIB, memtable_bytes_max=32 * _MIB, cache_bytes=4 * _MIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolOptions:
-    """Bounds, and what happens at them.
+    """Bounds, and the behaviour when they are reached.
 
     ``overflow``: "refuse" the new entry, "block" up to ``block_s`` for room, "drop_newest" (refuse it, with an event in
-    the trail), or "drop_oldest" (the oldest of those that no worker holds). What is short of disk space is
-    refused, or blocks: dropping something gives none back at once. ``durability`` "process" survives SIGKILL, but not
-    power loss. ``trail_path`` is where the audit trail is written (docs/TRAIL.md), every ``trail_every_s``; ``None`` is
-    nowhere. It needs ``pip install rock-dmq[server]``.
+    the trail), or "drop_oldest" (the oldest entry not held by a worker). Low disk space always refuses or blocks: a
+    drop does not free space at once. ``durability`` "process" survives SIGKILL, but not power loss. ``trail_path`` is
+    the folder of the audit trail (docs/TRAIL.md), written every ``trail_every_s``; ``None`` disables it. The trail
+    needs ``pip install rock-dmq[server]``.
     """
 
     entries_max: int = 1_000_000
@@ -35,27 +35,27 @@ class SpoolOptions:
     overflow: Literal["refuse", "block", "drop_newest", "drop_oldest"] = "refuse"
     block_s: float = 5.0
     durability: Literal["disk", "process"] = "disk"
-    free_bytes_min: int | None = None  # below it nothing new is kept; by default 5 % of the disk, at most 1 GiB
-    adopt_every_s: float = 30.0  # how often to look for directories of dead processes; 0: never
-    trail_bytes_max: int = 64 * _MIB  # of events that wait for their export, or for nobody
+    free_bytes_min: int | None = None  # below it new entries are refused; default 5 % of the disk, at most 1 GiB
+    adopt_every_s: float = 30.0  # interval of the search for directories of dead processes; 0: never
+    trail_bytes_max: int = 64 * _MIB  # of audit events, exported later or never
     trail_path: str | os.PathLike[str] | None = None
     trail_every_s: float = 60.0
     rocks: RocksOptions = field(default=_ROCKS)
 
 
 class Bounds:
-    """Looks after the bounds of what is open."""
+    """Enforces the bounds of the open directory."""
 
     def __init__(self, options: SpoolOptions, running: Running) -> None:
         self._options = options
         self._running = running
-        self.dropped_total = 0  # entries thrown away, old ones or new ones
-        self.refused_total = 0  # puts that were answered with ``SinkFull``
+        self.dropped_total = 0  # dropped entries, old or new
+        self.refused_total = 0  # puts refused with ``SinkFull``
 
     def make_room(self, entries: Entries, entry: Entry, check: Callable[[], object]) -> None:
-        """Return when there is room, or raise ``SinkFull``. The lock of ``kept`` is held; while waiting it is let go.
+        """Return when there is room, or raise ``SinkFull``. The caller holds the lock of ``entries``; waits release it.
 
-        ``check`` is asked after each wait, and raises if waiting has become pointless.
+        ``check`` is called after each wait, and raises if further waiting is useless.
         """
         options = self._options
         clock = entries.store.clock
@@ -93,13 +93,13 @@ class Bounds:
         reader = self._running.reader
         if ticket.mark in entries.out:
             ticket = reader.take_back(ticket.mark)
-        entries.out[ticket.mark] = ticket  # nobody else's from here on
+        entries.out[ticket.mark] = ticket  # held by this call from here on
 
         def settled(unit: Unit) -> None:
             with entries.lock:
                 if unit.error is None:
                     reader.gone(ticket)
-                else:  # in doubt: if it is there still, it is anybody's
+                else:  # in doubt: if it still exists, any consumer may take it
                     entries.out.pop(ticket.mark, None)
 
         entries.drop(ticket, entry, settled)
@@ -108,4 +108,4 @@ class Bounds:
 
 
 def _nothing(_: Unit) -> None:
-    """Nobody waits for it."""
+    """Ignore the end of the unit: no caller waits for it."""

@@ -1,9 +1,9 @@
-"""Looking into the directories of a spool, whoever uses them: a copy is read, the original is never opened.
+"""Copies of spool directories for inspection, also of directories in use; the original is never opened.
 
-Tables are never written again once they are made, so the copy has hard links to them; logs and manifest grow and are
-copied. A copy of a directory in use is as the directory was at one instant: a batch of its writer is in it, or is not.
+Tables are never modified after their creation, so the copy has hard links to them. Logs and manifest grow and are
+copied. A copy of a directory in use has its state at one instant: a batch of its writer is included or not.
 
-<root>/.work-<id>/  a copy, and what is made of it; removed when the command ends, or by a later one
+<root>/.work-<id>/  a copy, and the files made from it; removed when the command ends, or by a later command
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dmq.errors import StoreError, StoreLocked
 from dmq.store.files.cell import unusable
 from dmq.store.schema.files import CELL_FILE, CLOSED_FILE
 
-LOCK_FILE = "ADOPT"  # there since a process first opened a directory of the spool
+LOCK_FILE = "ADOPT"  # exists since a process first opened a directory of the spool
 _WORK = ".work-"
-_COPIES_MAX = 100  # of a manifest that grows meanwhile: it does so a few times a second at most
+_COPIES_MAX = 100  # copy attempts for a growing manifest: it grows a few times per second at most
 _SMALL = ("CURRENT", "IDENTITY", "MANIFEST-*", "OPTIONS-*", "rocksdict-config.json")
 
 
 def directories(root: Path) -> list[Path]:
-    """Return the directories of a spool, in the order of their names; empty if there is no spool."""
+    """Return the directories of a spool, sorted by name; empty if there is no spool."""
     return sorted(each for each in root.glob("spool-*") if each.is_dir() and each.suffix != ".adopted")
 
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Own a directory for the time of the context; ``StoreLocked`` names the process that does."""
+    """Lock a directory within the context; ``StoreLocked`` names the process that holds it."""
     lock = _lock(path)
     try:
         lock.seek(0)
@@ -50,7 +50,7 @@ def hold(path: Path) -> Iterator[None]:
 
 @contextmanager
 def choosing(root: Path) -> Iterator[None]:
-    """Keep the processes of this spool from opening, choosing or removing a directory meanwhile."""
+    """Prevent the processes of this spool from opening, choosing or removing a directory within the context."""
     try:
         lock = (root / LOCK_FILE).open("a")
     except OSError as error:
@@ -61,7 +61,7 @@ def choosing(root: Path) -> Iterator[None]:
 
 
 def holder(path: Path) -> str:
-    """Return the pid of the process that uses a directory; empty if none does."""
+    """Return the pid of the process that uses a directory; empty if there is none."""
     try:
         _lock(path).close()
     except StoreLocked as error:
@@ -86,12 +86,12 @@ def _lock(path: Path) -> IO[str]:
 
 @contextmanager
 def workplace(root: Path) -> Iterator[Path]:
-    """Give a directory beside those of the spool, on their file system; it is gone afterwards."""
+    """Create a temporary directory on the file system of the spool; it is removed at the end of the context."""
     for left in root.glob(f"{_WORK}*"):
-        with suppress(StoreError), hold(left):  # of a command that was killed
+        with suppress(StoreError), hold(left):  # left by a killed command
             shutil.rmtree(left, ignore_errors=True)
     path = root / f"{_WORK}{secrets.token_hex(6)}"
-    part = root / f".{path.name}"  # nobody removes it before it is locked
+    part = root / f".{path.name}"  # another name until it is locked: other commands remove unlocked ones
     try:
         part.mkdir()
         lock = _lock(part)
@@ -106,7 +106,7 @@ def workplace(root: Path) -> Iterator[Path]:
 
 
 def copy_directory(path: Path, into: Path) -> bool:
-    """Copy what a directory needs to be opened, and say whether a process used it meanwhile."""
+    """Copy the files needed to open a directory; return True if a process used it during the copy."""
     with ExitStack() as stack:
         try:
             stack.enter_context(hold(path))
@@ -128,8 +128,9 @@ def copy_directory(path: Path, into: Path) -> bool:
 def _copy_database(source: Path, target: Path) -> None:
     """Copy a database that may be changing.
 
-    Tables and logs are pinned before and after the manifest is copied. If it has not changed in between, no table was
-    made or left, and no log let go: all that it names is pinned, and every log from there on.
+    Tables and logs are pinned by hard links before and after the copy of the manifest. If the manifest is unchanged, no
+    table was added or removed in between, and no log was released. Then every table in the manifest is pinned, and so
+    is every log from its first one on.
     """
     target.mkdir()
     pins = target / "pins"
@@ -173,7 +174,7 @@ def _pin(source: Path, pins: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a report, durable when this returns."""
+    """Write a report; it is durable when this returns."""
     with path.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.flush()

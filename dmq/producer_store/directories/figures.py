@@ -1,4 +1,4 @@
-"""What a directory says of itself, and whether that is so: figures for ``stats``, every row and rule for ``check``."""
+"""Figures of a directory and their verification: counts for ``stats``, all rows and rules for ``check``."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _TOLD_MAX = 100
 
 
 class TypeFigures(NamedTuple):
-    """What a directory holds of one type, by its own figures."""
+    """Stored figures of one type in a directory."""
 
     type_name: str
     waiting: int
-    parked: int  # of these, behind others of their key
+    parked: int  # of these, in key queues after the first entry
     bytes: int
     dead: int
-    oldest_at_ms: int  # when the oldest one on the timeline was made; 0: there is none
-    due: list[tuple[int, int]]  # of those on the timeline: until when, how many
+    oldest_at_ms: int  # creation time of the oldest entry on the timeline; 0: none
+    due: list[tuple[int, int]]  # of entries on the timeline: (end of period, count)
 
 
 def totals_of(look: Look) -> dict[int, Totals]:
-    """Return the totals by type, as far as they can be read."""
+    """Return the readable totals by type id."""
     found = {}
     for key, value in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL)):
         found[keys.meta_id(key)] = schema.decode_totals(value)
@@ -46,7 +46,7 @@ def totals_of(look: Look) -> dict[int, Totals]:
 
 
 def figures_of(look: Look) -> list[TypeFigures]:
-    """Return the figures by type, in the order of the names; costs no look at the entries."""
+    """Return the figures by type, sorted by name, without a scan of the entries."""
     made = []
     for type_id, totals in totals_of(look).items():
         (count,) = look.source.get_many(Family.META, [keys.total_key(type_id)])
@@ -62,7 +62,7 @@ def figures_of(look: Look) -> list[TypeFigures]:
 
 
 def _oldest_ms(look: Look, type_id: int) -> int:
-    """Return when the entry with the least uid was made: uids begin with a time."""
+    """Return the creation time of the entry with the least uid: uids begin with a time."""
     prefix = keys.pack_index_prefix(keys.WAITING_GENERATION, type_id)
     for _, value in islice(look.rows(Family.INDEX, prefix, prefix + b"\xff" * 32), 64):
         (row,) = look.source.get_many(Family.TIMELINE, [decode_index(value).key])
@@ -72,7 +72,7 @@ def _oldest_ms(look: Look, type_id: int) -> int:
 
 
 class Checker:
-    """Reads every row of an open copy, and says what is wrong, the first hundred of each kind."""
+    """Reads every row of an open copy and collects findings, the first hundred of each kind."""
 
     def __init__(self, look: Look, tell: Tell) -> None:
         self._look = look
@@ -82,27 +82,27 @@ class Checker:
         self._waiting: dict[int, Totals] = {}
         self._on_timeline: Counter[int] = Counter()
         self._due: Counter[tuple[int, int]] = Counter()  # by type and end of the minute
-        self._heads = 0  # on the timeline, with a key
+        self._heads = 0  # keyed entries on the timeline
         self._first_mark = -1
         self._last_sequence = 0
 
     @property
     def rows(self) -> int:
-        """How many rows were read."""
+        """Number of rows read."""
         return self._read.rows
 
     @property
     def waiting(self) -> int:
-        """How many entries wait."""
+        """Number of waiting entries."""
         return sum(each.waiting for each in self._waiting.values())
 
     @property
     def dead(self) -> int:
-        """How many are in the dead set."""
+        """Number of entries in the dead set."""
         return sum(each.dead for each in self._waiting.values())
 
     def run(self) -> list[str]:
-        """Look at everything; return what is wrong."""
+        """Check all families; return the findings."""
         for part in (self._timeline, self._index, self._group, self._audit, self._queue, self._meta):
             try:
                 part()

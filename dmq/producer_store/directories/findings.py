@@ -1,4 +1,4 @@
-"""Looking through the rows of a store or a spool: how far it is, and what is wrong, bounded however much that is."""
+"""Progress and findings of a scan of a store or a spool, with a bounded number of texts."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from dmq.producer_store.directories.salvage_log import Tell
 from dmq.store.schema.outbox import OutboxState, decode_block
 from dmq.trail.events import EventKind, decode_event, gap_count
 
-SHOWN_MAX = 10  # findings of a kind that are told in words
+SHOWN_MAX = 10  # texts kept per kind of finding
 _PAGE = 512
 _Row = TypeVar("_Row")
 
 
 @dataclass(slots=True)
 class Findings:
-    """What is wrong: how often by kind, and the first few in words."""
+    """Findings: the count of each kind, and the first texts."""
 
     shown_max: int = SHOWN_MAX
     count: Counter[str] = field(default_factory=Counter)
     first: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, text: str) -> None:
-        """Take one in."""
+        """Add one finding."""
         self.count[kind] += 1
         shown = self.first.setdefault(kind, [])
         if len(shown) < self.shown_max:
             shown.append(text)
 
     def lines(self) -> list[str]:
-        """Return them in words, and how many more of each kind there are."""
+        """Return the texts, and the number of further findings of each kind."""
         more = [(count - len(self.first[kind]), kind) for kind, count in self.count.items()]
         texts = [text for shown in self.first.values() for text in shown]
         return texts + [f"{left:,} more of {kind}" for left, kind in more if left]
 
 
 class Pages:
-    """Gives rows some at a time, and tells how many it gave so far."""
+    """Splits rows into pages, and reports the number of rows read so far."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self.rows = 0
 
     def of(self, rows: Iterator[_Row], where: str) -> Iterator[list[_Row]]:
-        """Give the rows of one place."""
+        """Yield the rows of one place in pages."""
         while page := list(islice(rows, _PAGE)):
             self.rows += len(page)
             self._tell(f"{self.rows:,} rows read, in {where}")
@@ -61,7 +61,7 @@ def check_outbox(
     find: Callable[[str, str], None],
     saw: Callable[[bytes, bytes, StoreCorrupt | None], None],
 ) -> None:
-    """Compare the rows of the outbox with its figures; ``saw`` hears of each row, and why it cannot be read."""
+    """Compare the rows of the outbox with its state; call ``saw`` for each row, with its read error or None."""
     at, size = state.first_sequence, 0
     missing: list[tuple[int, int]] = []
     told: set[tuple[int, int]] = set()

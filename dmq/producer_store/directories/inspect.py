@@ -1,4 +1,4 @@
-"""Reading what a directory of a spool holds, from a copy of it, around whatever is damaged."""
+"""Inspection of a spool directory, from a copy, around damage."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 from retry.sink import DeadEntry, Entry
 
-_COPIES_MAX = 5  # of a directory whose files change meanwhile
+_COPIES_MAX = 5  # copies of a directory whose files change
 _ROWS, _BYTES = 512, 4 * 1024 * 1024
 _KEY_BYTES = 48  # longer than any key
 _END = b"\xff" * _KEY_BYTES
 
 
 class How(StrEnum):
-    """How a copy was opened."""
+    """Way in which a copy was opened."""
 
-    STRICT = "strict"  # nothing is wrong that opening can see
+    STRICT = "strict"  # opening found no damage
     WITHOUT_DAMAGED_RECORDS = "without damaged records"
     REBUILT = "with a rebuilt manifest"
 
 
 class State(StrEnum):
-    """Where an entry lies."""
+    """State of an entry."""
 
     WAITING = "waiting"
-    PARKED = "parked"  # behind others of its key
+    PARKED = "parked"  # in a key queue, after its first entry
     DEAD = "dead"
 
 
 class Unreadable(NamedTuple):
-    """A row that is there and is no entry."""
+    """Row that cannot be decoded as an entry."""
 
     family: Family
     key: bytes
@@ -57,7 +57,7 @@ class Unreadable(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An entry, and where it lies. ``dead`` is set for one of the dead set."""
+    """Entry with its state and row key. ``dead`` is set for an entry of the dead set."""
 
     state: State
     entry: Entry
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 
 class Look:
-    """An open copy. Reading goes around what is damaged; ``holes`` and ``unreadable`` fill while that happens."""
+    """Open copy of a directory. Reads skip damage; ``holes`` and ``unreadable`` collect it during the reads."""
 
     def __init__(
         self, path: Path, copy: Path, source: Readable, how: How, error: str = "", dropped: Sequence[Dropped] = ()
@@ -77,15 +77,15 @@ class Look:
         self._copy = copy
         self.source = source
         self.how = how
-        self.error = error  # why it could not be opened as it should; empty: it could
+        self.error = error  # why the strict opening failed; empty: it succeeded
         self.dropped = tuple(dropped)
         self.holes: list[Hole] = []
         self.unreadable: list[Unreadable] = []
         self.types: dict[int, str] = {}
         for key, value in self.rows(Family.META, *meta_range(META_NAME)):
             self.types |= _name_in(key, value)
-        self.guessed_types: list[str] = []  # names of which only a damaged record tells
-        self.unknown_types: set[str] = set()  # names that were made up, for types whose record is lost
+        self.guessed_types: list[str] = []  # names found only in a damaged record
+        self.unknown_types: set[str] = set()  # substitute names of types whose record is lost
         guesses = [put for each in dropped for put in (puts_of(each.data) if each.data is not None else None) or ()]
         for key, value in guesses:
             if len(key) == 5 and key[:1] == META_NAME and meta_id(key) not in self.types:
@@ -95,11 +95,11 @@ class Look:
 
     @property
     def has_lost_writes(self) -> bool:
-        """Whether batches may be missing; else only rows are."""
+        """Whether whole batches may be missing, and not only rows."""
         return bool(self.dropped) or self.how is How.REBUILT
 
     def type_name(self, type_id: int) -> str:
-        """Return the name of a type; one that is made up if its record is lost."""
+        """Return the name of a type, or a substitute name if its record is lost."""
         name = self.types.get(type_id)
         if name is None:
             name = f"unknown-type-{type_id}"
@@ -107,7 +107,7 @@ class Look:
         return name
 
     def rows(self, family: Family, start: bytes = b"", stop: bytes = _END) -> Iterator[tuple[bytes, bytes]]:
-        """Give the rows of a range that can be read, page by page."""
+        """Yield the readable rows of a range, page by page."""
         at: bytes | None = start if start < stop else None
         while at is not None:
             found = read_around(self.source, family, at, stop, limit=_ROWS, bytes_max=_BYTES, key_bytes=_KEY_BYTES)
@@ -117,24 +117,24 @@ class Look:
             at = found.next
 
     def get_many(self, family: Family, wanted: list[bytes]) -> list[bytes | None]:
-        """Return rows, all of them empty if one is damaged: that is found where the family is read."""
+        """Return rows, or empty values for all if one is damaged: the scan of the family reports the damage."""
         try:
             return self.source.get_many(family, wanted)
         except StoreCorrupt:
             return [b""] * len(wanted)
 
     def waiting(self) -> Iterator[Found]:
-        """Give the entries on the timeline, in the order of their times."""
+        """Yield the entries on the timeline, by due time."""
         for key, value in self.rows(Family.TIMELINE):
             yield from self._entry(Family.TIMELINE, State.WAITING, key, value)
 
     def parked(self) -> Iterator[Found]:
-        """Give the entries behind others of their key, each key's in its order."""
+        """Yield the parked entries, those of each key in its order."""
         for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_PARKED)):
             yield from self._entry(Family.GROUP, State.PARKED, key, value)
 
     def dead(self) -> Iterator[Found]:
-        """Give the dead set, by type and uid."""
+        """Yield the dead set, by type and uid."""
         for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_DEAD)):
             type_id = type_of(key)
             try:
@@ -145,7 +145,7 @@ class Look:
             yield Found(State.DEAD, dead.entry, turn, type_id, key, dead)
 
     def entries(self) -> Iterator[Found]:
-        """Give every entry: waiting, parked, dead."""
+        """Yield every entry: waiting, parked, dead."""
         yield from self.waiting()
         yield from self.parked()
         yield from self.dead()
@@ -166,7 +166,7 @@ class Look:
 
 
 def _name_in(key: bytes, value: bytes) -> dict[int, str]:
-    """Return the type that a row names; empty if it cannot be read."""
+    """Return the type id and name in a row; empty if it cannot be decoded."""
     try:
         record = decode_name(meta_id(key), value)
     except StoreCorrupt:
@@ -178,9 +178,9 @@ def _name_in(key: bytes, value: bytes) -> dict[int, str]:
 
 
 def store_options(corrupt: type[StoreCorrupt] = SpoolCorrupt) -> StoreOptions:
-    """Return how a spool opens its stores, but for the bounds that its process sets.
+    """Return the options with which a spool opens its stores, without the bounds that its process sets.
 
-    ``corrupt`` is raised for damage, and has the advice.
+    ``corrupt`` is the error class for damage; its text contains advice.
     """
     known = SpoolOptions()
     return StoreOptions(
@@ -190,7 +190,7 @@ def store_options(corrupt: type[StoreCorrupt] = SpoolCorrupt) -> StoreOptions:
 
 @contextmanager
 def strict_look(path: Path, clock: Clock) -> Iterator[Look]:
-    """Open a copy as the spool opens the original; the store's errors if it would not open."""
+    """Open a copy in the same way as the spool opens the original; raise the store's errors if that fails."""
     with workplace(path.parent) as work, ExitStack() as stack:
         store = _strict(path, work, clock)
         stack.callback(store.close)
@@ -199,7 +199,7 @@ def strict_look(path: Path, clock: Clock) -> Iterator[Look]:
 
 @contextmanager
 def look(path: Path, clock: Clock, tell: Tell = lambda _: None) -> Iterator[Look]:
-    """Open a copy, however little of it can be read; ``StoreCorrupt`` if nothing can."""
+    """Open a copy that may be damaged; raise ``StoreCorrupt`` if none of it can be read."""
     with workplace(path.parent) as work, ExitStack() as stack:
         yield open_look(path, work, clock, tell, stack)
 
@@ -212,7 +212,7 @@ def open_look(
     stack: ExitStack,
     corrupt: type[StoreCorrupt] = SpoolCorrupt,
 ) -> Look:
-    """As ``look``, in ``work``; ``stack`` closes it. ``corrupt`` as of ``store_options``."""
+    """Do the same as ``look``, in ``work``; ``stack`` closes it. For ``corrupt`` see ``store_options``."""
     try:
         store = _strict(path, work, clock, corrupt)
     except StoreCorrupt as error:
@@ -223,7 +223,7 @@ def open_look(
     last: StoreError | None = None
     for how in (How.WITHOUT_DAMAGED_RECORDS, How.REBUILT):
         if how is not How.REBUILT and _manifest_is_cut(path):
-            continue  # it would open, and delete the tables that are not named any more
+            continue  # opening would delete the tables missing in the manifest
         tell(f"opening {how}")
         copy = work / how.name.lower()
         copy_directory(path, copy)

@@ -1,15 +1,14 @@
-"""The folder of a spool: one directory per process, taken over when its process is dead.
+"""Root folder of a spool: one directory per process, adopted by another process once its own is dead.
 
 <root>/ADOPT                held while a process opens, chooses or removes a directory
-<root>/spool-<id>/          a cell (``dmq.store.files.cell``): its LOCK tells whether its process lives
+<root>/spool-<id>/          a cell (``dmq.store.files.cell``): its LOCK shows whether its process is alive
 <root>/spool-<id>/ADOPTER   name of the directory it is being moved to
 
 A lock ends with its process, also in a container, so a directory that can be locked is an orphan. Locks do not work on
 network file systems; RocksDB does not either.
 
-A directory with an ADOPTER is half empty: no process makes it its own, and nobody but its adopter goes on with it, so
-that entries of one key never lie in two directories that are both served. When the adopter is taken over itself, its
-heir inherits.
+A directory with an ADOPTER is partly moved. No process uses it as its own, and only its adopter continues the move. So
+entries of one key are never in two served directories. If the adopter itself is adopted, its adopter continues.
 """
 
 from __future__ import annotations
@@ -45,17 +44,19 @@ _ADOPTED = ".adopted"
 
 
 class Damaged(NamedTuple):
-    """A directory that cannot be used, or not all of it. It stays; ``dmq spool salvage`` says what can be saved."""
+    """Directory that is unusable, wholly or in part. It is kept; ``dmq spool salvage`` reports the entries that can be
+    saved.
+    """
 
     path: Path
     error: str
 
 
 class Root:
-    """The folder. Methods may be called from any thread."""
+    """Root folder. Methods may be called from any thread."""
 
     def __init__(self, path: Path, clock: Clock, options: StoreOptions) -> None:
-        self.path = path = path.absolute()  # a process may go into another folder
+        self.path = path = path.absolute()  # the process may change its working directory
         self.damaged: dict[Path, Damaged] = {}
         self.clock = ForwardClock(clock)
         self._options = options
@@ -68,11 +69,11 @@ class Root:
         _roots.add(self)
 
     def directories(self) -> list[Path]:
-        """Return the directories, in the order of their names."""
+        """Return the directories, sorted by name."""
         return sorted(each for each in self.path.glob(f"{_PREFIX}*") if each.is_dir() and each.suffix != _ADOPTED)
 
     def open_own(self, *, besides: Path | None = None) -> tuple[Path, Entries]:
-        """Open the first directory that nobody uses, or a new one."""
+        """Open the first free directory, or a new one."""
         with self._choosing():
             for path in self.directories():
                 found = self._open_free(path) if path != besides and self.adopter_of(path) is None else None
@@ -82,7 +83,7 @@ class Root:
             return path, Entries(self.open(path))
 
     def open(self, path: Path) -> Store:
-        """Open a directory. Damage that the first write meets is damage, and not a failure that may be over later."""
+        """Open a directory. Damage met by the first write is raised as damage, not as a failure that may pass."""
         store = self._open(path)
         self._stores.add(store)
         try:
@@ -95,17 +96,17 @@ class Root:
         return store
 
     def _go_on_from(self, store: Store) -> None:
-        """Let what waits in a directory wait by the clock that it was put with."""
+        """Advance the clock to the stored one if entries wait, so that their due times keep their meaning."""
         if store.known_clock is not None and _has_waiting(store) and self.clock.go_on_from(store.known_clock):
             news, row = store.clock.news()
-            store.commit([Put(Family.META, META_CLOCK, encode_clock(row))])  # what opening wrote is the host's clock
+            store.commit([Put(Family.META, META_CLOCK, encode_clock(row))])  # opening wrote the host's clock
             store.clock.recorded(len(news))
 
     def _open(self, path: Path) -> Store:
         return Store.open(path, self.clock, self._options)
 
     def orphans(self, own: Path, is_wanted: Callable[[], bool]) -> Iterator[tuple[Path, Entries]]:
-        """Open, one after the other, the directories whose processes are dead, for ``own``; the caller closes them."""
+        """Open the directories of dead processes one by one, for adoption by ``own``; the caller closes them."""
         for path in self.directories():
             if not is_wanted():
                 return
@@ -117,15 +118,16 @@ class Root:
                 yield path, found
 
     def name_damaged(self, path: Path, error: str) -> None:
-        """Leave a directory alone from here on, and say so."""
+        """Record a directory as damaged and log it; it is not used from then on."""
         if path not in self.damaged:
             log.error("spool_directory_damaged", path=str(path), error=error)
         self.damaged[path] = Damaged(path, error)
 
     def remove(self, path: Path, orphan: Entries, own: Path) -> None:
-        """Close and remove a directory whose entries are durable in ``own``: whole, or, after a crash, of no account.
+        """Close and remove a directory whose entries are all durable in ``own``.
 
-        Nobody may open it between the two: it would be taken away from under them.
+        The close and the rename happen under one lock, so that no process opens the directory between them. After a
+        crash the directory is either complete, or has the name of an adopted one, which is never opened.
         """
         gone = path.with_name(path.name + _ADOPTED)
         with self._choosing():
@@ -137,13 +139,13 @@ class Root:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove what is left of directories that were adopted."""
+        """Delete the remains of adopted directories."""
         for path in self.path.glob(f"{_PREFIX}*{_ADOPTED}"):
             shutil.rmtree(path, ignore_errors=True)
 
     @staticmethod
     def adopter_of(path: Path) -> str | None:
-        """Return the name of the directory that a directory is being moved to."""
+        """Return the name of the directory that ``path`` is being moved to."""
         try:
             return (path / ADOPTER_FILE).read_text(encoding="utf-8").strip()
         except OSError:
@@ -154,7 +156,7 @@ class Root:
         if adopter not in {None, own.name}:
             other = self.path / str(adopter)
             if other.is_dir() and other not in self.damaged:
-                return None  # it is that one's, or its heir's
+                return None  # that directory adopts it, or its own adopter does
         found = self._open_free(path)
         if found is not None and adopter != own.name:
             try:
@@ -176,7 +178,7 @@ class Root:
             raise
         except StoreLocked:
             return None
-        except StoreFailed as error:  # it may be better later, and others may be better now
+        except StoreFailed as error:  # it may work later, and other directories may work now
             log.warning("spool_directory_not_opened", path=str(path), error=str(error))
             return None
         except StoreError as error:
@@ -199,7 +201,9 @@ class Root:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def let_go_in_child(self) -> None:
-        """In the child of a fork: close its copies of our locks, or they would outlive the process that took them."""
+        """Close the inherited lock files in a forked child: they would otherwise outlive the process that took the
+        locks.
+        """
         for store in list(self._stores):
             with suppress(StoreError, OSError):
                 store.close()
@@ -229,5 +233,5 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 def _has_waiting(store: Store) -> bool:
     try:
         return bool(store.scan(Family.TIMELINE, b"", b"\xff", limit=1).rows)
-    except StoreError:  # whoever reads next goes around what is damaged, or says what is wrong
+    except StoreError:  # the next reader skips the damage, or reports it
         return True

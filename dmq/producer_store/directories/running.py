@@ -1,8 +1,8 @@
-"""The directory as it is open now. After a storage error it is opened again, by a thread of its own.
+"""The open directory of a spool, which a thread reopens after a storage error.
 
-After a pause (1, 2, 5, then every 10 s), until that works. What is held meanwhile stays held. A directory that is
-refused as damaged, or whose writes meet damage twice in a row, is left for another one; adoption takes from it what can
-be read.
+It retries after 1, 2, 5, then every 10 s until it succeeds. Held entries stay held in the meantime. A directory that
+is refused as damaged, or whose writes meet damage twice in a row, is replaced by another one. Adoption moves its
+readable entries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REOPEN_S = (1.0, 2.0, 5.0, 10.0)
 
 
 class Running:
-    """What a spool has open: ``path``, ``kept`` and ``reader`` are others after a storage error."""
+    """Open directory of a spool: ``path``, ``entries`` and ``reader`` are replaced after a storage error."""
 
     def __init__(self, root: Root, *, is_driven: bool, trail: SpoolTrail | None = None) -> None:
         self._root = root
@@ -42,7 +42,7 @@ class Running:
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of it: what was accepted becomes durable first."""
+        """Close the directory after all accepted changes are durable."""
         self._closing.set()
         self._is_down.set()
         self._thread.join()
@@ -58,7 +58,7 @@ class Running:
         reader = Reader(entries, self._wanted, lambda _: self._is_down.set())
         entries.store.on_failure = lambda _: self._is_down.set()
         self.entries, self.reader = entries, reader
-        if entries.store.failure is not None:  # before anybody listened
+        if entries.store.failure is not None:  # failed before ``on_failure`` was set
             self._is_down.set()
         if not self._is_driven:
             reader.start()
@@ -83,7 +83,7 @@ class Running:
                 return
 
     def _go_on(self, *, is_hopeless: bool) -> bool:
-        """Try until something is open again; ``False`` if closing came first."""
+        """Try until a directory is open again; return ``False`` if ``close`` comes first."""
         attempt = 0
         while not self._closing.wait(REOPEN_S[min(attempt, len(REOPEN_S) - 1)]):
             attempt += 1
@@ -97,7 +97,7 @@ class Running:
                 log.error("spool_still_down", path=str(self.path), error=str(error), attempt=attempt)  # noqa: TRY400
             else:
                 self.reopened_total += 1
-                self._is_down.clear()  # only now: the reader and the writer of what failed may both have said so
+                self._is_down.clear()  # not earlier: both the reader and the writer of the failed store may set it
                 if self._closing.is_set():
                     self._is_down.set()
                 self._start(entries)
@@ -109,7 +109,7 @@ class Running:
         return False
 
     def _open_again(self) -> Entries:
-        """Open the same directory: what is held is held still, unless it was finished after all."""
+        """Open the same directory: held entries stay held, unless their row is already finished."""
         was = self.entries
         store = self._root.open(self.path)
         try:
@@ -126,7 +126,7 @@ class Running:
         return entries
 
     def _open_another(self) -> Entries:
-        """Open another directory; what is held is left in this one, and comes again from there."""
+        """Open another directory; held entries stay in the old one and are delivered again after its adoption."""
         path, entries = self._root.open_own(besides=self.path)
         with self.entries.lock:
             for ticket in self.entries.out.values():

@@ -1,8 +1,8 @@
-"""Taking damaged records out of the write-ahead logs of a *copy*, so that one bad byte costs one record.
+"""Removal of damaged records from the write-ahead logs of a *copy*, so that one bad byte costs one record.
 
-RocksDB's own way of going on behind damage drops the rest of the block, and does not say what. Here every record is
-checked, and a log with damage is written anew without what is damaged. The layout is in ``dmq.store.engines.wal``; a
-checksum is CRC-32C of the type and the data, rotated by 15 bits, plus a constant.
+RocksDB's own recovery after damage drops the rest of the block, without reporting it. This module checks every record
+and rewrites a damaged log without the damaged records. The layout is in ``dmq.store.engines.wal``. A checksum is
+CRC-32C of the type and the data, rotated by 15 bits, plus a constant.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Tell = Callable[[str], None]
 
 
 class Dropped(NamedTuple):
-    """A stretch of a log that cannot be read. ``is_tail``: nothing that can be read was written after it."""
+    """Unreadable part of a log. ``is_tail``: no readable record was written after it."""
 
     log: str
     at: int
     size_bytes: int
     is_tail: bool
-    data: bytes | None  # of a record that is there at full length, with a wrong checksum; never to be trusted
+    data: bytes | None  # of a record with its full length but a wrong checksum; untrusted
 
     def __str__(self) -> str:
         return f"{self.size_bytes} bytes at {self.at} of {self.log}"
 
 
 class _Fragment(NamedTuple):
-    at: int  # in the file
+    at: int  # position in the file
     end: int
-    kind: int  # 0: no telling what it was
+    kind: int  # 0: unknown
     data: bytes
     is_whole: bool
 
@@ -49,7 +49,7 @@ class _Record(NamedTuple):
 
 
 def clean_logs(directory: Path, tell: Tell) -> list[Dropped]:
-    """Take what is damaged out of the logs in ``directory``; return what that was, in the order it was written."""
+    """Remove the damaged records from the logs in ``directory``; return them in the order of writing."""
     dropped: list[Dropped] = []
     logs = sorted((path for path in directory.glob("*.log") if path.stem.isdigit()), key=lambda path: int(path.stem))
     for path in logs:
@@ -74,9 +74,10 @@ def clean_logs(directory: Path, tell: Tell) -> list[Dropped]:
 
 
 def puts_of(batch: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Return the rows that a record would have set, whatever their family; ``None`` if it makes no sense.
+    """Return the rows that a record would have set, of any family; ``None`` if it cannot be parsed.
 
-    A record is ``sequence 8 | count 4 | operations``: a tag, the family's number for some, keys and values by length.
+    A record is ``sequence 8 | count 4 | operations``. An operation is a tag, for some tags the number of the family,
+    then keys and values with their lengths.
     """
     at, count, puts = 12, 0, list[tuple[bytes, bytes]]()
     try:
@@ -100,7 +101,7 @@ def puts_of(batch: bytes) -> list[tuple[bytes, bytes]] | None:
     return puts if count == int.from_bytes(batch[8:12], "little") else None
 
 
-# By tag: how many texts follow, and whether a family is named first. A deleted range looks like a row; no matter.
+# By tag: number of texts, and whether a family number precedes them. A deleted range looks like a row: harmless.
 _OPERATIONS = {0: (1, False), 1: (2, False), 4: (1, True), 5: (2, True), 14: (2, True), 15: (2, False)}
 
 
@@ -115,10 +116,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _records(content: bytes) -> Iterator[_Record]:
-    """Give the records of a log in their order, whole ones and others."""
+    """Yield the records of a log in their order, intact and damaged ones."""
     started: _Record | None = None
     for at, end, kind, data, is_whole in _fragments(content):
-        if started is not None and kind not in {_MIDDLE, _LAST}:  # it never ends
+        if started is not None and kind not in {_MIDDLE, _LAST}:  # its last fragment is missing
             yield started._replace(data=None, is_whole=False)
             started = None
         if kind in {_MIDDLE, _LAST} and started is not None:
@@ -131,7 +132,7 @@ def _records(content: bytes) -> Iterator[_Record]:
             started = _Record(at, end, data, is_whole)
         elif kind == _WHOLE:
             yield _Record(at, end, data, is_whole)
-        else:  # nobody knows what, or the rest of a record whose beginning is damaged
+        else:  # unknown, or the rest of a record whose first fragment is damaged
             yield _Record(at, end, None, is_whole=False)
     if started is not None:
         yield started._replace(data=None, is_whole=False)
@@ -141,7 +142,7 @@ def _fragments(content: bytes) -> Iterator[_Fragment]:
     for block_at in range(0, len(content), BLOCK_BYTES):
         block = content[block_at : block_at + BLOCK_BYTES]
         at = 0
-        while at < len(block) and any(block[at:]):  # else the rest is room
+        while at < len(block) and any(block[at:]):  # otherwise the rest is padding
             end, kind, is_whole = _end_of(block, at), block[at + 6] if at + HEADER_BYTES <= len(block) else 0, True
             if not end:
                 end, is_known = _end_of_damaged(block, at)
@@ -151,7 +152,7 @@ def _fragments(content: bytes) -> Iterator[_Fragment]:
 
 
 def _end_of(block: bytes, at: int) -> int:
-    """Return where the fragment at ``at`` ends; 0 if there is none, or it is damaged."""
+    """Return the end of the fragment at ``at``; 0 if there is none, or it is damaged."""
     end = _said_end(block, at)
     if end > len(block) or not _WHOLE <= block[at + 6] <= _LAST:
         return 0
@@ -165,7 +166,7 @@ def _said_end(block: bytes, at: int) -> int:
 
 
 def _end_of_damaged(block: bytes, at: int) -> tuple[int, bool]:
-    """Return where the next whole fragment begins, and whether the damaged one says that it ends there."""
+    """Return the start of the next intact fragment, and whether the length of the damaged one confirms it."""
     said = _said_end(block, at)
     if said <= len(block) and (_end_of(block, said) or not any(block[said:])):
         return said, True
@@ -178,7 +179,7 @@ class _Writer:
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
-        self._at = 0  # in the block
+        self._at = 0  # position in the block
 
     def write(self, data: bytes) -> None:
         start, is_first = 0, True
@@ -198,7 +199,7 @@ class _Writer:
 
 
 def masked_crc(data: bytes) -> int:
-    """Return the checksum of a fragment: ``data`` is its type and what it holds."""
+    """Return the checksum of a fragment: ``data`` is its type and its content."""
     crc = _U32
     table = _TABLE
     for byte in data:

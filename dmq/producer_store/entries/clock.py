@@ -1,10 +1,11 @@
-"""The clock of a spool: all that waits in one waits for a time after a failure, so it must not stick.
+"""Clock of a spool. All of its entries wait for a time after a failure, so the clock must not stop.
 
-It follows the host's clock, but never goes back. Set back by an hour, the host's clock would let every entry wait an
-hour longer; this one goes on from where it was, until the host's has caught up. A step forward of more than ten minutes
-is not followed before the host's clock was steady for as long: entries would be too old at once, and die.
+It follows the host's clock, but never goes back. If the host's clock were set back by an hour, every entry would wait
+an hour longer. This clock continues from its last value until the host's has caught up. A step forward of more than
+ten minutes is followed only after the host's clock was steady for that long. Otherwise entries would be too old at
+once and die.
 
-What is kept of the clocks in each directory lets the next process go on from there.
+The clock state stored in each directory allows the next process to continue from it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class ForwardClock:
         self._offset_ms = self._believed.now_ms() - clock.boot_ms()
 
     def now_ms(self) -> int:
-        """Wall-clock time, or what passed since it was set back."""
+        """Return the wall-clock time; after it was set back, the last value plus the elapsed time."""
         with self._lock:
             wall_ms, boot_ms = self._believed.now_ms(), self.boot_ms()  # in this order: a pause in between adds nothing
             self._offset_ms = max(self._offset_ms, wall_ms - boot_ms)
             return boot_ms + self._offset_ms
 
     def go_on_from(self, known: ClockRow) -> bool:
-        """Be no earlier than the clock of an earlier process; say whether that changes anything."""
+        """Advance to at least the clock of an earlier process; return True if that changes this clock."""
         with self._lock:
             boot_ms = self.boot_ms()
             is_same_boot = known.boot_id == self.boot_id() != "" and boot_ms >= known.boot_ms

@@ -1,7 +1,7 @@
-"""Reading around damage: a block that cannot be read costs what is in it, and nothing behind it.
+"""Reading around damage: an unreadable block costs only its own rows, not the rows after it.
 
-An iterator ends at such a block, and says so when asked (``dmq.store.engines.rocks``). Rows before it are found by
-asking for fewer, rows behind it by asking from later on.
+An iterator ends at such a block, and reports it when checked (``dmq.store.engines.rocks``). Rows before the block are
+read with a smaller limit, rows after it from a later start.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 
-_PROBES = 256  # of a stretch in which a good block may lie between damaged ones
+_PROBES = 256  # per range in which a good block may be between damaged ones
 _MARK_BYTES = 16
 
 
 class Readable(Protocol):
-    """What reading needs of a store or an engine."""
+    """Methods of a store or an engine that reading needs."""
 
     def get_many(self, family: Family, wanted: Sequence[bytes], /) -> list[bytes | None]:
-        """As ``Engine.get_many``."""
+        """Do the same as ``Engine.get_many``."""
         ...
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = ...) -> Rows:
-        """As ``Engine.scan``."""
+        """Do the same as ``Engine.scan``."""
         ...
 
 
 class Hole(NamedTuple):
-    """A range of a family that cannot be read: what is in a damaged block, and nothing behind it."""
+    """Unreadable range of a family: the keys of a damaged block, and none after it."""
 
     family: Family
     first: bytes
@@ -44,7 +44,7 @@ class Hole(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Rows in their order, and from which key on there may be more (``None``: there are none)."""
+    """Rows in their order, and the key from which there may be more (``None``: no more rows)."""
 
     rows: list[tuple[bytes, bytes]]
     next: bytes | None
@@ -54,9 +54,9 @@ class Found(NamedTuple):
 def read_around(
     source: Readable, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int, key_bytes: int
 ) -> Found:
-    """Return up to ``limit`` rows of ``[start, stop)``, and what of it had to be passed over.
+    """Return up to ``limit`` rows of ``[start, stop)``, and the unreadable range that was skipped.
 
-    ``key_bytes`` is how many bytes of keys tell the places where reading may go on.
+    ``key_bytes`` is the length of the key prefixes that are tried as starts after the damage.
     """
     try:
         rows, is_complete = source.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
@@ -69,7 +69,7 @@ def read_around(
 
 
 def read_timeline(store: Store, start: bytes, stop: bytes, *, limit: int, bytes_max: int) -> Found:
-    """As ``read_around``, of the timeline of a spool, where every key is a mark."""
+    """Do the same as ``read_around`` for the timeline of a spool, where every key is a mark."""
     return read_around(store, Family.TIMELINE, start, stop, limit=limit, bytes_max=bytes_max, key_bytes=_MARK_BYTES)
 
 
@@ -81,7 +81,7 @@ def mark_from(key: bytes) -> int:
 def _rows_before(
     source: Readable, family: Family, start: bytes, stop: bytes, limit: int, bytes_max: int
 ) -> list[tuple[bytes, bytes]]:
-    """Return as many rows as can be read."""
+    """Return the readable rows before the damage."""
     rows: list[tuple[bytes, bytes]] = []
     good, bad = 0, limit
     while bad - good > 1:
@@ -95,7 +95,7 @@ def _rows_before(
 
 
 def _first_readable(source: Readable, family: Family, start: bytes, stop: bytes, key_bytes: int) -> bytes:
-    """Return the least key from which on rows can be read; ``stop`` if there is none."""
+    """Return the least key from which rows can be read; ``stop`` if there is none."""
     first, last = (int.from_bytes(key[:key_bytes].ljust(key_bytes, b"\0"), "big") for key in (start, stop))
 
     def is_readable(at: int) -> bool:
@@ -110,10 +110,10 @@ def _first_readable(source: Readable, family: Family, start: bytes, stop: bytes,
 
 
 def earliest(first: int, last: int, is_readable: Callable[[int], bool]) -> int:
-    """Return the least number above ``first`` from which on rows can be read; ``last`` if there is none.
+    """Return the least number above ``first`` from which rows can be read; ``last`` if there is none.
 
-    Blocks have ends that nobody tells. From ``first`` on, ever longer steps find some readable place; then the stretch
-    in front of it is tried in many places, so that a short good block between two damaged ones is not missed.
+    The ends of blocks are unknown. Increasing steps from ``first`` find some readable position. Then the range before
+    it is probed at many positions, so that a short good block between two damaged ones is not missed.
     """
     step = 1
     while first + step < last and not is_readable(first + step):

@@ -1,7 +1,7 @@
-"""What one spool directory holds: every change of it is planned here, under one lock, and submitted as one unit.
+"""Entries of one spool directory: every change is planned here under one lock, and submitted as one unit.
 
-Figures, key queues and dead rows in memory are ahead of the disk by the units under way, in the order in which these
-were submitted; a change is kept in memory only once its unit is accepted.
+Totals, key queues and dead rows in memory are ahead of the disk by the units in progress, in the order of submission.
+A change is applied in memory only once its unit is accepted.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _OLDEST_LOOKED_AT = 64
 
 
 class Entries:
-    """The entries of one open store. All methods want ``lock`` held; none waits for the disk."""
+    """Entries of one open store. The caller of every method must hold ``lock``; no method waits for the disk."""
 
     def __init__(self, store: Store, out: dict[int, Ticket] | None = None) -> None:
-        """Read what ``store`` has; ``out`` is what an earlier store of the same directory had given out."""
+        """Read the state of ``store``; ``out`` has the entries held from an earlier store of the same directory."""
         self.store = store
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)  # more is ready
-        self.room = threading.Condition(self.lock)  # something is gone
+        self.changed = threading.Condition(self.lock)  # signals further ready entries
+        self.room = threading.Condition(self.lock)  # signals free room
         self.names = Names(store)
         self.key_queues = KeyQueues(store)
         self.totals: dict[int, Totals] = {}
-        self.out = out if out is not None else {}  # by mark: ready, or in somebody's hands
-        # Entries that their callers hold from the start, by type id and id, until they are known to lie where they do.
+        self.out = out if out is not None else {}  # by mark: ready entries and held entries
+        # Entries held by their callers from the start, by type id and entry id, until their marks are known.
         self.arriving: dict[tuple[int, bytes], Ticket | None] = {}
-        # Of the entries under way, by type id and uid: a place for what becomes of their unit.
+        # New entries in progress, by type id and uid: the list receives their unit once it ends.
         self._entering: dict[tuple[int, bytes], list[Unit]] = {}
         self._dead_ahead: dict[bytes, tuple[bytes, bytes | None]] = {}
-        self._oldest_from: dict[int, bytes] = {}  # below it the index has nothing of a type but tombstones
+        self._oldest_from: dict[int, bytes] = {}  # below it the index has only tombstones of a type
         types = list(self.names.topics_by_id)
         rows = store.get_many(Family.META, [spool_total_key(type_id) for type_id in types])
         for type_id, row in zip(types, rows, strict=True):
@@ -72,7 +72,7 @@ class Entries:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def type_id(self, type_name: str) -> int | None:
-        """Return the id of a type; ``None`` if nothing of it was ever kept."""
+        """Return the id of a type; ``None`` if no entry of it was ever stored."""
         found = self.names.topics.get(type_name)
         return found.topic_id if found is not None else None
 
@@ -81,7 +81,7 @@ class Entries:
         return self.names.topics_by_id[type_id].name
 
     def total(self) -> Totals:
-        """Return what is kept, of all types."""
+        """Return the totals over all types."""
         waiting = waiting_bytes = dead = 0
         for each in self.totals.values():
             waiting += each.waiting
@@ -90,7 +90,7 @@ class Entries:
         return Totals(waiting, waiting_bytes, dead)
 
     def oldest(self, type_id: int, is_wanted: Callable[[int], bool]) -> tuple[Ticket, Entry] | None:
-        """Return the oldest entry on the timeline, by its uid, of those whose marks are wanted."""
+        """Return the oldest entry on the timeline, by uid, for whose mark ``is_wanted`` returns True."""
         prefix = pack_index_prefix(WAITING_GENERATION, type_id)
         start = first = prefix + self._oldest_from.get(type_id, b"")
         is_first = True
@@ -105,7 +105,7 @@ class Entries:
                 if not is_wanted(mark):
                     continue
                 (there,) = self.store.get_many(Family.TIMELINE, [timeline_key(mark)])
-                if there is not None:  # else it was finished between the two looks
+                if there is not None:  # None: finished between the two reads
                     entry, _ = decode_entry(there, self.type_name(type_id))
                     return self.ticket(entry, mark, turn_of(row[len(prefix) :])), entry
             if found.is_complete:
@@ -119,22 +119,22 @@ class Entries:
         return Ticket(mark, type_id, turn, entry.due_at_ms, size_of(entry), key_queue)
 
     def is_free(self, mark: int) -> bool:
-        """Say whether no worker holds an entry."""
+        """Return True if no worker holds the entry."""
         ticket = self.out.get(mark)
         return ticket is None or ticket.is_ready
 
     def has_waiting(self, type_name: str, key: str) -> bool:
-        """Say whether entries of a key wait or are held."""
+        """Return True if entries of a key are waiting or held."""
         type_id = self.type_id(type_name)
         return type_id is not None and self.key_queues.exists(key_queue_id(type_id, key))
 
     def keeps(self, entry: Entry) -> bool:
-        """Say whether an entry with this uid waits, or is held, under its type and key."""
+        """Return True if an entry with this uid is waiting or held under its type and key."""
         type_id = None if entry.is_new else self.type_id(entry.type_name)
         return type_id is not None and ((type_id, entry.uid) in self._entering or self._has(type_id, entry))
 
     def dead(self, type_name: str, after: bytes, limit: int) -> list[DeadEntry]:
-        """Return entries of the dead set, in the order of their uids."""
+        """Return entries of the dead set in the order of uids."""
         type_id = self.type_id(type_name)
         if type_id is None:
             return []
@@ -146,13 +146,13 @@ class Entries:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, entry: Entry, settle: Callable[[Unit, Ticket | None], None], *, is_held: bool = False) -> None:
-        """Keep a new entry; one whose uid waits on the timeline is kept once.
+        """Store a new entry; an entry whose uid already waits on the timeline is stored once.
 
-        ``settle`` is given its ticket if the caller holds it: if it was to be held, and is not behind others of its key
-        nor in somebody else's hands.
+        ``settle`` gets its ticket if the caller holds it: if ``is_held`` is set, and the entry neither queues after
+        others of its key nor is held by another caller.
         """
         type_id, plan = self._type(entry.type_name)
-        if self.keeps(entry):  # but perhaps not yet on disk: what is submitted now is settled after it
+        if self.keeps(entry):  # perhaps not yet on disk: the unit submitted now settles after it
             ended = self._entering.get((type_id, entry.uid), [])
             self._count(plan, type_id)
             self._submit(plan, lambda unit: settle(next((first for first in ended if first.error), unit), None))
@@ -160,12 +160,12 @@ class Entries:
         self._enter(entry, type_id, 0, EventKind.SCHEDULED, plan, settle, is_held=is_held, is_new=entry.is_new)
 
     def finish(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
-        """The entry was sent."""
+        """Remove the entry after it was sent."""
         event = event_of(EventKind.SENT, ticket.type_id, entry, entry.attempts + 1, entry.due_at_ms)
         self._remove(ticket, entry, Plan([Emit(event)]), settle)
 
     def again(self, ticket: Ticket, entry: Entry, settle: Settle, *, is_counted: bool) -> None:
-        """Let the entry wait until ``entry.due_at_ms``, as it is given."""
+        """Make the entry wait until ``entry.due_at_ms``, with the values of ``entry``."""
         turn = ticket.turn + 1
         event = (
             event_of(EventKind.SEND_FAILED, ticket.type_id, entry, entry.attempts, entry.due_at_ms)
@@ -186,18 +186,18 @@ class Entries:
         self._remove(ticket, entry, plan, settle, died=died)
 
     def drop(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
-        """Throw the entry away, with an event that says so."""
+        """Drop the entry, with an audit event."""
         event = event_of(EventKind.DROPPED, ticket.type_id, entry, entry.attempts, entry.created_at_ms)
         self._remove(ticket, entry, Plan([Emit(event)]), settle)
 
     def refuse(self, entry: Entry, settle: Settle) -> None:
-        """Note that a new entry was thrown away."""
+        """Record in the audit trail that a new entry was dropped."""
         type_id, plan = self._type(entry.type_name)
         plan.ops.append(Emit(event_of(EventKind.DROPPED, type_id, entry, entry.attempts, entry.created_at_ms)))
         self._submit(plan, settle)
 
     def requeue(self, type_name: str, uid: bytes, settle: Settle) -> bool:
-        """Let a dead entry wait again, due now; say whether it was there."""
+        """Make a dead entry wait again, due now; return True if it existed."""
         type_id = self.type_id(type_name)
         if type_id is None:
             return False
@@ -212,30 +212,30 @@ class Entries:
             *(entry, type_id, turn + 1, EventKind.REQUEUED, plan),
             lambda unit, _: settle(unit),
             died=-1,
-            if_known=IfKnown.REFUSE,  # it would be gone from the dead set, and another one of its uid would wait
+            if_known=IfKnown.REFUSE,  # it would leave the dead set while another entry with its uid waits
         )
         return True
 
     def adopt(self, entry: Entry, turn: int, progress: Put, settle: Settle) -> None:
-        """Keep an entry of another directory, and in the same unit how far that one was taken over."""
+        """Store an entry of another directory, and in the same unit the adoption progress of that directory."""
         type_id, plan = self._type(entry.type_name)
         plan.ops.append(progress)
         self._enter(entry, type_id, turn, EventKind.SCHEDULED, plan, lambda unit, _: settle(unit))
 
     def adopt_dead(self, dead: DeadEntry, turn: int, settle: Settle) -> None:
-        """Keep a dead entry of another directory; the same one twice is one."""
+        """Store a dead entry of another directory; a second call with the same entry has no effect."""
         type_id, plan = self._type(dead.entry.type_name)
         self._count(plan, type_id, died=self._die(plan, dead, type_id, turn))
         self._submit(plan, settle)
 
     def forget(self, type_id: int, entry: Entry) -> list[Op]:
-        """Return the ops by which the figures forget an entry that was moved away; its rows are the caller's."""
+        """Return the ops that subtract a moved entry from the totals; the caller deletes its rows."""
         plan = Plan()
         self._count(plan, type_id, -1, -size_of(entry))
         return self._known(plan)
 
     def forget_dead(self, type_id: int) -> list[Op]:
-        """Return the ops by which the figures forget a dead entry that was moved away."""
+        """Return the ops that subtract a moved dead entry from the totals."""
         plan = Plan()
         self._count(plan, type_id, died=-1)
         return self._known(plan)
@@ -243,7 +243,7 @@ class Entries:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _type(self, type_name: str) -> tuple[int, Plan]:
-        """Return the id of a type, and a plan with what must ride with its first use."""
+        """Return the id of a type, and a plan with the ops that its first use needs."""
         found = self.names.topics.get(type_name)
         if found is not None:
             return found.topic_id, Plan()
@@ -277,7 +277,7 @@ class Entries:
             self._count(plan, type_id, 1, size, died)
             self._submit_entering(plan, (type_id, entry.uid), lambda unit: settle(unit, None))
             return
-        at = len(plan.ops)  # of the entry's own receipt
+        at = len(plan.ops)  # index of the entry's own receipt
         plan.scheduled = entry_id(entry.uid, turn)
         plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new, if_known))
         if key_queue is not None:
@@ -316,11 +316,11 @@ class Entries:
             raise
 
     def _undo(self, plan: Plan, type_id: int, key_queue: KeyQueueId | None, type_name: str, added: Totals) -> None:
-        """Take back what is known in memory of a unit that was refused, and is not on disk."""
+        """Revert the changes in memory of a refused unit, which is not on disk."""
         undone = Plan()
         if plan.dead is not None and self._dead_ahead.get(plan.dead[0]) is plan.dead:
             del self._dead_ahead[plan.dead[0]]
-        if key_queue is not None:  # others may have been parked behind it meanwhile
+        if key_queue is not None:  # other entries may have been parked after it in the meantime
             undone.key_queue = self.key_queues.leave(key_queue)
             undone.ops += undone.key_queue.ops
             if undone.key_queue.head is not None:
@@ -341,7 +341,7 @@ class Entries:
         self._submit(plan, settle)
 
     def _die(self, plan: Plan, dead: DeadEntry, type_id: int, turn: int) -> int:
-        """Put an entry into the dead set; return by how many that grows."""
+        """Add an entry to the dead set; return the growth of the set, 0 or 1."""
         row = dead_key(type_id, dead.entry.uid)
         value = encode_dead(encode_entry(dead.entry, type_id, turn), dead.death, dead.died_at_ms)
         plan.ops.append(Put(Family.GROUP, row, value))
@@ -367,7 +367,7 @@ class Entries:
         plan.ops.append(Put(Family.META, spool_total_key(type_id), encode_totals(now)))
 
     def _submit(self, plan: Plan, settle: Settle) -> None:
-        """Hand the unit over; nothing in memory has changed if that fails."""
+        """Submit the unit; nothing in memory has changed if that fails."""
 
         def settled(unit: Unit) -> None:
             if unit.error is None:
@@ -385,7 +385,7 @@ class Entries:
             self.totals[plan.totals[0]] = plan.totals[1]
 
     def _submit_entering(self, plan: Plan, name: tuple[int, bytes], settle: Settle) -> None:
-        """Hand over the unit by which an entry comes, and know it until that is settled."""
+        """Submit the unit of a new entry, and track it until the unit is settled."""
         ended: list[Unit] = []
 
         def settled(unit: Unit) -> None:
@@ -402,9 +402,9 @@ class Entries:
             raise
 
     def _has(self, type_id: int, entry: Entry) -> bool:
-        """Say whether an entry is written that waits under its key, in this turn or a later one."""
+        """Return True if the entry is on disk and waits under its key, in this turn or a later one."""
         if entry.key and self.key_queues.has_parked(key_queue_id(type_id, entry.key), entry.uid):
-            return True  # looked for first: from there it goes onto the timeline
+            return True  # checked first: entries move from there to the timeline
         start = pack_index_prefix(WAITING_GENERATION, type_id) + entry.uid
         return bool(self.store.scan(Family.INDEX, start, start + b"\xff" * 8, limit=1).rows)
 
@@ -420,7 +420,7 @@ class Entries:
             and plan.scheduled < self._oldest_from.get(plan.totals[0], b"")
         )
         if plan.key_queue is None and plan.dead is None and not is_early:
-            return  # most entries: the lock is not for them
+            return  # most entries need no lock here
         with self.lock:
             if plan.key_queue is not None:
                 self.key_queues.settled(plan.key_queue)
@@ -432,11 +432,11 @@ class Entries:
 
 
 def _ignore(_: Unit) -> None:
-    """Nobody waits for it."""
+    """Ignore the end of a unit: no caller waits for it."""
 
 
 def settling(done: Future[None]) -> Settle:
-    """Return what settles ``done`` as a unit ends."""
+    """Return a callback that settles ``done`` when a unit ends."""
 
     def settle(unit: Unit) -> None:
         if unit.error is not None:

@@ -1,7 +1,7 @@
-"""Per-key order: of the entries of one key only the first is on the timeline, the others are parked behind it.
+"""Order per key: only the first entry of a key is on the timeline, the others are parked in its key queue.
 
-A key queue exists while its first entry does. What a failing entry keeps back costs no look at it, however much it is.
-Everything here is called under the spool's lock; what was changed is ahead of the disk by the units under way.
+A key queue exists while its first entry does. Entries parked after a failing one are never read, however many there
+are. Every method is called under the spool's lock; changes in memory are ahead of the disk by the units in progress.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ class _KeyQueue(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Ops that ride in the unit which makes the change, and what is to be kept in memory once it is submitted."""
+    """Ops of the unit that makes the change, and the state to apply in memory once the unit is submitted."""
 
     ops: list[Op]
     key_queue_id: KeyQueueId
     after: _KeyQueue | None
-    parked: tuple[bytes, bytes] | None = None  # row of an entry that was parked
-    head: bytes | None = None  # value of the entry that is the first now
+    parked: tuple[bytes, bytes] | None = None  # row of a newly parked entry
+    head: bytes | None = None  # value of the new first entry
 
 
 class KeyQueues:
-    """The key queues of a spool. Only those with a unit under way are in memory: the others are on disk."""
+    """Key queues of a spool. Only those with a unit in progress are in memory; the others are on disk."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._ahead: dict[KeyQueueId, Change] = {}  # the last change of a key queue, until it is written
-        self._parked: dict[bytes, bytes] = {}  # rows of units under way
+        self._ahead: dict[KeyQueueId, Change] = {}  # last change of a key queue, until it is durable
+        self._parked: dict[bytes, bytes] = {}  # rows of units in progress
 
     def exists(self, key_queue: KeyQueueId) -> bool:
-        """Say whether entries of a key wait or are held."""
+        """Return True if entries of a key are waiting or held."""
         return self._find(key_queue) is not None
 
     def has_parked(self, key_queue: KeyQueueId, uid: bytes) -> bool:
-        """Say whether an entry with ``uid`` is parked, and written."""
+        """Return True if an entry with ``uid`` is parked and on disk."""
         (number,) = self._store.get_many(Family.GROUP, [uid_key(key_queue, uid)])
         if number is None:
             return False
@@ -51,7 +51,7 @@ class KeyQueues:
         return value is not None and uid_of_entry(value) == uid
 
     def enter(self, key_queue: KeyQueueId, value: bytes) -> Change | None:
-        """Plan to park ``value`` at the end of a key queue; ``None`` if it is the first: it goes onto the timeline."""
+        """Plan to park ``value`` at the end of a key queue; ``None`` if it is the first (for the timeline)."""
         found = self._find(key_queue)
         if found is None:
             return None
@@ -65,11 +65,11 @@ class KeyQueues:
         return Change(ops, key_queue, after, parked=(row, value))
 
     def open(self, key_queue: KeyQueueId) -> Change:
-        """Plan a key queue whose first entry goes onto the timeline."""
+        """Plan a new key queue, whose first entry goes onto the timeline."""
         return Change([_put(key_queue, _KeyQueue(0, 0))], key_queue, _KeyQueue(0, 0))
 
     def leave(self, key_queue: KeyQueueId) -> Change:
-        """Plan that the first entry is gone: the next one becomes the first, or the key queue ends."""
+        """Plan the removal of the first entry: the next one becomes the first, or the key queue ends."""
         found = self._find(key_queue)
         if found is None:
             raise StoreCorrupt(f"a key queue of type {key_queue.type_id} is missing while its first entry is there")
@@ -86,17 +86,17 @@ class KeyQueues:
         return Change([*gone, _put(key_queue, after)], key_queue, after, head=value)
 
     def submitted(self, change: Change) -> None:
-        """Keep a change whose unit was submitted."""
+        """Apply a change in memory after its unit was submitted."""
         self._ahead[change.key_queue_id] = change
         if change.parked is not None:
             row, value = change.parked
             self._parked[row] = value
 
     def settled(self, change: Change) -> None:
-        """Forget what the store has now."""
+        """Remove a change from memory after its unit became durable."""
         if change.parked is not None:
             row, value = change.parked
-            if self._parked.get(row) is value:  # numbers begin anew with every life of a key queue
+            if self._parked.get(row) is value:  # numbers restart each time a key queue is created
                 del self._parked[row]
         if self._ahead.get(change.key_queue_id) is change:
             del self._ahead[change.key_queue_id]

@@ -1,4 +1,4 @@
-"""A change of a spool while it is planned: its ops, and what is to be known in memory once they are accepted."""
+"""Plan of a change: its ops, and the changes in memory once the unit is accepted."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dmq.store.writer.writer import Unit
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.sink import Entry
 
-ENTRY_BYTES = 300  # what an entry costs beside its payload, measured: timeline row, index row, event
+ENTRY_BYTES = 300  # cost of an entry without its payload, measured: timeline row, index row, event
 
 Settle = Callable[[Unit], None]
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Where a held entry lies. ``is_gone``: its row is there no more. ``ending``: what its holder asked for last."""
+    """Place of a held entry. ``is_gone``: its row no longer exists. ``ending``: the last change by its holder."""
 
     mark: int  # its timeline key
     type_id: int
@@ -30,31 +30,31 @@ class Ticket:
     due_at_ms: int
     size_bytes: int
     key_queue: KeyQueueId | None
-    is_ready: bool = False  # no worker holds it yet
+    is_ready: bool = False  # ready, not yet held by a worker
     is_gone: bool = False
-    is_lost: bool = False  # in a directory that was left as damaged
+    is_lost: bool = False  # in a directory abandoned as damaged
     ending: Future[None] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """A unit, and what is to be known in memory once it is accepted."""
+    """Ops of a unit, and the changes in memory once it is accepted."""
 
     ops: list[Op] = field(default_factory=list)
-    topic: Topic | None = None  # a type that is new
+    topic: Topic | None = None  # a new type
     key_queue: Change | None = None
-    dead: tuple[bytes, bytes | None] | None = None  # a row of the dead set, and its value from here on
+    dead: tuple[bytes, bytes | None] | None = None  # a row of the dead set, and its new value
     totals: tuple[int, Totals] | None = None
-    scheduled: bytes | None = None  # the id of an entry that comes onto the timeline
+    scheduled: bytes | None = None  # id of the entry added to the timeline
 
 
 def size_of(entry: Entry) -> int:
-    """Return what an entry counts towards the bound in bytes."""
+    """Return the size of an entry, as counted towards ``bytes_max``."""
     return len(entry.payload) + ENTRY_BYTES
 
 
 def withdrawn(ticket: Ticket, entry: Entry, instead: Sequence[Op]) -> list[Op]:
-    """Return the unit that takes an entry off the timeline and does ``instead``: both, or none of it."""
+    """Return one atomic op that removes an entry from the timeline and applies ``instead``."""
     key = timeline_key(ticket.mark)
     plain = [op for op in instead if isinstance(op, Append | Delete | Emit | Put | Schedule)]
     assert len(plain) == len(instead), "these are all that a spool does"
@@ -62,5 +62,5 @@ def withdrawn(ticket: Ticket, entry: Entry, instead: Sequence[Op]) -> list[Op]:
 
 
 def event_of(kind: EventKind, type_id: int, entry: Entry, attempt: int, time_ms: int) -> bytes:
-    """Return the audit event of what becomes of an entry."""
+    """Return the encoded audit event of a change of an entry."""
     return encode_event(kind, type_id, 0, NO_QUEUE, min(attempt, 0xFFFF), time_ms, b"\x01" + entry.uid)

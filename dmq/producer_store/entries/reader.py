@@ -1,12 +1,12 @@
-"""Finds what is due and keeps a little of it ready for each type, in a thread of its own.
+"""Reader of due entries: a thread that keeps a bounded number of them ready for each type.
 
-The reader goes over the timeline once, in the order of its keys. A type that has enough ready, or that nobody takes,
-does not hold the others up: its rows are left where they are, and from the first one left on it is *behind*. When there
-is room again the reader comes back for that type alone. So memory is bounded whatever waits, and a destination that is
-away costs nothing while it is.
+The reader scans the timeline once, in the order of its keys. A type with enough ready entries, or without a consumer,
+does not delay the others: its rows are skipped, and the type is *behind* from its first skipped row on. When there is
+room again the reader returns for that type alone. So memory is bounded for any backlog, and an unavailable destination
+costs nothing.
 
-What is ready or held is *out*. The durable mark (everything below is finished) stays below all that is out or behind,
-and below what cannot be read: the next run meets it again, and names it again.
+Ready and held entries are *out*. The durable done mark (everything below is finished) stays below every row that is
+out, skipped or unreadable. The next run reads those rows again, and reports unreadable ones again.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from retry.sink import Held
 
 log = LibraryLog("dmq.producer_store")
 
-READY_MAX = 256  # of one type
+READY_MAX = 256  # per type
 READY_BYTES_MAX = 8 * 1024 * 1024
 ROWS_MAX = 512
 BYTES_MAX = 8 * 1024 * 1024
-NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
+NAP_MS_MAX = 200  # maximum delay caused by a step of the wall clock
 _DONE_S = 0.5
 
 
 @dataclass(slots=True)
 class Shelf:
-    """What is ready of one type."""
+    """Ready entries of one type."""
 
-    is_wanted: bool = False  # somebody takes of it
+    is_wanted: bool = False  # a consumer takes entries of this type
     ready: deque[Held] = field(default_factory=deque)
     ready_bytes: int = 0
-    behind: int | None = None  # the first row that was left
+    behind: int | None = None  # the first skipped row
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be made ready."""
+        """Whether further entries may be made ready."""
         return len(self.ready) < READY_MAX and self.ready_bytes < READY_BYTES_MAX
 
 
 class Reader:
-    """The thread, and what it made ready. What is out is kept in ``kept.out``, under the lock of ``kept``."""
+    """Reader thread and its ready entries. Entries that are out are in ``entries.out``, under its lock."""
 
     def __init__(self, entries: Entries, wanted: set[str], on_failure: Callable[[StoreError], None]) -> None:
         self._entries = entries
         self._store = entries.store
         self._marks = entries.store.marks
         self._clock = entries.store.clock
-        self._on_failure = on_failure  # told if the store cannot be read any more
+        self._on_failure = on_failure  # called if the store can no longer be read
         self._shelves: dict[int, Shelf] = {}
-        self._wanted = wanted  # by name: a type may get its id later
-        self._gone: set[int] = set()  # finished in this turn: a row read before that is there no more
-        self.unreadable: dict[int, str] = {}  # by mark: rows that are no entries
+        self._wanted = wanted  # by name: a type may not have an id yet
+        self._gone: set[int] = set()  # finished in this turn: a row read earlier in the turn no longer exists
+        self.unreadable: dict[int, str] = {}  # by mark: rows that cannot be decoded
         self.damaged: dict[bytes, Hole] = {}  # by end
         self._is_closing = False
         self._done = 0
@@ -81,7 +81,7 @@ class Reader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and take back what nobody took: another reader will find it."""
+        """Stop the thread and release the ready entries: another reader finds them."""
         self._is_closing = True
         self._marks.wake()
         if self._thread.is_alive():
@@ -94,10 +94,10 @@ class Reader:
             self._shelves.clear()
             self._entries.changed.notify_all()
 
-    # -- for those who take; the lock is held -------------------------------------------------------------------------
+    # -- for consumers; the lock is held ------------------------------------------------------------------------------
 
     def pop(self, type_name: str, limit: int) -> list[Held]:
-        """Return what is ready of a type, up to ``limit``; and see to it that more will be."""
+        """Return up to ``limit`` ready entries of a type, and wake the reader to make more ready."""
         if type_name not in self._wanted:
             self._wanted.add(type_name)
             self._marks.wake()
@@ -114,7 +114,7 @@ class Reader:
         return taken
 
     def take_back(self, mark: int) -> Ticket:
-        """Take an entry off its shelf, into the caller's hands."""
+        """Remove a ready entry from its shelf; the caller holds it from then on."""
         ticket = self._entries.out[mark]
         shelf = self._shelves[ticket.type_id]
         (held,) = (each for each in shelf.ready if each.ticket is ticket)
@@ -124,7 +124,7 @@ class Reader:
         return ticket
 
     def gone(self, ticket: Ticket) -> None:
-        """The row of an entry is there no more."""
+        """Record that the row of an entry no longer exists."""
         ticket.is_gone = True
         self._entries.out.pop(ticket.mark, None)
         self._gone.add(ticket.mark)
@@ -132,7 +132,7 @@ class Reader:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def turn(self) -> int:
-        """Make ready what is due and has room; return when to look again, 0 for at once."""
+        """Make due entries ready while there is room; return the time of the next turn in ms, 0 for at once."""
         self._marks.begin_turn()
         now_ms = self._clock.now_ms()
         self._keep_clock()
@@ -156,14 +156,14 @@ class Reader:
         self._keep_done()
         if more:
             return 0
-        due_ms = self._next_due_ms() if has_room else None  # else waking is up to those who take
+        due_ms = self._next_due_ms() if has_room else None  # without room, consumers wake the reader
         return min(now_ms + NAP_MS_MAX, max(due_ms, now_ms + 1) if due_ms is not None else now_ms + NAP_MS_MAX)
 
     def _shelf(self, type_id: int) -> Shelf:
         return self._shelves.setdefault(type_id, Shelf())
 
     def _go_on(self, now_ms: int, *, has_room: bool) -> bool:
-        """Read what has become due since the last turn."""
+        """Read the rows that became due since the last turn."""
         if not has_room:
             return False
         claim = self._marks.claim(Cursor.LIVE, now_ms)
@@ -192,16 +192,16 @@ class Reader:
         return bool(rows) or found.next is not None
 
     def _catch_up(self, type_id: int, shelf: Shelf) -> bool:
-        """Come back for a type that was left behind."""
+        """Read the skipped rows of a type."""
         assert shelf.behind is not None
         until = self._marks.low()
-        if until <= shelf.behind:  # the clock was set back: the reader comes by again
+        if until <= shelf.behind:  # the clock was set back: the live cursor reads these rows again
             shelf.behind = None
             return True
         start, stop = timeline_key(shelf.behind), timeline_key(until)
         found = read_timeline(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
         self._note(found)
-        unsynced = self._marks.unsynced()  # the cursor is below those: the reader comes by again
+        unsynced = self._marks.unsynced()  # the live cursor is below those rows and reads them again
         with self._entries.lock:
             left = None
             for key, value in found.rows:
@@ -229,7 +229,7 @@ class Reader:
             self.damaged[hole.end] = hole
 
     def _type_of(self, mark: int, value: bytes) -> int | None:
-        """Return whose row this is; one that cannot be told stays where it is, for ``dmq spool salvage``."""
+        """Return the type id of a row; an unknown one is left for ``dmq spool salvage``, and the result is None."""
         if mark in self.unreadable:
             return None
         try:
@@ -257,7 +257,7 @@ class Reader:
             return
         ticket = entries.out[mark] = entries.ticket(entry, mark, turn)
         arriving = (type_id, entry_id(entry.uid, turn))
-        if arriving in entries.arriving:  # whoever put it holds it, and is just being told
+        if arriving in entries.arriving:  # the caller of ``put`` holds it and is about to get its result
             entries.arriving[arriving] = ticket
             return
         ticket.is_ready = True
@@ -265,7 +265,7 @@ class Reader:
         shelf.ready_bytes += len(entry.payload)
 
     def _keep_clock(self) -> None:
-        """Write how the clocks stand when the host's was set: the next process goes on from there."""
+        """Store the clock state after the host's clock was set: the next process continues from it."""
         offset_ms = _offset_ms(self._clock)
         if offset_ms > self._kept_offset_ms or self._clock.has_news:
             news, row = self._clock.news()
@@ -274,7 +274,7 @@ class Reader:
             self._kept_offset_ms = max(self._kept_offset_ms, offset_ms)
 
     def _keep_done(self) -> None:
-        """Write the mark below which everything is finished, now and then: a start goes on from there."""
+        """Store the done mark every ``_DONE_S`` seconds if it changed: a start continues from it."""
         now_s = self._clock.monotonic_s()
         if now_s < self._look_at_done_s:
             return
@@ -296,11 +296,11 @@ class Reader:
         while not self._is_closing:
             try:
                 until_ms = self.turn()
-            except Exception as error:  # noqa: BLE001 - whatever it was: nothing would come any more, unnoticed
+            except Exception as error:  # noqa: BLE001 - any error would otherwise stop deliveries unnoticed
                 if not self._is_closing:
                     log.error("spool_reader_stopped", error=f"{type(error).__name__}: {error}")  # noqa: TRY400
                     self._on_failure(error if isinstance(error, StoreError) else StoreFailed(str(error)))
-                return  # the spool opens the directory again, with another reader
+                return  # the spool reopens the directory with another reader
             if until_ms:
                 self._marks.wait(until_ms, (until_ms - self._clock.now_ms()) / 1000)
 
@@ -311,10 +311,10 @@ def _ticket(held: Held) -> Ticket:
 
 
 def _offset_ms(clock: Clock) -> int:
-    # In this order: a pause in between makes it smaller, and it is kept if it is larger.
+    # This order: a pause between the calls makes the offset smaller, and only larger ones are stored.
     now_ms = clock.now_ms()
     return now_ms - clock.boot_ms()
 
 
 def _ignore(_: Unit) -> None:
-    """The mark is written again later anyway."""
+    """Ignore the end of the unit: the next turn writes the mark again."""

@@ -1,6 +1,6 @@
-"""The audit trail of a spool: that of each directory under its own cell id, docs/TRAIL.md says how.
+"""Audit trail of a spool: each directory is exported under its own cell id; docs/TRAIL.md describes the format.
 
-Off unless ``SpoolOptions.trail_path`` is set, because it needs pyarrow, which the hook does not.
+Disabled unless ``SpoolOptions.trail_path`` is set, because it needs pyarrow, which the hook does not.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LIBRARIES = ("pyarrow", "numpy")
 
 
 class SpoolTrail:
-    """Exports what a spool's directories tell; without a path it does nothing."""
+    """Exports the audit events of a spool's directories; without a path it does nothing."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, every_s: float = 60.0) -> None:
-        """Raises ImportError, with what to install, if a library is missing that a trail needs."""
+        """Raise ImportError with the install command if a library required by the trail is missing."""
         self.path = Path(path).absolute() if path is not None else None
         self._every_s = every_s
         self._exporter: Exporter | None = None
@@ -36,7 +36,7 @@ class SpoolTrail:
             require("a spool's trail_path", "server", *_LIBRARIES)
 
     def begin(self, store: Store, *, is_threaded: bool) -> None:
-        """Go on with the trail of a directory that was opened, before anything else happens in it."""
+        """Continue the trail of an opened directory, before any other change in it."""
         self._exporter = self._made(store)
         if self._exporter is None:
             return
@@ -48,11 +48,11 @@ class SpoolTrail:
             self._exporter.start()
 
     def flush(self) -> int:
-        """Export all that is durable now; return the last exported sequence, 0 without a trail."""
+        """Export all durable events; return the last exported sequence, 0 without a trail."""
         return self._exporter.flush() if self._exporter is not None else 0
 
     def end(self, store: Store, *, is_orderly: bool) -> None:
-        """Export the rest before the store is closed. Never raises: what is left is exported in the next run."""
+        """Export the remaining events before the store is closed. Never raises: the next run exports the rest."""
         exporter, self._exporter = self._exporter, None
         if exporter is None:
             return
@@ -64,7 +64,7 @@ class SpoolTrail:
         exporter.close(CLOSE_S)
 
     def export_rest(self, store: Store) -> None:
-        """Export what a directory still tells before it is removed; ``TrailUnavailable`` if that cannot be done now."""
+        """Export the remaining events of a directory before its removal; raise ``TrailUnavailable`` on failure."""
         exporter = self._made(store)
         if exporter is not None:
             exporter.flush()

@@ -1,4 +1,4 @@
-"""Salvage of a damaged directory of the hook's local store.
+"""Salvage of a damaged directory of the producer store.
 
 Imports: directories, entries and below. Interface: the salvage.
 """

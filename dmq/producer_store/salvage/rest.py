@@ -1,4 +1,4 @@
-"""Entries that reading in order cannot reach, because another table is damaged in the range where they lie."""
+"""Entries that a scan cannot reach, because another table is damaged in their key range."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NAMED_MAX = 1_000
 
 
 class Rest:
-    """Asks for them one by one, under the marks that the index names, also in a copy without the damaged tables."""
+    """Reads such entries one by one by the marks in the index, also from a copy without the damaged tables."""
 
     def __init__(self, look: Look, path: Path, work: Path, tell: Tell, stack: ExitStack) -> None:
         self._look = look
         self._tell = tell
-        self.missing = 0  # in the index, and nowhere to be read
+        self.missing = 0  # in the index, but unreadable in every copy
         self.missing_uids: list[str] = []
         self._timeline = [hole for hole in look.holes if hole.family is Family.TIMELINE]
         self._other: Look | None = None
@@ -40,7 +40,7 @@ class Rest:
                 self._other = without(look, path, work, tables, tell, stack)
 
     def waiting(self) -> Iterator[Found]:
-        """Give the entries of the timeline that were not reached; count those that cannot be."""
+        """Yield the unreached entries of the timeline; count those that cannot be read."""
         if not self._timeline:
             return
         start, stop = keys.pack_index_prefix(keys.WAITING_GENERATION, 0), keys.generation_range(1, 2)[0]
@@ -58,7 +58,7 @@ class Rest:
                             self.missing_uids.append(key[8 : 8 + UID_BYTES].hex())
 
     def group(self) -> Iterator[Found]:
-        """Give the parked and dead entries that were not reached."""
+        """Yield the unreached parked and dead entries."""
         if self._other is None:
             return
         for hole in _group_holes(self._look):
@@ -83,12 +83,12 @@ def _group_holes(look: Look) -> list[Hole]:
 
 
 def table_of(hole: Hole) -> str:
-    """Return the table that an error of RocksDB names; empty if none."""
+    """Return the table named in an error of RocksDB; empty if there is none."""
     return next((word.rpartition("/")[2] for word in hole.error.split() if word.endswith(".sst")), "")
 
 
 def without(look: Look, path: Path, work: Path, tables: set[str], tell: Tell, stack: ExitStack) -> Look:
-    """Open another copy that lacks ``tables``; what they deleted or replaced may be there again."""
+    """Open another copy without ``tables``; rows that these deleted or replaced may reappear."""
     tell(f"reading without {', '.join(sorted(tables))}")
     copy = work / "without"
     copy_directory(path, copy)

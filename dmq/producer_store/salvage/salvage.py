@@ -1,9 +1,9 @@
-"""Saving what can be read of a damaged directory into a new one, and counting what is missing.
+"""Salvage: copies the readable entries of a damaged directory into a new one, and counts the missing ones.
 
-What is missing is counted in three ways: against the totals, which are absolute and ride in every batch; against the
-index, which names each entry of the timeline; and by the gaps of the audit trail, whose sequence has none. A batch that
-is lost took its changes of all of them with it, so an entry can also be found that was finished in such a batch: it is
-sent again. Where the ways leave room the report gives a range.
+Missing entries are counted in three ways. The totals are absolute and part of every batch. The index has each entry of
+the timeline. The sequence of the audit trail has no gaps, so a gap is a lost event. A lost batch took its changes of
+all three with it. So an entry that was finished in a lost batch may be found again: it is then sent again. If the
+counts leave room the report gives a range.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from dmq.store.writer.operations import Put
 
 _PER_UNIT = 256
 _NAMED_MAX = 1_000
-_WAL_BYTES_MIN = 150  # of a new entry in the log: timeline row, index row, event, figures
+_WAL_BYTES_MIN = 150  # minimum of a new entry in the log: timeline row, index row, event, totals
 
 
 class Missing(NamedTuple):
-    """How many entries could not be saved. ``at_most`` is ``None`` where nothing says."""
+    """Number of entries that could not be saved. ``at_most`` is ``None`` if there is no upper bound."""
 
     at_least: int
     at_most: int | None
@@ -67,28 +67,28 @@ _NOTHING = Missing(0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was done. Empty paths: nothing was wrong, and nothing was changed."""
+    """Result of a salvage. Empty paths: there was no damage, and nothing was changed."""
 
     directory: str
     error: str
     opened: str
     waiting: int = 0  # saved
     dead: int = 0  # saved
-    superseded: int = 0  # older states of entries that were saved as well
+    superseded: int = 0  # older states of saved entries
     missing: Missing = _NOTHING
-    missing_uids: tuple[str, ...] = ()  # of those whose names can be told, up to a thousand
+    missing_uids: tuple[str, ...] = ()  # uids of missing entries, as far as known, up to a thousand
     unreadable: tuple[str, ...] = ()
     holes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    guessed_types: tuple[str, ...] = ()  # names that were read from a damaged record
-    unknown_types: tuple[str, ...] = ()  # names that entries got whose own is lost
+    guessed_types: tuple[str, ...] = ()  # names read from a damaged record
+    unknown_types: tuple[str, ...] = ()  # substitute names of types whose name is lost
     lost_events: int = 0  # changes of any kind
     saved_in: str = ""
     kept_in: str = ""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether no entry is missing."""
         return self.missing == _NOTHING
 
     def as_json(self) -> dict[str, object]:
@@ -99,19 +99,20 @@ class Report:
 
 
 def salvage(path: Path, clock: Clock, tell: Tell) -> Report:
-    """Save what can be read of ``path`` beside it, and put the original aside; no entry of it is ever removed.
+    """Save the readable entries of ``path`` into a new directory, and rename the original; none of its entries is
+    removed.
 
-    ``StoreLocked`` if a process uses it. A crash on the way leaves the original as it is, or both: then entries are
-    sent twice.
+    Raise ``StoreLocked`` if a process uses it. After a crash the original is unchanged, or both directories exist.
+    Entries are then sent twice.
     """
     with hold(path), workplace(path.parent) as work:
         return _Salvage(path, work, clock, tell).run()
 
 
 def looked_through(path: Path, clock: Clock, tell: Tell) -> Report:
-    """Return what ``salvage`` would find damaged, and change nothing; ``error`` is empty if that is nothing.
+    """Return the damage that ``salvage`` would find, without changes; ``error`` is empty if there is none.
 
-    ``StoreLocked`` if a process uses it, ``StoreCorrupt`` if nothing of it can be read.
+    Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if none of it can be read.
     """
     with hold(path), workplace(path.parent) as work, ExitStack() as stack:
         look = open_look(path, work, clock, tell, stack)
@@ -120,7 +121,7 @@ def looked_through(path: Path, clock: Clock, tell: Tell) -> Report:
 
 
 def _find_damage(look: Look, tell: Tell) -> None:
-    """Say in ``look`` what is damaged, where it opened as if nothing was."""
+    """Set ``error`` in ``look`` if a copy that opened without errors is damaged."""
     if look.how is How.STRICT:
         tell("reading it")
         if findings := Checker(look, tell).run():
@@ -133,14 +134,14 @@ class _Salvage:
         self._work = work
         self._clock = clock
         self._tell = tell
-        self._saved: Counter[tuple[str, bool]] = Counter()  # by type and whether it is dead
+        self._saved: Counter[tuple[str, bool]] = Counter()  # by type and dead flag
         self._superseded = 0
         self._missing_uids: list[str] = []
         self._index_missing = 0
         self._waiting: list[Future[None]] = []
-        self._dropped_uids: set[bytes] = set()  # entries that were set in dropped records, and are found nowhere else
-        self._dropped_last: set[bytes] = set()  # of these, with nothing written after them
-        self._is_told = True  # whether all dropped records could be read so far
+        self._dropped_uids: set[bytes] = set()  # entries written in dropped records and not found elsewhere
+        self._dropped_last: set[bytes] = set()  # of these, without later writes
+        self._is_told = True  # True while all dropped records could be read
 
     def run(self) -> Report:
         with ExitStack() as stack:
@@ -162,7 +163,7 @@ class _Salvage:
         return self._exchange(fresh, report)
 
     def _name_dropped(self, look: Look) -> None:
-        """Collect the uids of dropped records; each record has its uids twice at least, so one read once is damaged."""
+        """Collect the uids in dropped records. A record has each uid at least twice, so a uid found once is damaged."""
         for dropped in look.dropped:
             data = dropped.data
             puts = None if data is None else puts_of(data)
@@ -186,7 +187,7 @@ class _Salvage:
 
     def _save(self, look: Look, entries: Entries) -> None:
         key_queues = self._key_queues(look)
-        for found in look.parked() if look.has_lost_writes else ():  # the head they became is lost
+        for found in look.parked() if look.has_lost_writes else ():  # their later state as head is lost
             first = key_queues.first.get(key_queue_id(found.type_id, found.entry.key), 0)
             if parked_number(found.key) < first:
                 self._keep(look, entries, found)
@@ -241,7 +242,9 @@ class _Salvage:
 
     @staticmethod
     def _key_queues(look: Look) -> _KeyQueues:
-        """Where batches are lost a key can have two entries on the timeline: the one that came first goes first."""
+        """Return the order of key queues. With lost batches a key may have two entries on the timeline: the earlier one
+        is first.
+        """
         head: dict[KeyQueueId, bytes] = {}
         first: dict[KeyQueueId, int] = {}
         if look.has_lost_writes:
@@ -301,7 +304,7 @@ class _Salvage:
     # -- the exchange -------------------------------------------------------------------------------------------------
 
     def _exchange(self, fresh: Path, report: Report) -> Report:
-        """The new directory first: a crash before the old one is put aside leaves entries twice, none nowhere."""
+        """Move the new directory into place, then rename the old one: a crash may duplicate entries, not lose them."""
         root = self._path.parent
         target = root / f"spool-{secrets.token_hex(6)}"
         aside = root / self._path.name.replace("spool-", "damaged-", 1)
@@ -316,7 +319,7 @@ class _Salvage:
             if Root.adopter_of(self._path) is not None:
                 shutil.copyfile(self._path / ADOPTER_FILE, fresh / ADOPTER_FILE)
             fresh.rename(target)
-            for other in directories(root):  # what was being moved to the one goes on to the other
+            for other in directories(root):  # directories being moved to the old one continue with the new one
                 if Root.adopter_of(other) == self._path.name:
                     (other / ADOPTER_FILE).write_text(target.name, encoding="utf-8")
             sync_directory(root)
@@ -327,11 +330,11 @@ class _Salvage:
 
 class _KeyQueues(NamedTuple):
     head: dict[KeyQueueId, bytes]  # sequence of the first entry on the timeline
-    first: dict[KeyQueueId, int]  # number of the first parked entry that is still to come
+    first: dict[KeyQueueId, int]  # number of the first parked entry still in the queue
 
 
 def _is_superseded(look: Look, found: Found) -> bool:
-    """Say whether a later state of the entry waits: the batch that ended this one is lost."""
+    """Return True if a later state of the entry waits: the batch that ended this state is lost."""
     prefix = pack_index_prefix(WAITING_GENERATION, found.type_id) + found.entry.uid
     with suppress(StoreCorrupt):
         for key, value in look.source.scan(Family.INDEX, prefix, prefix + b"\xff" * 8, limit=16).rows:
@@ -346,7 +349,7 @@ def _is_superseded(look: Look, found: Found) -> bool:
 
 
 def _lost_events(look: Look) -> int:
-    """Return how many events are missing in the trail, between those that are there and up to its figure."""
+    """Return the number of missing events in the trail, up to its recorded next sequence."""
     state = decode_state(None)
     with suppress(StoreCorrupt):
         state = decode_state(look.source.get_many(Family.META, [keys.META_OUTBOX])[0])
