@@ -1,1 +1,1 @@
-"""What is done to the store of a stopped daemon as a whole: looking through it, and saving what can be read of it."""
+"""Recovery of the store of a stopped daemon: check, salvage, and periodic backups and snapshots of a running one."""

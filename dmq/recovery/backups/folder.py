@@ -1,12 +1,12 @@
-"""The folder of periodic backups: which of it are backups of this store, whether a new one is whole, which go.
+"""Folder of periodic backups: lists those of this store, verifies a new one, and removes old ones.
 
-<folder>/dmq-<store>-<number>-<time>                a backup that was looked through and is whole
-<folder>/dmq-<store>-<number>-<time>.unverified     one that was not looked through yet
-<folder>/.dmq-<store>-<number>-<time>.removing      one that is being removed
+<folder>/dmq-<store>-<number>-<time>                a verified backup
+<folder>/dmq-<store>-<number>-<time>.unverified     a backup that is not verified yet
+<folder>/.dmq-<store>-<number>-<time>.removing      a backup that is being removed
 
-``<store>`` is the number of the store's identity, so a store that was restored or copied leaves the backups of the
-other alone. Backups are in the order of their numbers, whatever the clock was. One that somebody renamed, or serves as
-a store, is not ours any more: it is not counted, and nobody removes it.
+``<store>`` is the number of the store's identity, so a restored or copied store does not touch the backups of the
+original. Backups are ordered by number, independent of the clock. A backup that was renamed, or that is used as a
+store, no longer belongs to this folder: it is neither counted nor removed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dmq.store.files.cell import unusable
 from dmq.store.files.durable import sync_directory
 from dmq.store.schema.files import CELL_FILE, decode_marker
 
-DAMAGED = 4  # exit code of what looks through a backup
+DAMAGED = 4  # exit code of the verification process
 _UNVERIFIED, _REMOVING = ".unverified", ".removing"
 _STAMP = "%Y%m%dT%H%M%SZ"
 _WHY_CHARS_MAX = 500
 
 
 class KeptBackup(NamedTuple):
-    """A backup that is whole; ``taken_ms`` by the clock of its day, to the second."""
+    """Verified backup; ``taken_ms`` is by the clock at that time, rounded to the second."""
 
     number: int
     taken_ms: int
@@ -41,7 +41,7 @@ class KeptBackup(NamedTuple):
 
 
 def check_backup_dir(folder: Path) -> None:
-    """``DmqError`` if a folder is not there, or cannot be written."""
+    """Raise ``DmqError`` if a folder does not exist or is not writable."""
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -56,10 +56,10 @@ def check_backup_dir(folder: Path) -> None:
 
 
 class BackupFolder:
-    """The backups of one store in a folder that is there. Every call blocks; one at a time, but for ``cancel``."""
+    """Backups of one store in an existing folder. Every call blocks; only ``cancel`` may run concurrently."""
 
     def __init__(self, folder: Path, identity: int) -> None:
-        """``DmqError`` if the folder is not there, or cannot be written."""
+        """Open the folder; raise ``DmqError`` if it does not exist or is not writable."""
         self.path = folder
         self._prefix = f"dmq-{identity:016x}-"
         self._name = re.compile(rf"{self._prefix}([0-9]{{6,18}})-([0-9]{{8}}T[0-9]{{6}}Z)")
@@ -69,7 +69,7 @@ class BackupFolder:
         self._device = folder.stat().st_dev
 
     def sweep(self) -> None:
-        """Remove what a killed run left of backups of this store that were not finished."""
+        """Remove the unfinished backups of this store that a killed run left."""
         for path in self._own():
             name = path.name.removeprefix(".")
             if name.endswith((_UNVERIFIED, f"{_UNVERIFIED}.part", _REMOVING)):
@@ -77,7 +77,7 @@ class BackupFolder:
                     self._remove(path)
 
     def kept(self) -> list[KeptBackup]:
-        """Return the backups that are whole, the oldest first."""
+        """Return the verified backups, oldest first."""
         found: list[KeptBackup] = []
         for path in self._own():
             match = self._name.fullmatch(path.name)
@@ -86,7 +86,7 @@ class BackupFolder:
         return sorted(found)
 
     def target(self, now_ms: int) -> Path:
-        """Return where the next backup is to be made; ``StoreFailed`` if that is on another disk by now."""
+        """Return the path of the next backup; raise ``StoreFailed`` if the folder is now on another disk."""
         try:
             device = self.path.stat().st_dev
         except OSError as error:
@@ -98,9 +98,10 @@ class BackupFolder:
         return self.path / f"{self._prefix}{number:06d}-{stamp}{_UNVERIFIED}"
 
     def accept(self, target: Path) -> Path:
-        """Look through a backup at ``target``, all of it, and give it its name, durable on return.
+        """Verify the whole backup at ``target`` and give it its final name, durable on return.
 
-        ``StoreCorrupt`` if it is not whole; then it is removed. Another process does the work, at the lowest priority.
+        Raise ``StoreCorrupt`` if it is damaged; it is then removed. Another process verifies it, at the lowest
+        priority.
         """
         try:
             self._look_through(target)
@@ -116,7 +117,7 @@ class BackupFolder:
         return final
 
     def trim(self, count: int) -> list[Path]:
-        """Remove the oldest backups but for ``count``, and return them."""
+        """Remove all backups except the newest ``count``, and return their paths."""
         removed: list[Path] = []
         for each in self.kept()[:-count]:
             self._remove(each.path)
@@ -124,7 +125,7 @@ class BackupFolder:
         return removed
 
     def cancel(self) -> None:
-        """Have ``accept`` end soon, without a backup; for any thread."""
+        """Make ``accept`` end soon, without a backup; may be called from any thread."""
         self._is_cancelled = True
         if (child := self._child) is not None:
             child.kill()
@@ -134,7 +135,7 @@ class BackupFolder:
         hidden = path
         if not path.name.endswith(_REMOVING):
             hidden = path.with_name(f".{path.name.removeprefix('.')}{_REMOVING}")
-            path.rename(hidden)  # at once: half of a backup would look like one, and nobody finds it to write into it
+            path.rename(hidden)  # rename first: a partly removed backup must not look like a backup
         shutil.rmtree(hidden, ignore_errors=True)
 
     def _own(self) -> list[Path]:
@@ -154,7 +155,7 @@ class BackupFolder:
                 if self._is_cancelled:
                     child.kill()
                 assert child.stderr is not None
-                said = child.stderr.read()  # not by communicate(): it would close stdin, which tells the child to end
+                said = child.stderr.read()  # not by communicate(): it would close stdin, on which the child ends
                 child.wait()
             finally:
                 self._child = None
@@ -168,12 +169,12 @@ class BackupFolder:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a backup's files, those shared with the store included."""
+    """Return the total size of a backup's files, including those shared with the store."""
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 
 def _time_of(stamp: str) -> datetime | None:
-    """Return the time in a name; ``None`` if it is none, so that somebody else gave the name."""
+    """Return the time in a name; ``None`` if it is invalid, so that the name is not one of this folder's."""
     try:
         return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
     except ValueError:

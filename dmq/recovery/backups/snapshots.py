@@ -1,4 +1,4 @@
-"""Snapshots of a running daemon: every hour by themselves, when asked for, and one at the end of an orderly run."""
+"""Snapshots of a running daemon: hourly, on request, and at the end of an orderly run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dmq.trail.snapshots.taking import Exporter, SnapshotResult, Taker, list_sna
 log = structlog.get_logger("dmq.daemon")
 
 EVERY_MS = 3_600_000
-FIRST_AFTER_MS = 60_000  # at least: a daemon that was just started has better things to do
+FIRST_AFTER_MS = 60_000  # minimum: a snapshot must not slow down the start of the daemon
 _NAP_S_MAX = 60.0  # the wall clock may step
-LAST_ENTRIES_MAX = 1_000_000  # with more on the timeline the end of a run is not delayed by a snapshot
+LAST_ENTRIES_MAX = 1_000_000  # with more pending entries the end of a run takes no snapshot
 
 
 class Snapshots:
-    """Belongs to the event loop; the work is done in another thread, most of it in another process."""
+    """Snapshots of one store. Belongs to the event loop; the work runs in another thread, mostly in another process."""
 
     def __init__(self, store: Store, exporter: Exporter, data: Path) -> None:
-        """``data`` is the directory of the cell. Removes what a killed run left of its snapshots."""
+        """Remove the unfinished snapshots of a killed run; ``data`` is the directory of the cell."""
         self._store = store
         self._clock = store.clock
         self._taker = Taker(store, exporter, data.absolute())
@@ -36,24 +36,24 @@ class Snapshots:
         self._last_ms = int(known[-1][1]["taken_ms"]) if known else 0
 
     def start(self, subscriptions: Subscriptions) -> None:
-        """Take one every hour from here on, the first soon if the last one is older than that.
+        """Start the hourly snapshots; the first one is early if the last one is older than an hour.
 
-        ``subscriptions`` know what is in memory only: up to where the queues were handed out.
+        ``subscriptions`` supply state that exists only in memory: the offset up to which each queue was handed out.
         """
         self._subscriptions = subscriptions
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-snapshots")
 
     async def snapshot(self) -> SnapshotResult:
-        """Take one now, durable on return; calls wait for each other.
+        """Take a snapshot now, durable on return; concurrent calls run one after the other.
 
-        Raises ``SnapshotFailed``, and what the store raises. What was begun goes on if the caller goes away.
+        Raise ``SnapshotFailed`` and the errors of the store. A started snapshot continues if the caller is cancelled.
         """
         return await self._take(is_alone=False)
 
     async def close(self, grace_s: float) -> None:
-        """End what is under way; then take a last one, if the store is well and it takes no longer than ``grace_s``.
+        """Stop the hourly snapshots; then take a last one, if the store has not failed, within ``grace_s`` seconds.
 
-        To be called when nothing changes the store any more.
+        Call it when the store no longer changes.
         """
         if self._task is not None:
             self._task.cancel()
@@ -72,7 +72,7 @@ class Snapshots:
                 await self._take(is_alone=True)
             finally:
                 late.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever it is: the run ends, and what it kept is in the store
+        except Exception as error:  # noqa: BLE001 - the run ends in any case, and its data is in the store
             log.warning("last_snapshot_failed", error=str(error))
 
     async def _run(self) -> None:
@@ -86,13 +86,13 @@ class Snapshots:
                 continue
             try:
                 await self._take(is_alone=False)
-            except Exception as error:  # the next one may succeed
+            except Exception as error:  # the next snapshot may succeed
                 log.error("snapshot_failed", error=str(error), exc_info=not _is_known(error))  # noqa: TRY400
             due_ms = self._clock.now_ms() + EVERY_MS
 
     async def _take(self, *, is_alone: bool) -> SnapshotResult:
         work = asyncio.get_running_loop().create_task(self._take_alone(is_alone=is_alone), name="dmq-snapshot")
-        work.add_done_callback(look_at)  # it goes on if the caller goes away
+        work.add_done_callback(look_at)  # it continues if the caller is cancelled
         return await asyncio.shield(work)
 
     async def _take_alone(self, *, is_alone: bool) -> SnapshotResult:
@@ -111,7 +111,7 @@ class Snapshots:
 
 
 def cursors_of(subscriptions: Subscriptions) -> dict[tuple[int, int, int], int]:
-    """Return up to where the queues of loaded subscriptions were handed out in this run."""
+    """Return the offset up to which each queue of the loaded subscriptions was handed out in this run."""
     return {
         (queue.group_id, queue.topic_id, queue.queue_id): queue.cursor
         for found in subscriptions.all()

@@ -1,16 +1,16 @@
-"""Looking through the store of a stopped daemon: every row is read, and what belongs together is compared.
+"""Check of the store of a stopped daemon: every row is read, and related rows are compared.
 
-    damage     a block that cannot be read; the checksums of all blocks are checked as they are read
-    row        a row that makes no sense
-    name       something of a topic or a group that has no record
-    index      an entry that the index does not know, or knows elsewhere; an index row that leads nowhere
-    key        an entry that its own key does not lead to, or an own key that leads nowhere
-    queue      a gap in a queue, or a queue that its topic has not
+    damage     an unreadable block; the checksums of all blocks are verified by the reads
+    row        a row that cannot be decoded
+    name       a row of a topic or a group without a record
+    index      an entry that is missing in the index, or has another place there; an index row without its entry
+    key        an entry that its own key does not refer to, or an own key without its entry
+    queue      a gap in a queue, or a queue that its topic does not have
     group      progress of a group beyond the end of a queue
-    audit      audit events that are missing, and not told to be
-    figure     a count that is wrong
-    ledger     a term of the ledger that the rows do not bear out
-    mark       a mark under which something would never be read
+    audit      missing audit events without a gap event
+    figure     a wrong count
+    ledger     a term of the ledger that the rows contradict
+    mark       a mark that would prevent an entry from being read
 
 Nothing is changed. Memory grows with names and queues, not with messages.
 """
@@ -56,10 +56,10 @@ _PAGE = 512
 
 
 def check(path: Path, tell: Tell) -> Checked:
-    """Look through the store in ``path``, whose process is stopped; ``StoreLocked`` if it is not.
+    """Check the store in ``path``; raise ``StoreLocked`` if its process is running.
 
-    ``StoreCorrupt`` if its database cannot be opened in any way, ``StoreError`` if it is a spool's. Changes no data:
-    the pid in ``LOCK`` and RocksDB's own ``LOG`` only.
+    Raise ``StoreCorrupt`` if its database cannot be opened in any way, ``StoreError`` if it belongs to a spool. No data
+    is changed, only the pid in ``LOCK`` and RocksDB's own ``LOG``.
     """
     findings = Findings()
     with ExitStack() as stack:
@@ -89,13 +89,16 @@ def check(path: Path, tell: Tell) -> Checked:
 
 
 def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
-    """A log that was cut between two records, or is gone, looks whole; the trail beside it may know of what it held."""
+    """Compare the last sequence with that of the exported trail.
+
+    A log that was truncated between two records, or is missing, looks intact. The exported trail may have its events.
+    """
     try:
         cell, (state,) = cell_of(path), engine.get_many(Family.META, [keys.META_OUTBOX])
         stored = decode_state(state).next_sequence - 1
         manifests = Layout(path / "trail", cell).manifests.glob("*.jsonl")
         exported = max((line.last_sequence for each in manifests for line in read_manifest(each)[0]), default=0)
-    except (StoreCorrupt, OSError, ValueError):  # what is damaged is told where it is read; the trail is not looked at
+    except (StoreCorrupt, OSError, ValueError):  # damage is reported by the scan; the trail itself is not checked
         return
     if exported > stored:
         text = f"the trail tells of events up to {exported:,}, the store of {stored:,}: its end is lost"
@@ -103,7 +106,7 @@ def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
 
 
 def check_rows(look: Look, findings: Findings, tell: Tell) -> Checked:
-    """As ``check``, of a store that is open already; ``findings`` are those so far."""
+    """Do the same as ``check`` for an open store; ``findings`` has the findings so far."""
     return _Checker(look, findings, tell).run()
 
 
@@ -115,11 +118,11 @@ class _Checker:
         self._read = Pages(tell)
         self._totals: dict[str, Total] = {}
         self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
-        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
+        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that ever had messages
         self._counts: dict[int, _Count] = {}  # by scope
-        self._copies: Counter[int] = Counter()  # retries that wait, by lane
+        self._copies: Counter[int] = Counter()  # pending retries, by lane
         self._held: Counter[int] = Counter()  # by topic
-        self._bytes: Counter[int] = Counter()  # that wait, by scope, as far as they are counted
+        self._bytes: Counter[int] = Counter()  # pending bytes by scope, as far as they are counted
         self._bytes_since: int | None = None
         self._figures: dict[bytes, bytes] = {}
         self._schedules = ScheduleRows()
@@ -132,15 +135,15 @@ class _Checker:
             part()
         self._meta()
         self._recurring()
-        if not self._look.holes and not self._findings.count:  # else it differs from rows that are wrong themselves
+        if not self._look.holes and not self._findings.count:  # else bad rows explain the differences
             self._ledger()
         for hole in self._look.holes:
             self._find("damage", f"{hole} cannot be read: {hole.error}")
         return Checked(self._look.path, self._totals, self._findings)
 
     def _find_bytes_since(self) -> int | None:
-        """Return above which sequence the bytes of what waits are counted; ``None`` if the last run counted none."""
-        with suppress(StoreCorrupt):  # told where the family is read
+        """Return the sequence above which pending bytes are counted; ``None`` if the last run counted none."""
+        with suppress(StoreCorrupt):  # reported by the scan of the family
             run, since = keys.unpack_pair(self._figures.get(keys.META_BYTES_HEAD, b""))
             if keys.pack_u64(run) == self._figures.get(keys.META_BOOT):
                 return since
@@ -161,7 +164,7 @@ class _Checker:
 
     def _timeline(self) -> None:
         done = int.from_bytes(self._figures.get(keys.META_DONE, b""), "big")
-        bodies: set[int] = set()  # sequences of half messages whose body is to come
+        bodies: set[int] = set()  # sequences of half messages whose body comes later in the scan
         for page in self._pages(Family.TIMELINE):
             entries: list[Waiting] = []
             for key, value in page:
@@ -188,7 +191,7 @@ class _Checker:
             self._find("row", f"the half message with sequence {sequence} has no body")
 
     def _own_keys(self, entries: list[Waiting], values: dict[bytes, bytes]) -> None:
-        """Compare entries that have an own key with the rows of those."""
+        """Compare entries that have an own key with the rows of their own keys."""
         rows = [(row, each) for each in entries if (row := row_of(values[keys.timeline_key(each.mark)]))]
         found = self._look.get_many(Family.META, [row for row, _ in rows])
         for (row, each), value in zip(rows, found, strict=True):
@@ -199,12 +202,12 @@ class _Checker:
                 self._find("key", f"message {shown} has the own key {_shown_key(row)}, which does not lead to it")
 
     def _key_holders(self) -> None:
-        """See whether the messages wait that own keys lead to."""
+        """Check that the message of every own key is pending."""
         rows = self._look.rows(Family.META, *keys.meta_range(keys.META_OWN_KEY))
         for page in self._read.of(rows, "own keys"):
             holders: dict[bytes, KeyHolder] = {}
             for key, value in page:
-                with suppress(StoreCorrupt):  # told where the family is read
+                with suppress(StoreCorrupt):  # reported by the scan of the family
                     holders[key] = decode_key_holder(value)
             wanted = [keys.pack_index_prefix(0, keys.meta_id(row)) + each.message_id for row, each in holders.items()]
             for (row, each), found in zip(holders.items(), self._look.get_many(Family.INDEX, wanted), strict=True):
@@ -278,12 +281,12 @@ class _Checker:
         shown = shown_id_of(row.scope, row.index_id, self._names)
         name = f"message {shown}, at offset {offset} of {self._queue_name(*place)} by the index,"
         if found is None:
-            if offset >= self._ranges.get(place, (0, 0))[0]:  # below it retention may have been at work
+            if offset >= self._ranges.get(place, (0, 0))[0]:  # below it retention may have removed messages
                 self._find("index", f"{name} is not there")
             return
         try:
             is_same = not found or row.index_id.startswith(decode_queued(found).message_id)
-        except StoreCorrupt:  # told where the queue is read
+        except StoreCorrupt:  # reported by the scan of the queues
             return
         if not is_same:
             self._find("index", f"{name} is another message")
@@ -292,7 +295,7 @@ class _Checker:
 
     def _queue(self) -> None:
         for key, value in self._look.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
-            with suppress(StoreCorrupt):  # told where the family is read
+            with suppress(StoreCorrupt):  # reported by the scan of the family
                 place, begin = read_begin(key, value)
                 self._ranges[place] = (begin, begin)
         for page in self._pages(Family.QUEUE):
@@ -311,7 +314,7 @@ class _Checker:
 
     def _lies_at(self, topic_id: int, queue_id: int, offset: int) -> None:
         begin, end = self._ranges.get((topic_id, queue_id), (0, 0))
-        if offset < begin:  # retention is about to remove it
+        if offset < begin:  # retention is about to remove the message
             return
         if begin == end:
             topic = self._names.topics_by_id.get(topic_id)
@@ -363,7 +366,7 @@ class _Checker:
     def _outbox_state(self) -> OutboxState:
         try:
             return decode_state(self._figures.get(keys.META_OUTBOX))
-        except StoreCorrupt:  # told where the family is read
+        except StoreCorrupt:  # reported by the scan of the family
             return decode_state(None)
 
     def _meta(self) -> None:
@@ -384,7 +387,7 @@ class _Checker:
                     totals[keys.meta_id(key)] = keys.unpack_u64(value)
                 elif key[:1] == keys.META_HOUR:
                     claimed.setdefault(keys.meta_id(key), _Count()).add_hour(key, value)
-        is_format_1 = self._figures.get(keys.META_FORMAT) == keys.pack_u64(1)  # counts by the minute in other rows
+        is_format_1 = self._figures.get(keys.META_FORMAT) == keys.pack_u64(1)  # counts by the minute are in other rows
         for scope in sorted(self._counts.keys() | totals.keys() | claimed.keys()):
             found, said = self._counts.get(scope, _Count()), claimed.get(scope, _Count())
             if found.total != totals[scope]:
@@ -402,17 +405,17 @@ class _Checker:
     def _recurring(self) -> None:
         for letter in SCHEDULE_LETTERS:
             for key, value in self._look.rows(Family.META, *keys.meta_range(letter)):
-                with suppress(StoreCorrupt):  # told where the family is read
+                with suppress(StoreCorrupt):  # reported by the scan of the family
                     self._schedules.saw_row(key, value)
         for what, text in self._schedules.problems(self._names):
             self._find(what, text)
 
     def _ledger(self) -> None:
         source = self._look.source
-        with suppress(StoreCorrupt):  # told where the family is read
+        with suppress(StoreCorrupt):  # reported by the scan of the family
             row = self._figures.get(keys.META_LEDGER_HEAD)
             if row is None or keys.pack_u64(decode_head(row).run) != self._figures.get(keys.META_BOOT):
-                return  # there is none, or a later run kept none: it begins anew with the next
+                return  # no ledger, or a later run kept none: the next run starts a new one
             known = KnownIds.of(source)
             found = recount_queues(source, known, lambda *place: self._ranges.get(place, (0, 0))[1])
             found.waiting = {scope: count.total for scope, count in self._counts.items()}
@@ -428,7 +431,7 @@ class _Checker:
     def _compare(self, found: Counter[int], letter: bytes, what: str) -> None:
         said: Counter[int] = Counter()
         for key, value in self._look.rows(Family.META, *keys.meta_range(letter)):
-            with suppress(StoreCorrupt):  # told where the family is read
+            with suppress(StoreCorrupt):  # reported by the scan of the family
                 said[keys.meta_id(key)] = keys.unpack_u64(value)
         for scope in sorted(found.keys() | said.keys()):
             if found[scope] != said[scope]:
@@ -447,7 +450,7 @@ class _Checker:
 
 @dataclass(slots=True)
 class _Count:
-    """Entries of a scope by minute: their number, and a sum that differs if any minute's does."""
+    """Entries of a scope by minute: their number, and a digest that differs if the count of any minute does."""
 
     total: int = 0
     mixed: int = 0

@@ -1,15 +1,15 @@
-"""Comparing the ledger of a running store with its rows: in a process of its own, which disturbs the daemon least.
+"""Comparison of the ledger of a running store with its rows, in a separate process to disturb the daemon least.
 
     python -m dmq.runtime.background dmq.recovery.check.ledger DATABASE DIRECTORY
 
-opens the database as its secondary and says ``{"looked": 0}``. It goes on at a line on stdin, which comes if what it
-opened is whole, and counts with the lowest priority and a pause behind each slice of rows. It answers with lines of
-JSON: ``{"looked": rows}`` now and then, at the end ``{"looked": rows, "differences": [...]}``; or with one line on
-stderr and 1. It ends when its stdin does: then whoever asked for it is dead. What a killed daemon leaves, the directory
-of RocksDB's log, the next one removes.
+The process opens the database as its secondary and writes ``{"looked": 0}``. The daemon answers with a line on stdin if
+the opened state is complete. The process then counts at the lowest priority, with a pause after each slice of rows. It
+writes lines of JSON: ``{"looked": rows}`` periodically, and ``{"looked": rows, "count": number, "differences": [...]}``
+at the end. On an error it writes one line to stderr and exits with 1. It ends when its stdin is closed, because the
+daemon is then dead. The next daemon removes the directory of RocksDB's log that a killed daemon leaves.
 
-A checkpoint would be the simpler cut. Making one takes RocksDB 40 to 75 ms on a small machine, most of it syncs, and
-rocksdict holds Python's lock for as long: all that falls due meanwhile is late.
+A checkpoint would be the simpler snapshot. Making one takes RocksDB 40 to 75 ms on a small machine, mostly for syncs,
+and rocksdict holds Python's lock for that time. All messages that become due in the meantime would be late.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from dmq.trail.ledger import Difference, Ledger
 
 log = structlog.get_logger("dmq.daemon")
 
-SHOWN_MAX = 1_000  # differences that are told one by one
+SHOWN_MAX = 1_000  # differences listed one by one
 _DIRECTORY = ".ledger-"
-_TRIES = 20  # to open the database while no log of it is removed; at 25,000 messages a second one goes each second
-_PAUSE_S = 0.005  # behind each slice, which takes as long
+_TRIES = 20  # to open the database while no log is removed; at 25,000 messages/s one is removed per second
+_PAUSE_S = 0.005  # after each slice, which takes about as long
 _ROWS_PER_PAUSE = 2_048
 _TOLD_EVERY = 65_536  # rows
 _IS_OVER = 3  # exit code of a process whose parent is dead
 
 
 def compare(engine: Engine, breathe: Callable[[int], None] = lambda _: None) -> list[Difference]:
-    """Return what the ledger of a store that nobody changes says otherwise than its rows; empty: it balances.
+    """Return the differences between the ledger and the rows of a store that does not change; empty: it balances.
 
-    ``breathe`` is called now and then with how many rows were looked at since. ``StoreCorrupt`` for what cannot be
-    read.
+    ``breathe`` is called periodically with the number of rows read since its last call. Raise ``StoreCorrupt`` for
+    unreadable rows.
     """
     known = KnownIds.of(engine)
     found: Recount = recount_queues(engine, known, partial(queue_end, engine), breathe=breathe)
@@ -67,11 +67,11 @@ def compare(engine: Engine, breathe: Callable[[int], None] = lambda _: None) -> 
 
 @dataclass(slots=True, kw_only=True)
 class Verification:
-    """One comparison. It runs while ``ended_at_ms`` is 0; an ``error`` says why nothing is known."""
+    """One comparison. It runs while ``ended_at_ms`` is 0; a non-empty ``error`` explains why there is no result."""
 
-    number: int  # in this run of the daemon
+    number: int  # counted from 1 in each run of the daemon
     started_at_ms: int
-    expected: int  # rows, about
+    expected: int  # approximate number of rows
     looked: int = 0
     ended_at_ms: int = 0
     differences: int = 0
@@ -80,10 +80,10 @@ class Verification:
 
 
 class LedgerVerifier:
-    """One verification at a time. Use it as a context; belongs to the event loop, another thread waits."""
+    """Runs one verification at a time. A context manager; it belongs to the event loop, another thread waits."""
 
     def __init__(self, store: Store, data: Path) -> None:
-        """``data`` is the directory of the cell. Removes what a killed run left there."""
+        """Remove the files of a killed run; ``data`` is the directory of the cell."""
         self._store = store
         self._data = data.absolute()
         self._last: Verification | None = None
@@ -94,9 +94,9 @@ class LedgerVerifier:
             shutil.rmtree(path, ignore_errors=True)
 
     async def verify(self) -> Verification:
-        """Begin one, unless one is under way, and return it; ask how it goes with ``state``.
+        """Start a verification unless one is running, and return it; query its progress with ``state``.
 
-        ``Refused`` if the store keeps no ledger.
+        Raise ``Refused`` if the store keeps no ledger.
         """
         last = self._last
         if last is not None and not last.ended_at_ms:
@@ -105,7 +105,7 @@ class LedgerVerifier:
             raise no_ledger()
         loop = asyncio.get_running_loop()
         expected = sum((await loop.run_in_executor(None, self._store.pending)).values())
-        if self._last is not last:  # somebody else began one meanwhile
+        if self._last is not last:  # another caller started one in the meantime
             return await self.verify()
         now_ms, number = self._store.clock.now_ms(), last.number + 1 if last is not None else 1
         made = self._last = Verification(number=number, started_at_ms=now_ms, expected=expected)
@@ -114,7 +114,7 @@ class LedgerVerifier:
         return made
 
     def state(self, number: int) -> Verification:
-        """Return the one with a number; ``Refused(NOT_FOUND)`` if it is not the last one of this run."""
+        """Return the verification with a number; raise ``Refused(NOT_FOUND)`` if it is not the last one of this run."""
         if self._last is None or self._last.number != number:
             why = "no such verification, or another one came after it, or the daemon was started anew"
             raise Refused(Rule.NOT_FOUND, why, value=number)
@@ -126,7 +126,7 @@ class LedgerVerifier:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End what is under way."""
+        """Stop the running verification."""
         self._is_closing = True
         if self._child is not None:
             self._child.kill()
@@ -158,7 +158,7 @@ class LedgerVerifier:
         made.error = made.error or f"the store changes too fast: its log went on at each of {_TRIES} tries; try again"
 
     def _is_told(self, made: Verification, directory: Path) -> bool:
-        """Have a process count; say whether it could, or what it opened was about to be removed."""
+        """Run a counting process; return False if the files that it opened were about to be removed."""
         database, oldest_log = self._store.read_beside()
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8") as said,
@@ -207,7 +207,7 @@ class LedgerVerifier:
 
 
 def no_ledger() -> Refused:
-    """Return the refusal where the store keeps no ledger."""
+    """Return the refusal for a store without a ledger."""
     why = "this store keeps no ledger: what it would begin with is damaged; see 'dmq store check'"
     return Refused(Rule.REQUEST, why)
 
@@ -216,7 +216,7 @@ def no_ledger() -> Refused:
 
 
 def main(arguments: list[str]) -> int:
-    """Compare the database that is named; return the exit code."""
+    """Compare the database in ``arguments``; return the exit code."""
     looked = since_pause = told = 0
 
     def breathe(rows: int) -> None:

@@ -1,6 +1,6 @@
-"""The process that looks through a new backup: ``python -m dmq.recovery.check.verify DIR`` ends with 0 if it is whole.
+"""Process that verifies a new backup: ``python -m dmq.recovery.check.verify DIR`` exits with 0 if it is undamaged.
 
-It ends with whoever began it, and when nobody holds the other end of its stdin any more.
+It ends with its parent, and when the other end of its stdin is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FAILED = 1
 
 
 def main(path: Path) -> int:
-    """Look through a backup, give way to everybody meanwhile, and say on stderr what is wrong."""
+    """Check a backup at the lowest priority, write the findings to stderr, and return the exit code."""
     os.nice(19)
     try:
         findings = check(path, lambda _: None).findings

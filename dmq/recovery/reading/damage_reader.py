@@ -1,4 +1,4 @@
-"""Reading all that can be read: around damaged blocks, and in their ranges what other tables hold."""
+"""Damage reader: reads all readable rows, around damaged blocks, and within their ranges from other tables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _END = b"\xff" * 48
 
 
 class Pieces:
-    """A look, and beside it another one at a copy without the damaged tables."""
+    """A look at the store, and a second one at a copy without the damaged tables."""
 
     def __init__(self, look: Look, path: Path, work: Path, tell: Tell, stack: ExitStack) -> None:
-        """Reads everything once, to know the damaged ranges; ``stack`` closes what is opened."""
+        """Read everything once to find the damaged ranges; ``stack`` closes the opened copies."""
         self.look = look
         self._tell = tell
         self._other: Look | None = None
@@ -36,15 +36,15 @@ class Pieces:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is known to be lost."""
+        """Whether no loss is known."""
         return not self.holes and not self.look.has_lost_writes
 
     def has_holes(self, family: Family) -> bool:
-        """Whether rows of a family may be lost, or be of an older state."""
+        """Whether rows of a family may be lost, or have an older state."""
         return self.look.has_lost_writes or any(hole.family is family for hole in self.holes)
 
     def rows(self, family: Family, start: bytes = b"", stop: bytes = _END) -> Iterator[tuple[bytes, bytes]]:
-        """Give the rows of a range, in order."""
+        """Yield the rows of a range, in order."""
         holes = [hole for hole in self.holes if hole.family is family and hole.first < stop and hole.end > start]
         for key, value in self.look.rows(family, start, stop):
             while holes and holes[0].first <= key:
@@ -54,11 +54,11 @@ class Pieces:
             yield from self._in_hole(hole, start, stop)
 
     def pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Give all rows of a family, in order, some at a time."""
+        """Yield all rows of a family, in order, in pages."""
         return Pages(lambda text: self._tell(f"saving: {text}")).of(self.rows(family), family.name.lower())
 
     def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
-        """Return rows as far as they can be read."""
+        """Return rows as far as they can be read, else ``None``."""
         try:
             return self.look.source.get_many(family, wanted)
         except StoreCorrupt:

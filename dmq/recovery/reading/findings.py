@@ -1,4 +1,4 @@
-"""What a look through a store found."""
+"""Result of the check of a store."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Total(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a store was found to be."""
+    """Row counts and findings of a checked store."""
 
     path: Path
     totals: dict[str, Total]
     findings: Findings
 
     def as_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the result as JSON values."""
         found = self.findings
         return {
             "path": str(self.path),

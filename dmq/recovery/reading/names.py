@@ -1,4 +1,4 @@
-"""Topics, groups and lanes of a store of which some records may be lost."""
+"""Topics, groups and lanes of a store that may have lost some of their records."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ NAME_LETTERS = (keys.META_NAME, keys.META_SETTINGS, keys.META_HOLDS)
 
 
 class Readable(Protocol):
-    """What gives rows in order, as far as they can be read."""
+    """Source of readable rows in order."""
 
     def rows(self, family: Family, start: bytes = ..., stop: bytes = ...) -> Iterator[tuple[bytes, bytes]]:
-        """Give the rows of a range."""
+        """Yield the rows of a range."""
         ...
 
 
 class KnownNames(Names):
-    """As ``Names``, but a record that cannot be read is told and passed over."""
+    """Variant of ``Names`` that reports and skips unreadable records."""
 
     def __init__(self, source: Readable, tell: Callable[[bytes, str], None]) -> None:
-        """``tell`` is called with the key of each bad row and what is wrong with it."""
+        """Read the names; ``tell`` is called with the key and the error of each bad row."""
         self._tell = tell
-        self.rows: list[tuple[bytes, bytes]] = []  # those that are good
+        self.rows: list[tuple[bytes, bytes]] = []  # readable records
         super().__init__(_Scan(source))
 
     def has(self, name_id: int) -> bool:
@@ -39,18 +39,18 @@ class KnownNames(Names):
         return name_id in self.topics_by_id or name_id in self.groups_by_id
 
     def is_live(self, topic_id: int) -> bool:
-        """Whether a topic is there and not removed, or a lane is."""
+        """Whether a topic exists and is not removed, or a lane exists."""
         topic = self.topics_by_id.get(topic_id)
         return topic is not None and (topic.name.startswith(RETRY_PREFIX) or self.topics.get(topic.name) is topic)
 
     def new_topic(self, topic_id: int, name: str, queues: int, now_ms: int) -> Put:
-        """Make a topic known under an id of before; return its record."""
+        """Add a topic with an existing id; return its record."""
         topic = Topic(topic_id, name, queues, now_ms)
         self.add_topic(topic)
         return _record(self.plan_change(topic))
 
     def new_group(self, group_id: int, name: str, now_ms: int) -> Put:
-        """As ``new_topic``, of a group."""
+        """Add a group with an existing id; return its record."""
         following, self._next_id = self._next_id, group_id
         group, ops = self.plan_group(name, now_ms)
         self.add_group(group)
@@ -58,7 +58,7 @@ class KnownNames(Names):
         return _record(ops)
 
     def new_lane(self, lane_id: int, group_id: int, topic_id: int, now_ms: int) -> Put:
-        """As ``new_topic``, of the lane of a group that is known for a topic that is."""
+        """Add a retry lane with an existing id, for a known group and topic; return its record."""
         following, self._next_id = self._next_id, lane_id
         self.lanes.pop((group_id, topic_id), None)
         _, ops = self.lane(self.groups_by_id[group_id], topic_id, now_ms)
@@ -84,7 +84,7 @@ class KnownNames(Names):
 
 
 def shown_id(packed: bytes) -> str:
-    """Return a packed message id as clients know it, as far as it can be told."""
+    """Return a packed message id in the form that clients use, or in hex if it cannot be unpacked."""
     try:
         return unpack_id(packed)
     except ValueError:
@@ -97,11 +97,11 @@ def _record(ops: list[Op]) -> Put:
 
 
 class _Scan:
-    """The rows as ``Names`` asks for them."""
+    """Rows in the form that ``Names`` reads."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
-        del limit  # it is above what there can be
+        del limit  # the limit is above the possible number of rows
         return Rows(list(self._source.rows(family, start, stop)), True)

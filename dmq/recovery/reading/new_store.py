@@ -1,4 +1,4 @@
-"""The new store while a salvage fills it: rows in bounded batches, and the counts that go with what waits."""
+"""New store of a salvage: writes rows in bounded batches, and the counts of pending entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTED_MAX = 100_000
 
 
 class NewStore:
-    """Writes to an engine that nobody else uses. ``flush`` makes what was put readable."""
+    """Writes to an engine without other users. ``flush`` makes the rows put so far readable."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -27,7 +27,7 @@ class NewStore:
         self.rows: Counter[str] = Counter()  # by family
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
-        """Set a row."""
+        """Add a row to the current batch; full batches are written."""
         self._batch.puts.append((family, key, value))
         self._bytes += len(key) + len(value)
         self.rows[family.name.lower()] += 1
@@ -35,7 +35,7 @@ class NewStore:
             self.flush()
 
     def waits(self, each: Waiting, size: int) -> None:
-        """Count an entry of the timeline, and its bytes."""
+        """Count a pending entry of the timeline, and its bytes."""
         scope = each.entry.scope
         self._counts.add(scope, each.entry.deliver_at_ms, 1)
         if size:
@@ -47,24 +47,24 @@ class NewStore:
             self._put_counts()
 
     def flush(self) -> None:
-        """Write what was put."""
+        """Write the current batch."""
         if self._batch.puts:
             self._engine.write(self._batch)
             self._batch, self._bytes = Batch(), 0
 
     def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
-        """Return rows, those put before included."""
+        """Return rows, including those of the current batch."""
         self.flush()
         return self._engine.get_many(family, wanted)
 
     def finish(self) -> None:
-        """Write all that is left, durable on return."""
+        """Write the rest, durable on return."""
         self._put_counts()
         self.flush()
         self._engine.sync()
 
     def _put_counts(self) -> None:
-        self.flush()  # the figures of before are read
+        self.flush()  # earlier figures must be readable
         figures = Batch()
         self._counts.put(figures)
         for _, key, value in figures.puts:

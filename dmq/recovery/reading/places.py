@@ -1,4 +1,4 @@
-"""Which queue, and which message, a row of the index is about."""
+"""Queue and message id of an index row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _QUEUED = frozenset({EntryState.QUEUED, EntryState.DELIVERED})
 
 
 def place_of(row: Indexed, names: KnownNames) -> Place | None:
-    """Return the queue that a finished entry went to; ``None`` where that is not told, or is gone."""
+    """Return the queue of a finished entry's message; ``None`` if it is unknown or was removed."""
     if row.is_waiting or row.receipt.state not in _QUEUED:
         return None
     if row.scope in names.groups_by_id:
@@ -23,7 +23,7 @@ def place_of(row: Indexed, names: KnownNames) -> Place | None:
 
 
 def shown_id_of(scope: int, index_id: bytes, names: KnownNames) -> str:
-    """Return the message id in the key of an index row, as clients know it."""
+    """Return the message id in the key of an index row, in the form that clients use."""
     topic = names.topics_by_id.get(scope)
     is_copy = scope in names.groups_by_id or (topic is not None and topic.name.startswith(DEAD_LETTER_PREFIX))
     return shown_id(failed_message_id(index_id) if is_copy else index_id)

@@ -1,4 +1,4 @@
-"""The rows of a daemon's store, taken apart one by one; ``StoreCorrupt`` for each that makes no sense."""
+"""Decoding of the rows of a daemon's store, one by one; raises ``StoreCorrupt`` for rows that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.
 
 
 class Waiting(NamedTuple):
-    """A row of the timeline."""
+    """Row of the timeline."""
 
     mark: int
     entry: WaitingEntry
     message_id: bytes  # packed
-    index_id: bytes  # under which the index knows it
-    body_at: int  # where in the value its body begins
+    index_id: bytes  # its id in the index
+    body_at: int  # position of its body in the value
 
     @property
     def kind(self) -> str:
-        """The name of its kind, in lower case."""
+        """Name of its kind, in lower case."""
         return EntryKind(self.entry.kind).name.lower()
 
 
 class Indexed(NamedTuple):
-    """A row of the index."""
+    """Row of the index."""
 
     generation: int
     scope: int
@@ -61,19 +61,19 @@ class Indexed(NamedTuple):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is of an entry of the timeline."""
+        """Whether it belongs to an entry of the timeline."""
         return self.generation == keys.WAITING_GENERATION
 
     @property
     def failed_topic_id(self) -> int:
-        """Of a copy that a group failed: the topic of its original."""
+        """Topic of the original message, for a copy that a group failed."""
         return failed_topic_id(self.index_id)
 
 
 class Progress(NamedTuple):
-    """A row of the group family."""
+    """Row of the group family."""
 
-    group_id: int  # 0: of nobody, about a dead-letter queue or a queue that is pulled from
+    group_id: int  # 0: no group, the row is about a dead-letter queue or a pulled queue
     topic_id: int
     queue_id: int
     kind: GroupKind
@@ -82,7 +82,7 @@ class Progress(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind the last one that it tells of: the queue ends no earlier."""
+        """The offset after the last one in the row: the queue ends there or later."""
         match self.kind:
             case GroupKind.FLOOR | GroupKind.COMMITTED:
                 return keys.unpack_u64(self.value)
@@ -94,12 +94,12 @@ class Progress(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Topic and queue whose offsets it tells of; outcomes lie beside the only queue of their topic."""
+        """Topic and queue of the offsets in the row; outcomes refer to queue 0, the only one of their topic."""
         return self.topic_id, 0 if self.kind is GroupKind.OUTCOME else self.queue_id
 
 
 def read_waiting(key: bytes, value: bytes) -> Waiting:
-    """Take a row of the timeline apart."""
+    """Decode a row of the timeline."""
     entry = decode_waiting(value)
     if len(key) != keys.TIMELINE_KEY_BYTES or entry.kind not in set(EntryKind) - {EntryKind.SPOOLED}:
         raise StoreCorrupt(f"an entry of kind {entry.kind} under a key of {len(key)} bytes")
@@ -107,7 +107,7 @@ def read_waiting(key: bytes, value: bytes) -> Waiting:
 
 
 def read_index(key: bytes, value: bytes) -> Indexed:
-    """Take a row of the index apart."""
+    """Decode a row of the index."""
     if len(key) <= keys.INDEX_PREFIX_BYTES:
         raise StoreCorrupt(f"an index key of {len(key)} bytes")
     generation, scope = keys.index_place(key)
@@ -115,12 +115,12 @@ def read_index(key: bytes, value: bytes) -> Indexed:
 
 
 def read_begin(key: bytes, value: bytes) -> tuple[tuple[int, int], int]:
-    """Return a queue and where it begins, from a row of the meta family."""
+    """Return a queue and its first offset, from a row of the meta family."""
     return keys.queue_of_begin(key), keys.unpack_u64(value)
 
 
 def read_progress(key: bytes, value: bytes) -> Progress:
-    """Take a row of the group family apart."""
+    """Decode a row of the group family."""
     group_id, topic_id, queue_id, number_of_kind, number = unpack_group_key(key)
     try:
         kind = GroupKind(number_of_kind)
@@ -139,11 +139,11 @@ def read_progress(key: bytes, value: bytes) -> Progress:
 
 
 def epoch_of(row: Progress) -> int:
-    """Return the epoch of the last hand-out that an exception tells of."""
+    """Return the epoch of the last hand-out in an exception row."""
     return decode_exception(row.value).epoch
 
 
-# How rows of the meta family are read, and what kind they are, by the first byte of their key.
+# Decoder and kind of the rows of the meta family, by the first byte of their key.
 _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_IDENTITY: (decode_identity, "identity"),
     keys.META_CLOCK: (decode_clock, "figure"),
@@ -171,9 +171,9 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
 
 
 def read_figure(key: bytes, value: bytes) -> str:
-    """Look at a row of the meta family that is no name, nor belongs to one; return what kind it is.
+    """Check a row of the meta family other than a name; return its kind.
 
-    What is of no known kind is some later version's, and is let be.
+    A row of unknown kind comes from a later version and is not checked.
     """
     try:
         if key in _FIGURES:

@@ -31,14 +31,14 @@ _LOST_ENTRY = "its entry was lost, and how often it occurred since; resume it"
 
 
 class Parts(NamedTuple):
-    """What can be read of a schedule."""
+    """Readable parts of a schedule."""
 
     schedule: Schedule
     progress: Progress
 
 
 def parts_of(rows: list[bytes | None]) -> Parts:
-    """Read the three rows of a schedule; ``StoreCorrupt`` if they are not whole."""
+    """Decode the three rows of a schedule; raise ``StoreCorrupt`` if one is missing or damaged."""
     if None in rows:
         raise StoreCorrupt("a part of it is gone")
     schedule, progress, message = (row or b"" for row in rows)
@@ -47,14 +47,14 @@ def parts_of(rows: list[bytes | None]) -> Parts:
 
 
 class ScheduleRows:
-    """Notes what there is of each schedule, and says what does not belong together."""
+    """Collects the rows of each schedule, and reports inconsistent ones."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, dict[bytes, object]] = {}  # by name, as it stands in keys, and by letter
+        self._rows: dict[bytes, dict[bytes, object]] = {}  # by encoded name, as in keys, and by letter
         self._entries: dict[bytes, int] = {}  # topic ids by packed name
 
     def saw_row(self, key: bytes, value: bytes) -> None:
-        """Take note of a row that can be read; messages are not kept."""
+        """Record a readable row; messages are not kept."""
         letter = key[:1]
         found: object = None
         if letter == keys.META_SCHEDULE:
@@ -64,7 +64,7 @@ class ScheduleRows:
         self._rows.setdefault(key[1:], {})[letter] = found
 
     def saw_entry(self, each: Waiting) -> None:
-        """Take note of an entry of the timeline."""
+        """Record an entry of the timeline."""
         self._entries[each.message_id] = each.entry.topic_id
 
     def problems(self, names: KnownNames) -> Iterator[tuple[str, str]]:
@@ -94,7 +94,7 @@ class ScheduleRows:
 
 
 def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost) -> None:
-    """Write schedules that are whole. One whose entry is lost is paused: nobody can say what it sent meanwhile."""
+    """Write complete schedules. A schedule without its entry is paused: its occurrences since then are unknown."""
     found = {key[1:] for letter in SCHEDULE_LETTERS for key, _ in pieces.rows(Family.META, *keys.meta_range(letter))}
     for encoded in sorted(found):
         rows = [letter + encoded for letter in SCHEDULE_LETTERS]
@@ -116,7 +116,7 @@ def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost)
 
 
 def is_whole(pieces: Pieces, each: Waiting) -> bool:
-    """Say whether the schedule of an entry can be read, and goes on."""
+    """Return True if the schedule of an entry can be read and is active."""
     rows = schedule_keys(shown_id(each.message_id))
     try:
         parts = parts_of(pieces.get_many(Family.META, rows))

@@ -1,4 +1,4 @@
-"""Saving the audit outbox and the figures of a store: what is lost of them follows from what was saved."""
+"""Salvage of the audit outbox and the figures of a store: lost figures are derived from the saved rows."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ _FIRST_GENERATION = 2
 
 
 class HasMoves(Protocol):
-    """What says how the offsets of a queue change."""
+    """Source of the offset changes of queues."""
 
     def of(self, place: tuple[int, int]) -> Move | None:
-        """As ``Moves.of``."""
+        """Do the same as ``Moves.of``."""
         ...
 
     def begins(self) -> dict[tuple[int, int], int]:
-        """As ``Moves.begins``."""
+        """Do the same as ``Moves.begins``."""
         ...
 
 
 @dataclass(slots=True)
 class Figures:
-    """What the writer continues from, raised by whatever is seen; 0 where nothing says."""
+    """Values from which the writer continues, raised by the rows read; 0 if unknown."""
 
     boot: int
     sequence: int
@@ -61,7 +61,7 @@ class Figures:
 
     @classmethod
     def of(cls, pieces: Pieces, now_ms: int) -> Self:
-        """Read what the store says itself."""
+        """Read the stored figures."""
         found = {key: value for key, value in pieces.rows(Family.META, b"A", b"Z") if len(key) == 1}
 
         def number(key: bytes) -> int:
@@ -82,22 +82,22 @@ class Figures:
         )
 
     def saw_mark(self, mark: int) -> None:
-        """Take note of an entry that waits."""
+        """Record a pending entry."""
         self.sequence = max(self.sequence, keys.sequence_of(mark))
         self.first_mark = mark if self.first_mark is None else min(self.first_mark, mark)
 
     def saw_index(self, row: Indexed) -> None:
-        """Take note of an index row."""
+        """Record an index row."""
         self.sequence = max(self.sequence, row.receipt.sequence)
         self.generation = max(self.generation, row.generation)
 
     def saw_boot(self, boot: int) -> None:
-        """Take note of a run of the daemon."""
+        """Record a run of the daemon."""
         self.boot = max(self.boot, boot)
 
 
 def save_audit(pieces: Pieces, new: NewStore, lost: Lost, figures: Figures) -> None:
-    """Write the outbox, and behind it an event for each stretch that is missing."""
+    """Write the outbox, followed by a gap event for each missing range."""
     state = figures.outbox
     at = state.first_sequence if state is not None else None
     first, size = at, 0
@@ -112,7 +112,7 @@ def save_audit(pieces: Pieces, new: NewStore, lost: Lost, figures: Figures) -> N
                 continue
             if at is None:
                 first = at = sequence
-            if sequence < at:  # exported and dropped; a table that is lost said so
+            if sequence < at:  # exported and dropped; the deletion was in a lost table
                 continue
             if sequence > at:
                 missing.append((at, sequence - at))
@@ -138,7 +138,7 @@ def save_audit(pieces: Pieces, new: NewStore, lost: Lost, figures: Figures) -> N
 
 
 def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figures: Figures, bad_row: BadRow) -> None:
-    """Write the figures, and what operators ordered that is not done yet."""
+    """Write the figures, and the unfinished jobs and procedures of operators."""
     moved = moves.begins()
     for place, begin in moved.items():
         new.put(Family.META, keys.begin_key(*place), pack_u64(begin))
@@ -162,7 +162,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figu
     for key, value in (
         (keys.META_FORMAT, pack_u64(FORMAT_VERSION)),
         (keys.META_BOOT, pack_u64(figures.boot)),
-        (keys.META_BYTES_HEAD, pack_pair(figures.boot, 0)),  # all that was saved was counted
+        (keys.META_BYTES_HEAD, pack_pair(figures.boot, 0)),  # all saved entries were counted
         (keys.META_SEQUENCE, pack_u64(figures.sequence)),
         (keys.META_DONE, timeline_key(done)),
         (keys.META_GENERATION, pack_pair(generation, 0)),
@@ -172,7 +172,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figu
 
 
 def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:
-    """Return a job on dead letters whose queue may have other offsets now."""
+    """Return a dead-letter job, adjusted to the new offsets of its queue."""
     job = decode_job(value)
     topic = names.topics.get(dead_letter_topic(job.group))
     move = moves.of((topic.topic_id, 0)) if topic is not None else None
@@ -183,7 +183,7 @@ def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:
 
 
 def _procedure(procedure: Procedure, moves: HasMoves) -> bytes:
-    """Return a removal as it is, a reset with the new offsets of its topic's queues."""
+    """Return a removal unchanged, a reset with the new offsets of its topic's queues."""
 
     def placed(offsets: tuple[int, ...]) -> tuple[int, ...]:
         found = [moves.of((procedure.topic_id, queue_id)) for queue_id in range(len(offsets))]

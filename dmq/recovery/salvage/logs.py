@@ -1,4 +1,4 @@
-"""What damaged records of the write-ahead log seem to have held."""
+"""Report of the probable contents of damaged records in the write-ahead log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmq.store.schema.record import decode_queued
 
 
 def tell_dropped(dropped: Sequence[Dropped], lost: Lost, needed: Needed) -> None:
-    """Tell each stretch, and the messages that its bytes, which are not to be trusted, seem to name."""
+    """Report each damaged part, and the messages that its untrusted bytes seem to contain."""
     for each in dropped:
         lost.tell("log", log=each.log, at=each.at, bytes=each.size_bytes)
         for key, value in (puts_of(each.data) if each.data is not None else None) or ():

@@ -1,4 +1,4 @@
-"""Names for what was saved of topics and groups whose records are lost: without one nobody could get at it."""
+"""Substitute names for topics and groups whose records are lost: their rows would be unreachable without a name."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from dmq.store.writer.operations import Put
 
 
 class Needed:
-    """Makes a record for each id that is met and has none, under the same id."""
+    """Creates a record for each id without one, under the same id."""
 
     def __init__(self, names: KnownNames, new: NewStore, lost: Lost, now_ms: int) -> None:
         self._names = names
         self._new = new
         self._lost = lost
         self._now_ms = now_ms
-        self.queues: dict[int, int] = {}  # how many a topic must have, by what was found in them
+        self.queues: dict[int, int] = {}  # minimum number of queues per topic, by the rows found
 
     def of_waiting(self, each: Waiting, value: bytes, body: bytes) -> None:
-        """Make what an entry of the timeline needs; ``body`` may be that of another row."""
+        """Create the records that an entry of the timeline needs; ``body`` may come from another row."""
         entry = each.entry
         if entry.kind == EntryKind.RETRY:
             origin_id = decode_history(value, WAITING_HEADER_BYTES).topic_id
@@ -39,12 +39,12 @@ class Needed:
             self.topic(entry.topic_id, body_payload(body))
 
     def of_queued(self, topic_id: int, message: QueuedMessage) -> None:
-        """Make what a message of a queue needs: of a copy that a group failed nothing says which group that was."""
+        """Create the topic of a queued message, if missing; a failed copy does not contain the name of its group."""
         if not self._names.has(topic_id):
             self.topic(topic_id, message.payload if message.history is None else b"", is_dead=message.is_dead)
 
     def topic(self, topic_id: int, payload: bytes = b"", *, is_dead: bool = False) -> None:
-        """Make a topic, under the name that its message tells, if nobody else has it."""
+        """Create a topic with the name in its message, unless another topic has that name."""
         if self._names.has(topic_id):
             return
         name = _topic_in(payload)
@@ -54,7 +54,7 @@ class Needed:
         self._made(self._names.new_topic(topic_id, name, queues, self._now_ms), topic_id)
 
     def group(self, group_id: int) -> None:
-        """Make a group."""
+        """Create a group, if it has no record."""
         if not self._names.has(group_id):
             self._made(self._names.new_group(group_id, f"salvaged-{group_id}", self._now_ms), group_id)
 
@@ -65,17 +65,17 @@ class Needed:
     # -- for people ---------------------------------------------------------------------------------------------------
 
     def name(self, name_id: int) -> str:
-        """Return the name of a topic or a group, or its number."""
+        """Return the name of a topic or a group, or its id as text."""
         names = self._names
         known = names.topics_by_id.get(name_id) or names.groups_by_id.get(name_id)
         return known.name if known is not None else str(name_id)
 
     def scope_name(self, scope: int) -> str:
-        """Return the name of the topic or the group that an entry waits for."""
+        """Return the name of the topic or the group of a scope."""
         return self.name(topic_of_scope(scope))
 
     def shown_id(self, packed: bytes) -> str:
-        """Return a message id as clients know it."""
+        """Return a message id in the form that clients use."""
         return shown_id(packed)
 
 

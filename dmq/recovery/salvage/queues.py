@@ -1,4 +1,4 @@
-"""Saving queues, and every row that tells of their offsets (``spans`` says why some change)."""
+"""Salvage of queues and of every row with their offsets (``reading.offset_map`` explains the changes)."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ _OF_PROGRESS = frozenset({GroupKind.FLOOR, GroupKind.CHUNK, GroupKind.EXCEPTION}
 
 
 class Moves:
-    """What becomes of the offsets of each queue."""
+    """Offset changes of all queues."""
 
     def __init__(self, spans: dict[Place, Spans]) -> None:
         self.spans = spans
         self._moves = {place: move for place, each in spans.items() if (move := each.move()) is not None}
 
     def of(self, place: Place) -> Move | None:
-        """Return how the offsets of a queue change; ``None`` if they do not."""
+        """Return the offset change of a queue; ``None`` if its offsets stay."""
         return self._moves.get(place)
 
     def queue_counts(self) -> dict[int, int]:
-        """Return how many queues each topic must have."""
+        """Return the number of queues that each topic must have."""
         counts: dict[int, int] = {}
         for topic_id, queue_id in self.spans:
             counts[topic_id] = max(counts.get(topic_id, 0), queue_id + 1)
         return counts
 
     def is_removed(self, place: Place, offset: int) -> bool:
-        """Whether retention removed a message that lay there; else it is lost if it is not there."""
+        """Whether retention removed the message at ``offset``. A missing message that it did not remove is lost."""
         spans = self.spans.get(place)
         return spans is not None and offset < (spans.assumed_begin or spans.begin or 0)
 
     def begins(self) -> dict[Place, int]:
-        """Return where queues begin whose offsets change, or of which nothing else tells."""
+        """Return the first offsets of queues whose offsets change, or whose begin is only assumed."""
         assumed = {place: each.assumed_begin for place, each in self.spans.items() if each.assumed_begin}
         return assumed | {place: move.begin for place, move in self._moves.items()}
 
     def queue_key(self, place: Place, offset: int) -> bytes:
-        """Return the new key of a message; its old one, where nothing lies now, if it was not saved."""
+        """Return the new key of a message. If it was not saved, return its old key, which no longer has a row."""
         move = self.of(place)
         to = move.of(offset) if move is not None else offset
         return keys.pack_queue_key(*place, offset if to is None else to)
 
     def index_row(self, row: Indexed, key: bytes) -> bytes:
-        """Return the index row of a finished entry whose message lies under ``key`` now."""
+        """Return the index row of a finished entry whose message now has the key ``key``."""
         receipt = row.receipt
         assert receipt.state is not None
         offset = keys.queue_offset_of(key)
@@ -73,7 +73,7 @@ class Moves:
 
 
 def measure(pieces: Pieces, names: KnownNames, figures: Figures, bad_row: BadRow) -> Moves:
-    """Find out which offsets of each queue can be read, and how far each queue went by all that tells of it."""
+    """Determine the readable offsets of each queue, and its end according to all rows."""
     return _Measure(pieces, names, figures, bad_row).run()
 
 
@@ -88,7 +88,7 @@ class _Measure:
 
     def run(self) -> Moves:
         for key, value in self._pieces.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
-            with suppress(StoreCorrupt):  # told where the figures are saved
+            with suppress(StoreCorrupt):  # reported when the figures are saved
                 place, begin = read_begin(key, value)
                 self._begins[place] = begin
         for family, look in (
@@ -101,7 +101,7 @@ class _Measure:
                 try:
                     look(key, value)
                 except StoreCorrupt as error:
-                    if family is not Family.AUDIT:  # told where the outbox is saved
+                    if family is not Family.AUDIT:  # reported when the outbox is saved
                         self._bad_row(family, key, str(error))
         return Moves(self._spans)
 
@@ -119,7 +119,7 @@ class _Measure:
         row = read_index(key, value)
         self._figures.saw_index(row)
         place = place_of(row, self._names)
-        if place is None and not self._names.has(row.scope):  # of a topic whose record is lost, if it holds anything
+        if place is None and not self._names.has(row.scope):  # a topic without a record, if it has messages
             place = (row.scope, row.receipt.queue_id)
             place = place if place in self._spans else None
         if place is not None:
@@ -132,26 +132,26 @@ class _Measure:
                 self._reaches((event.topic_id, event.queue_id), record.queue_offset + 1)
 
     def _reaches(self, place: Place, end: int) -> None:
-        """Not of a topic that was removed, of which other rows may be left."""
+        """Record the end of a queue, unless its topic was removed: other rows of such a topic may remain."""
         if place in self._spans or self._names.is_live(place[0]) or not self._names.has(place[0]):
             self._of(place).reaches(end)
 
     def _of(self, place: Place) -> Spans:
         spans = self._spans.get(place)
         if spans is None:
-            # A row that may be lost says where it begins, if that is not at 0.
+            # A queue that does not begin at 0 has a begin row, which may be lost.
             unknown = None if self._pieces.has_holes(Family.META) else 0
             spans = self._spans[place] = Spans(self._begins.get(place, unknown))
         return spans
 
 
 def save_queues(pieces: Pieces, moves: Moves, new: NewStore, lost: Lost, needed: Needed) -> None:
-    """Write what can be read of all queues, and tell what is missing."""
+    """Write the readable messages of all queues, and report the missing ones."""
     for page in pieces.pages(Family.QUEUE):
         for key, value in page:
             try:
                 place, message = _read_queued(key, value)
-            except StoreCorrupt:  # told when the queues were measured
+            except StoreCorrupt:  # reported when the queues were measured
                 continue
             offset = keys.queue_offset_of(key)
             if offset >= (moves.spans[place].begin or 0):
@@ -177,7 +177,7 @@ def _read_queued(key: bytes, value: bytes) -> tuple[Place, QueuedMessage]:
 
 
 def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames, needed: Needed) -> None:
-    """Write how far groups are, what is settled of dead letters, and where those who pull continue."""
+    """Write the progress of groups, the outcomes of dead letters, and the committed offsets of pulling groups."""
     begun: dict[tuple[int, int], set[int]] = {}  # queues by group and topic
     for (group_id, topic_id, queue_id), rows in groupby(_progress(pieces), key=lambda row: row[:3]):
         found = list(rows)
@@ -190,7 +190,7 @@ def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames
             new.put(Family.GROUP, key, value)
     if not pieces.has_holes(Family.GROUP):
         return
-    # A group without a row on a queue would begin there like a new one, which may be at its end.
+    # A group without a row for a queue would start there like a new group, possibly at its end.
     for (group_id, topic_id), queue_ids in begun.items():
         for queue_id in set(range(names.topics_by_id[topic_id].queues)) - queue_ids:
             move = moves.of((topic_id, queue_id))
@@ -203,7 +203,7 @@ def _progress(pieces: Pieces) -> Iterator[Progress]:
         for key, value in page:
             try:
                 yield read_progress(key, value)
-            except StoreCorrupt:  # told when the queues were measured
+            except StoreCorrupt:  # reported when the queues were measured
                 continue
 
 
@@ -212,7 +212,7 @@ def _row(row: Progress) -> tuple[bytes, bytes]:
 
 
 def _moved(rows: list[Progress], move: Move) -> Iterator[tuple[bytes, bytes]]:
-    """Give the rows of one group and queue as they are after the move."""
+    """Yield the rows of one group and queue with the new offsets."""
     group_id, topic_id, queue_id = rows[0][:3]
     of_group = [row for row in rows if row.kind in _OF_PROGRESS]
     if of_group:

@@ -1,11 +1,12 @@
-"""Saving what can be read of a damaged store into a new one; the old one is never touched.
+"""Salvage: writes the readable rows of a damaged store to a new one; the old one is never changed.
 
-The new store passes ``check`` and a daemon starts on it. Figures, marks and the index of what waits are made anew from
-what was saved. Where that is not all of a queue, its messages get new offsets (``spans``), and every row that tells of
-offsets follows. What a table that is lost had deleted may be there again: such a message comes twice, none is made up.
+The new store passes ``check`` and a daemon starts on it. Figures, marks and the index of pending entries are rebuilt
+from the saved rows. If a queue is incomplete, its messages get new offsets (``reading.offset_map``), and every row
+with offsets is adjusted. Rows that a lost table had deleted may reappear: such a message is delivered twice, but no
+message is invented.
 
-In the audit trail, events that are gone leave a ``GAP`` each. No event tells of a message that is lost: the trail says
-that it was accepted, nothing says that it was finished, and the audit calls it what it is.
+In the audit trail, each range of missing events is replaced by a ``GAP`` event. There is no event for a lost message:
+the trail has its acceptance but no end, and the audit reports it as lost.
 """
 
 from __future__ import annotations
@@ -47,32 +48,32 @@ REPORT_FILE = "SALVAGE.json"
 
 
 class Salvaged(NamedTuple):
-    """What was done."""
+    """Result of a salvage."""
 
     path: Path
-    error: str  # why the old store could not be opened, or read; empty: nothing was wrong with it
+    error: str  # why the old store could not be opened or read; empty: no error
     opened: str
-    rows: dict[str, int]  # saved, by family
+    rows: dict[str, int]  # saved rows, by kind
     lost: dict[str, int]  # lines of ``LOST_FILE``, by kind
-    lost_offsets: int  # messages that are missing in queues
-    checked: Checked  # the new store
+    lost_offsets: int  # messages missing in queues
+    checked: Checked  # check of the new store
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether there is no recorded loss."""
         return not self.lost
 
     def as_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the result as JSON values."""
         plain = self._asdict() | {"path": str(self.path), "checked": self.checked.as_json()}
         return plain | {"is_whole": self.is_whole, "lost_file": str(self.path / LOST_FILE)}
 
 
 def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
-    """Save what can be read of the store in ``path``, whose process is stopped, into a new one at ``target``.
+    """Save the readable rows of the store in ``path``, whose process is stopped, into a new one at ``target``.
 
-    The new one is there whole and durable, or not at all. Raises ``StoreLocked``, ``StoreCorrupt`` if nothing can be
-    read, ``TargetTaken``, ``StoreError`` for the directory of a spool.
+    The new store exists complete and durable, or not at all. Raise ``StoreLocked``, ``StoreCorrupt`` if nothing can be
+    read, ``TargetTaken``, and ``StoreError`` for the directory of a spool.
     """
     if not (path / "rocksdb").is_dir():
         raise StoreCorrupt(f"there is no database in {path}")
@@ -112,7 +113,7 @@ class _Salvage:
         self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
         self._needed = Needed(self._names, new, lost, self._now_ms)
         self._figures = Figures.of(pieces, self._now_ms)
-        self._bodiless: set[bytes] = set()  # index keys of half messages and schedules that cannot be read whole
+        self._bodiless: set[bytes] = set()  # index keys of half messages and schedules with unreadable parts
 
     def run(self) -> None:
         pieces, new, lost = self._pieces, self._new, self._lost
@@ -165,7 +166,7 @@ class _Salvage:
             self._keep_waiting(index_key, each, value)
 
     def _is_older(self, each: Waiting, said: bytes | None) -> bool:
-        """Say whether a later state of the entry waits, by the index, and can be read."""
+        """Return True if the index has a later state of the entry, and that state is readable."""
         mark = _mark_of(said)
         if mark is None or mark == each.mark:
             return False
@@ -188,7 +189,7 @@ class _Salvage:
                 self._bodiless.add(index_key)
                 return
             self._new.put(Family.TIMELINE, body_key, found or b"")
-        if entry.kind == EntryKind.RECURRING and not is_whole(self._pieces, each):  # told when schedules are saved
+        if entry.kind == EntryKind.RECURRING and not is_whole(self._pieces, each):  # reported when schedules are saved
             self._bodiless.add(index_key)
             return
         self._needed.of_waiting(each, value, body)
@@ -201,9 +202,9 @@ class _Salvage:
         self._figures.saw_mark(each.mark)
 
     def _with_key(self, each: Waiting, value: bytes) -> bytes:
-        """Save the own key of an entry; return its value, without the key if another one that was saved has it.
+        """Save the own key of an entry; return its value, without the key if another saved entry has it.
 
-        Of two, one was replaced by the other, and a table that is lost had deleted it: it comes all the same.
+        Of two such entries one replaced the other, and a lost table had deleted it. It is delivered all the same.
         """
         if not (row := row_of(value)):
             return value
@@ -214,14 +215,14 @@ class _Salvage:
         return value
 
     def _rest(self) -> None:
-        """Ask for entries one by one that the index knows and that were not reached; tell of those that are gone."""
+        """Read unreached entries one by one by the index; report the missing ones."""
         for page in self._pieces.pages(Family.INDEX):
             asked: dict[bytes, bytes] = {}  # timeline key by index key
             for key, value in page:
                 mark = _mark_of(value) if key[:4] == bytes(4) and len(key) > INDEX_PREFIX_BYTES else None
                 if mark is not None:
                     asked[key] = timeline_key(mark)
-            for key in self._bodiless & asked.keys():  # told already
+            for key in self._bodiless & asked.keys():  # already reported
                 del asked[key]
             missing = [
                 key
@@ -239,17 +240,17 @@ class _Salvage:
                     self._lost.tell("message", topic=topic, message_id=shown, was="waiting")
 
     def _index(self, moves: Moves) -> None:
-        """Save what is remembered of finished entries, if what they became is there."""
+        """Save the index rows of finished entries whose message exists."""
         for page in self._pieces.pages(Family.INDEX):
             placed: list[tuple[Indexed, bytes, Place]] = []
             for key, value in page:
                 try:
                     row = read_index(key, value)
-                except StoreCorrupt:  # told when the queues were measured
+                except StoreCorrupt:  # reported when the queues were measured
                     continue
                 if row.is_waiting or row.generation < self._figures.generation - 1:
                     continue
-                if is_own_key_scope(row.scope):  # a lost table may hold a later holder, or its end
+                if is_own_key_scope(row.scope):  # a lost table may have had a later holder, or its end
                     continue
                 place = place_of(row, self._names)
                 if place is None:
@@ -281,7 +282,7 @@ def _mark_of(row: bytes | None) -> int | None:
 def _cell_id(path: Path) -> str:
     try:
         return cell_of(path)
-    except StoreCorrupt:  # its marker is lost as well
+    except StoreCorrupt:  # the marker file is lost too
         return os.urandom(8).hex()
 
 
