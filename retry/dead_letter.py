@@ -21,7 +21,7 @@ LAST_FAILED_AT = "DLQ_LAST_FAILED_AT"  # epoch ms
 # On a redriven message: the message id of the dead letter it was made from.
 PARENT_MESSAGE_ID = "DLQ_PARENT_MESSAGE_ID"
 REFUSED = "DMQ_REFUSED"  # on a dead letter refused by a cluster: the code and the reason
-UNREADABLE = "DMQ_UNREADABLE"  # on a dead letter imported from a cluster: why it could not be read
+UNREADABLE = "DMQ_UNREADABLE"  # on a dead letter received from a cluster: why it could not be read
 # Properties that only the service writes, never a sender.
 WRITTEN = (ATTEMPTS, REASON, FIRST_FAILED_AT, LAST_FAILED_AT, PARENT_MESSAGE_ID, REFUSED, UNREADABLE)
 
@@ -86,7 +86,7 @@ class Job:
 
     A redriven dead letter goes only to its group, unless ``to_topic`` or ``all_groups`` makes it a message for all
     groups. The job processes each offset of ``[next_offset, end_offset)`` in the group's dead-letter queue once. The
-    counts are messages: ``done`` were redriven (or purged), ``passed`` did not match or already had an outcome,
+    counts are messages: ``done`` were redriven or purged. ``passed`` did not match or already had an outcome.
     ``failed`` could not be read and stay dead.
     """
 

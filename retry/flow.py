@@ -42,7 +42,7 @@ class SentBack:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A consumer gave the message up."""
+    """The consumer gave up on the message: no further attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Death(IntEnum):
 class Entry:
     """One message to send later, or again."""
 
-    type_name: str  # selects the handler; follows the rules of topic names
+    type_name: str  # selects the handler; has the syntax of topic names
     uid: bytes  # UID_BYTES, the same in every attempt
     payload: bytes
     key: str = ""  # entries of one type and key keep their order; empty: no order

@@ -97,7 +97,7 @@ class MemorySink:
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries that wait or are held, in the order of arrival."""
+        """All waiting and held entries, in the order of arrival."""
         with self._changed:
             return [row.entry for row in self._rows.values()]
 

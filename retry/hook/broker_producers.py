@@ -1,8 +1,8 @@
 """Producers of ``broker_adapter``: the stored form of their sends, the verdicts on their errors, and their event loop.
 
 The stored form is a JSON head and the unchanged body, joined by ``codecs.join``. The first attempt and every
-repetition carry one message id, derived from the uid if the message has none, and the uid as the property
-``DMQ_UID``. Consumers and the audit detect a duplicate by the message id, applications by the uid.
+repetition carry the same message id, derived from the uid if the message has none. They also carry the uid as the
+property ``DMQ_UID``. Consumers and the audit detect a duplicate by the message id, applications by the uid.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Tally:
             self.attempts[verdict] += 1
 
     def note_redelivered(self) -> None:
-        """Count a message of the sink that was sent."""
+        """Count a message of the sink as sent."""
         with self.lock:
             self.redelivered += 1
 

@@ -1,10 +1,14 @@
 """One send: attempt it, keep it, or reject it.
 
-The order of the steps is written once, as a generator. It yields the slow steps to its driver: ``TryNow`` (the
-handler), ``Ask`` (a sink call that may block), ``Keep`` (a call whose future must complete even if the caller is
-cancelled) and ``Tell`` (a call that must be made, without using its result). The synchronous driver waits, the
-asynchronous one awaits. Both wait at most ``keep_timeout_s`` in all, not counting the handler. A send without a key
-to an available destination skips the generator.
+The order of the steps is written once, as a generator, which yields the slow steps to its driver:
+
+    TryNow  call the handler
+    Ask     make a sink call that may block
+    Keep    make a call whose future must complete even if the caller is cancelled
+    Tell    make a call in any case, without using its result
+
+The synchronous driver waits, the asynchronous one awaits. Both wait at most ``keep_timeout_s`` in all, not counting the
+handler. A send without a key to an available destination skips the generator.
 """
 
 from __future__ import annotations
@@ -317,7 +321,7 @@ class Sender:
         is_uncertain: bool,
         is_counted: bool = True,
     ) -> Flow:
-        """Keep a message whose attempt failed for the drain."""
+        """Keep a message for the drain after a failed attempt."""
         if held is not None:  # already durable, so the sender need not wait
             yield Tell(
                 self._settler.asking(

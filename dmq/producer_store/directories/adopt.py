@@ -3,8 +3,8 @@
 The adoption progress is stored here in the same batch as the adopted entries, so a crash repeats nothing. The next
 process of this directory, or a process that adopts it, skips the entries that are here.
 
-The progress row has two timeline marks and a number. Entries between the marks are here. Of the key whose first entry
-is at the second mark, that entry is here if the number is not 0, and so are the parked ones below number - 1. Entries
+The progress row has two timeline marks and a number. Entries between the marks are here. The second mark is that of the
+first entry of a key. This entry is here if the number is not 0, and so are the parked ones below number - 1. Entries
 below the first mark were deleted there, or could not be read and are read again. An unreadable entry stays there with
 all entries parked after it, and the directory is recorded as damaged.
 """

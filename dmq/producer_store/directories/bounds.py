@@ -23,11 +23,16 @@ _ROCKS = RocksOptions(wal_bytes_max=32 * _MIB, memtable_bytes_max=32 * _MIB, cac
 class SpoolOptions:
     """Bounds, and the behaviour when they are reached.
 
-    ``overflow``: "refuse" the new entry, "block" up to ``block_s`` for room, "drop_newest" (refuse it, with an event in
-    the trail), or "drop_oldest" (the oldest entry not held by a worker). Low disk space always refuses or blocks: a
-    drop does not free space at once. ``durability`` "process" survives SIGKILL, but not power loss. ``trail_path`` is
-    the folder of the audit trail (docs/TRAIL.md), written every ``trail_every_s``; ``None`` disables it. The trail
-    needs ``pip install rock-dmq[server]``.
+    ``overflow`` is one of:
+
+        refuse       refuse the new entry
+        block        wait up to ``block_s`` for room
+        drop_newest  refuse the new entry, with an event in the trail
+        drop_oldest  drop the oldest entry not held by a worker
+
+    Low disk space always refuses or blocks: a drop does not free space at once. ``durability`` "process" survives
+    SIGKILL, but not power loss. ``trail_path`` is the folder of the audit trail (docs/TRAIL.md), written every
+    ``trail_every_s``; ``None`` disables it. The trail needs ``pip install rock-dmq[server]``.
     """
 
     entries_max: int = 1_000_000

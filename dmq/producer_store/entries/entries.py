@@ -146,10 +146,10 @@ class Entries:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, entry: Entry, settle: Callable[[Unit, Ticket | None], None], *, is_held: bool = False) -> None:
-        """Store a new entry; an entry whose uid already waits on the timeline is stored once.
+        """Store a new entry; an entry with a uid that already waits on the timeline is stored once.
 
-        ``settle`` gets its ticket if the caller holds it: if ``is_held`` is set, and the entry neither queues after
-        others of its key nor is held by another caller.
+        ``settle`` gets its ticket if the caller holds it. That requires ``is_held``, no other entries of its key before
+        it, and no other caller that holds it.
         """
         type_id, plan = self._type(entry.type_name)
         if self.keeps(entry):  # perhaps not yet on disk: the unit submitted now settles after it

@@ -1,8 +1,8 @@
 """Reader of due entries: a thread that keeps a bounded number of them ready for each type.
 
 The reader scans the timeline once, in the order of its keys. A type with enough ready entries, or without a consumer,
-does not delay the others: its rows are skipped, and the type is *behind* from its first skipped row on. When there is
-room again the reader returns for that type alone. So memory is bounded for any backlog, and an unavailable destination
+does not delay the others: its rows are skipped. The type is *behind* from its first skipped row on. When there is room
+again the reader returns for that type alone. So memory is bounded for any backlog, and an unavailable destination
 costs nothing.
 
 Ready and held entries are *out*. The durable done mark (everything below is finished) stays below every row that is

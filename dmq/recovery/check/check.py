@@ -89,7 +89,7 @@ def check(path: Path, tell: Tell) -> Checked:
 
 
 def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
-    """Compare the last sequence with that of the exported trail.
+    """Compare the last sequence of the store with that of the exported trail.
 
     A log that was truncated between two records, or is missing, looks intact. The exported trail may have its events.
     """
@@ -164,7 +164,7 @@ class _Checker:
 
     def _timeline(self) -> None:
         done = int.from_bytes(self._figures.get(keys.META_DONE, b""), "big")
-        bodies: set[int] = set()  # sequences of half messages whose body comes later in the scan
+        bodies: set[int] = set()  # sequences of half messages; their bodies come later in the scan
         for page in self._pages(Family.TIMELINE):
             entries: list[Waiting] = []
             for key, value in page:

@@ -50,7 +50,7 @@ _TRIES = 20  # to open the database while no log is removed; at 25,000 messages/
 _PAUSE_S = 0.005  # after each slice, which takes about as long
 _ROWS_PER_PAUSE = 2_048
 _TOLD_EVERY = 65_536  # rows
-_IS_OVER = 3  # exit code of a process whose parent is dead
+_IS_OVER = 3  # exit code after the death of the parent
 
 
 def compare(engine: Engine, breathe: Callable[[int], None] = lambda _: None) -> list[Difference]:

@@ -1,8 +1,8 @@
 """Offset map: the saved offsets of a queue, and their offsets in the new store.
 
 The daemon treats a queue with a gap between its first and its last message as damaged. So a queue with a gap or a lost
-end restarts after the highest offset that it ever had, with the saved messages in their order. No offset is used
-twice, and an old receipt handle never refers to another message.
+end restarts after the highest offset that it ever had. The saved messages keep their order. No offset is used twice,
+and an old receipt handle never refers to another message.
 """
 
 from __future__ import annotations

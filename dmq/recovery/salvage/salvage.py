@@ -70,7 +70,7 @@ class Salvaged(NamedTuple):
 
 
 def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
-    """Save the readable rows of the store in ``path``, whose process is stopped, into a new one at ``target``.
+    """Save the readable rows of the store of a stopped daemon in ``path`` into a new one at ``target``.
 
     The new store exists complete and durable, or not at all. Raise ``StoreLocked``, ``StoreCorrupt`` if nothing can be
     read, ``TargetTaken``, and ``StoreError`` for the directory of a spool.
