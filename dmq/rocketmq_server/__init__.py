@@ -1,15 +1,15 @@
-"""The front door: the public RocketMQ 5 protocol in front of a ``PopBroker``.
+"""The public RocketMQ 5 protocol on top of a ``PopBroker``.
 
-A request goes down this list and its answer comes back up:
+A request passes through these modules from top to bottom, and its answer returns the same way:
 
-``grpc_server``  the transport, and the only module here that knows grpc
-``dispatch``     bytes to messages and back; every error becomes the protocol's own answer
+``http2_server``, ``grpc_server``  the transports; only the second one imports grpc
+``dispatch``     bytes to messages and back; converts every error to a status of the protocol
 ``service``      one method per RPC: validate, map, call the broker, map
-``pulls``, ``transactions``  the same for reading by offset, and for half messages
-``validate``, ``delay``  what a client may send, and when its message is due
+``pulls``, ``transactions``  the same for reads by offset and for half messages
+``validate``, ``delay``  request limits and delivery times
 ``mapping``      broker values to wire messages
-``settings``, ``sessions``  what clients are told, and who they are
-``codes``        the one table from errors to codes
+``settings``, ``sessions``  client settings and the table of connected clients
+``codes``        the only table from errors to codes
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The public protocol behind access keys: what each RPC takes, in one table.
+"""Access rules of the public protocol: the permissions that each RPC requires, in one table.
 
-A call without a good signature is answered 40100, one whose key lacks something 40300, each in the shape that the RPC
-answers in. An RPC that is not in the table is refused. Health and reflection are not asked for a key.
+A call without a valid signature is answered 40100. A call whose key lacks a permission is answered 40300. Both use the
+response type of the RPC. An RPC that is not in the table is refused. Health and reflection need no key.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _of_report(request: consumer_v1.ReportFailureRequest) -> Iterable[Need]:
 
 
 def _of_heartbeat(request: wire.HeartbeatRequest) -> Iterable[Need]:
-    # A producer's group is not looked at. Everything else that names one, if only by its namespace, is judged by it.
+    # A producer's group is ignored. Others need the permission for a group that they name, if only by its namespace.
     if request.client_type == wire.PRODUCER or not full_name(request.group):
         return ()
     return (Need(SUB, GROUP, full_name(request.group)),)
 
 
 def _of_goodbye(_: wire.NotifyClientTerminationRequest) -> Iterable[Need]:
-    """Any key may end what is its own, also when its rules have changed."""
+    """Require nothing: any key may end its own session, also after its rules have changed."""
     return ()
 
 
@@ -78,7 +78,7 @@ def _of_queue(request: wire.QueryOffsetRequest) -> Iterable[Need]:
 
 
 def _of_command(command: wire.TelemetryCommand) -> Iterable[Need]:
-    """What a frame takes, in either direction: those of the server may hold a message."""
+    """Return the permissions for a telemetry frame in either direction; frames of the server may contain a message."""
     match command.WhichOneof("command"):
         case "settings":
             settings = command.settings
@@ -126,8 +126,8 @@ NEEDS: Mapping[str, Needs] = MappingProxyType(
 
 _SEND = (Need(PUB, TOPIC, ANY),)
 _READ = (Need(SUB, TOPIC, ANY), Need(SUB, GROUP, ANY))
-# What a key must have some rule for, whatever the request names: judged by the headers. Nothing: any key will do, for
-# a connected client that has lost its rules says so, and says goodbye.
+# Permissions that a key needs on at least one resource, checked from the headers alone. An empty tuple admits any
+# key: a connected client that has lost its rules still reports settings and announces its termination.
 AT_ALL: Mapping[str, tuple[Need, ...]] = MappingProxyType(
     {
         "QueryRoute": (Need(f"{PUB}|{SUB}", TOPIC, ANY),),
@@ -159,7 +159,7 @@ _REQUEST_MAX_WITHOUT_KEY: Final = 16 * 1024
 
 
 def all_entrances(others: Mapping[str, Entrance]) -> dict[str, Entrance]:
-    """Return what the headers of each RPC decide, by path: of the public protocol, health, reflection, and others."""
+    """Return the header checks of each RPC by path: the public protocol, health, reflection, and ``others``."""
     messaging = {
         method.path: Entrance(rpc=rpc, request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS), lacks=_lacking(rpc))
         for rpc, method in METHODS.items()
@@ -180,10 +180,10 @@ def _lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
 
 
 class Guarded:
-    """A service whose calls are let through by a guard first.
+    """A service whose calls are authorized by a guard first.
 
-    A client id counts within its access key: nobody takes over, or ends, the session of somebody else by sending
-    that one's id.
+    A client id is scoped to its access key. Another key that sends the same id can neither take over nor end the
+    session.
     """
 
     def __init__(self, service: Served, guard: Guard) -> None:
@@ -199,7 +199,7 @@ class Guarded:
     async def telemetry(
         self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
     ) -> AsyncGenerator[wire.TelemetryCommand, None]:
-        """Serve a stream as long as its key is good: each frame, also the server's, is judged by the rules of now."""
+        """Serve a stream while its key is valid. Check each frame, in both directions, against the current rules."""
         key = self._key_of("Telemetry", call)
         _within(key, call)
 
@@ -223,7 +223,7 @@ class Guarded:
     def _admitting(self, rpc: str, serve: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
         needs, admit, check = NEEDS.get(rpc, _unlisted), self._guard.admit, self._guard.check
 
-        def serve_if_admitted(request: Any, call: Call) -> Any:  # noqa: ANN401 - what `serve` returns
+        def serve_if_admitted(request: Any, call: Call) -> Any:  # noqa: ANN401 - the result of `serve`
             admission = call.admission
             if admission is None:
                 key = admit(rpc, call.header, needs(request))

@@ -1,4 +1,4 @@
-"""What a servicer knows about the call it serves, whatever the transport."""
+"""The context of one call, independent of the transport."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CLIENT_VERSION_HEADER = "x-mq-client-version"
 class Call:
     """One RPC from one client; ``client_id`` is empty when the client sent none.
 
-    Calls with a stream of answers may wait, and know more: ``deadline_s`` is what was left of the deadline when they
-    came in (``None`` without one), ``peer`` the client's address, ``account`` where answers count that the client has
-    not taken. ``admission`` is what was decided about the call by its headers. Headers are looked up when asked for:
-    most calls need none but the client id.
+    The last four fields are optional. ``deadline_s`` is the time that was left until the deadline when the call arrived
+    (``None`` without a deadline). ``peer`` is the client's address. ``account`` counts the bytes of answers that the
+    client has not read yet. ``admission`` is the decision made from the headers. Headers are looked up on demand,
+    because most calls need only the client id.
     """
 
     client_id: str
@@ -30,7 +30,7 @@ class Call:
     account: Account | None = None
 
     def header(self, name: str) -> str:
-        """Return the first header of that (lower-case) name, or the empty string; binary ones are not read."""
+        """Return the first text header with that lower-case name, or the empty string. Binary headers are ignored."""
         if isinstance(self.headers, RequestHeaders):  # it decodes no more than it is asked for
             return self.headers.get(name) or ""
         for key, value in self.headers:
@@ -40,20 +40,22 @@ class Call:
 
     @property
     def address(self) -> str:
-        """Return the address that the call came from; empty if the transport does not say."""
+        """Return the client's address; empty if the transport does not provide it."""
         return self.admission.address if self.admission is not None else ""
 
     @property
     def packed_bytes(self) -> int:
-        """The size in which a request came that was compressed; 0 if it was not, or nobody knows."""
+        """The compressed size of the request in bytes; 0 if it was not compressed or the size is unknown."""
         return self.headers.packed_bytes if isinstance(self.headers, RequestHeaders) else 0
 
     @property
     def language(self) -> str:
-        """``JAVA``, ``GO``, ``PYTHON``, ``RUST``, ``CPP``, ``DOTNET``; Node says ``HTTP``. Whatever the client sent."""
+        """``JAVA``, ``GO``, ``PYTHON``, ``RUST``, ``CPP`` or ``DOTNET``; Node sends ``HTTP``. The header is not
+        validated.
+        """
         return self.header(LANGUAGE_HEADER)
 
     @property
     def version(self) -> str:
-        """The version of its library, as the client says it; empty if it does not."""
+        """The version of the client library as the client reports it; empty if it does not."""
         return self.header(CLIENT_VERSION_HEADER)

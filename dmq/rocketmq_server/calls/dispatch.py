@@ -1,7 +1,7 @@
-"""Between a transport and the service: bytes to messages and back, and every error as the protocol's own answer.
+"""The layer between a transport and the service: converts bytes to messages and back, and errors to statuses.
 
-A refused call is a *successful* call whose ``status`` says why; only Telemetry ends with a status of the transport.
-Nothing a client sends gets an exception past this module, and nothing internal gets into an answer.
+A refused call is a *successful* call with the reason in its ``status``. Only Telemetry ends with a transport status. No
+request can make an exception leave this module, and no internal detail appears in an answer.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ CLIENT_ID_CHARS_MAX = 512
 _COMMAND = shape_of(wire.TelemetryCommand)
 _ACCESS_CODES = {Rule.UNAUTHORIZED: "UNAUTHENTICATED", Rule.FORBIDDEN: "PERMISSION_DENIED"}
 
-UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]  # a ``Deferred``, if its RPC gives one
-StreamHandler = Callable[[bytes, Call], AsyncGenerator[list[bytes], None]]  # what is there at once goes out at once
+UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]  # a ``Deferred`` if the service returns one
+StreamHandler = Callable[[bytes, Call], AsyncGenerator[list[bytes], None]]  # one list is sent at once
 TelemetryHandler = Callable[[AsyncIterator[bytes], Call], AsyncGenerator[bytes, None]]
 
 log = structlog.get_logger("dmq.rocketmq_server")
 
 
 class Observer(Protocol):
-    """Hears of every finished call. ``code`` is the protocol's; called on the event loop, so it must be quick."""
+    """A receiver of one notification per finished call.
+
+    ``code`` is the protocol's. The event loop calls it, so it must be quick.
+    """
 
     def call_done(self, rpc: str, code: int, seconds: float) -> None:
         """Count one call."""
@@ -52,16 +55,16 @@ class Observer(Protocol):
 
 
 class Served(Protocol):
-    """What is dispatched to: the handlers of RPCs with one answer, of those with many, and the telemetry stream."""
+    """The target of the dispatcher: handlers of unary RPCs, of streaming RPCs, and of the telemetry stream."""
 
     @property
     def unary(self) -> Mapping[str, Callable[[Any, Call], Awaitable[Any]]]:
-        """By the name of the RPC; one that is missing is answered 50100."""
+        """Handlers of unary RPCs by name; a missing one is answered 50100."""
         ...
 
     @property
     def streaming(self) -> Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]]:
-        """As ``unary``, of the pieces of an answer: lists of messages."""
+        """Handlers of streaming RPCs by name; each yields the pieces of an answer as lists of messages."""
         ...
 
     def telemetry(
@@ -72,11 +75,11 @@ class Served(Protocol):
 
 
 class Logged(Exception):
-    """A call failed by a fault of ours, and the log says why already."""
+    """A call failed by an internal fault, and the cause is already in the log."""
 
 
 class StreamEnded(Exception):
-    """Telemetry ends with a status of the transport; ``code`` is one of gRPC's names, such as INVALID_ARGUMENT."""
+    """Telemetry ends with a transport status; ``code`` is a gRPC name such as INVALID_ARGUMENT."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(code, text)
@@ -85,7 +88,7 @@ class StreamEnded(Exception):
 
 
 class Dispatcher:
-    """Makes one handler of bytes per RPC. Cancelling a handler cancels what it waits for."""
+    """Factory of one handler of bytes per RPC. Cancelling a handler cancels the operation that it awaits."""
 
     def __init__(self, service: Served, *, clock: Clock, observer: Observer | None = None) -> None:
         self._service = service
@@ -93,11 +96,11 @@ class Dispatcher:
         self._observer = observer
 
     def uncounted(self) -> Dispatcher:
-        """Return one whose calls nobody hears of: who passed them on counts them."""
+        """Return a dispatcher without an observer, for relayed calls: the process that relays them counts them."""
         return Dispatcher(self._service, clock=self._clock)
 
     def unary(self, rpc: str) -> UnaryHandler:
-        """Return the handler of an RPC with one answer."""
+        """Return the handler of an RPC with a single answer."""
         method = METHODS[rpc]
         request_class, response_class = method.request_class, method.response_class
         parse, shape = request_class.FromString, shape_of(request_class)
@@ -179,7 +182,7 @@ class Dispatcher:
         return handle
 
     def telemetry(self) -> TelemetryHandler:
-        """Return the handler of the telemetry stream; it raises ``StreamEnded`` for an end with an error."""
+        """Return the handler of the telemetry stream; it raises ``StreamEnded`` if the stream ends with an error."""
 
         async def handle(bodies: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
             started_s = self._clock.monotonic_s()
@@ -192,7 +195,7 @@ class Dispatcher:
             except Exception as error:
                 status = _answer_to(error, "Telemetry", call)
                 code = status.code
-                if call.language != "RUST":  # a stream that fails behind a frame makes it read again without a pause
+                if call.language != "RUST":  # a failure after a frame makes it reconnect without a pause
                     yield wire.TelemetryCommand(status=status).SerializeToString()
                 raise StreamEnded(_transport_code(error), f"{int(status.code)} {status.message}") from error
             finally:
@@ -226,7 +229,9 @@ def _check_call(call: Call, *, may_be_nobody: bool = False) -> None:
 
 
 def _encoded(frames: list[Any]) -> list[bytes]:
-    """Encode a piece of an answer and empty it: while it waits for its client, only the bytes are kept."""
+    """Encode a piece of an answer and clear the list, so that only the bytes stay in memory until the client reads
+    them.
+    """
     encoded = [frame.SerializeToString() for frame in frames]
     frames.clear()
     return encoded
@@ -248,7 +253,7 @@ async def _parsed(bodies: AsyncIterator[bytes]) -> AsyncIterator[wire.TelemetryC
 
 
 def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
-    """Return the status that answers ``error``; log it if it is nobody's fault but ours."""
+    """Return the status that answers ``error``; log errors that the client did not cause."""
     if isinstance(error, DecodeError):
         error = Refused(Rule.REQUEST, f"the bytes are not a valid {METHODS[rpc].request_class.__name__}")
     elif isinstance(error, BrokerAway | CallGivenUp):

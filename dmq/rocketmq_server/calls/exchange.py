@@ -1,7 +1,7 @@
-"""Where messages go in and out, behind the protocol: what a caller may have is judged, then the broker does it.
+"""The message port between protocol and broker: checks quotas, then calls the broker.
 
-The calls that come for each message end here. In one process it is the broker itself; a front process has the other
-end of a stream in its place (``dmq.processes``), and the calls are the same.
+The calls that come once per message end here. In a single process the port is the broker itself. A front process uses
+the other end of a stream instead (``dmq.processes``), with the same calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from retry.failure_reason import FailureReason
 
 
 class Receive(NamedTuple):
-    """What a receive asks for, as ``PopBroker.receive``; the leases of who ``is_renewed`` last as long as it lives."""
+    """The parameters of a receive, as in ``PopBroker.receive``.
+
+    With ``is_renewed`` the broker renews the leases for as long as the client is alive.
+    """
 
     group: str
     subscription: Subscription
@@ -30,20 +33,21 @@ class Receive(NamedTuple):
 
 
 class ServedBroker(PopBroker, Protocol):
-    """A broker that hears what became of the answers."""
+    """A broker that is notified of failure reasons and of undelivered answers."""
 
     def note_failure(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
-        """Keep why a delivery fails whose failure is about to come; False if its reasons are not kept here.
+        """Store the reason of a failure that the client is about to report; return False if reasons are not kept here.
 
-        It adds to what was noted of the delivery before. An unknown delivery is ignored.
+        The reason is merged with an earlier one of the same delivery. An unknown delivery is ignored.
         """
         ...
 
     async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
-        """End deliveries that did not reach their client, told by topics and receipt handles.
+        """End deliveries that did not reach their client, given as pairs of topic and receipt handle.
 
-        They come again at once, as the next attempt: a client may have died of what it got of one. Whatever fails is
-        not told: what does not come again now does so when its lease ends.
+        The messages are redelivered at once, as the next attempt: a client may have crashed on a message that it
+        received in part. Errors are not reported: a message that is not redelivered now is redelivered when its lease
+        expires.
         """
         ...
 
@@ -59,10 +63,11 @@ UNKNOWN_CALLER: Final = Caller()
 
 
 class Received(NamedTuple):
-    """What a receive got. One of the two is to be called once.
+    """The result of a receive. The caller calls exactly one of the two callbacks.
 
-    ``over`` says whether the client's connection took all of it: what it did not take comes again at once, as the next
-    attempt. ``give_back`` says that the client was shown nothing of it: it comes again at once, as the same attempt.
+    ``over`` reports whether the client's connection accepted the whole answer; otherwise the rest is redelivered at
+    once, as the next attempt. ``give_back`` reports that the client received none of it; the messages are redelivered
+    at once, as the same attempt.
     """
 
     deliveries: Sequence[Delivery]
@@ -71,21 +76,21 @@ class Received(NamedTuple):
 
 
 class Exchange(Protocol):
-    """The calls that come for each message. ``holders`` is who a call counts for. Raises as ``PopBroker`` does."""
+    """The calls that come once per message. ``holders`` are a call's quota holders. Raises as ``PopBroker`` does."""
 
     def send(self, envelopes: Sequence[Envelope], holders: tuple[Holder, ...]) -> Awaitable[Sequence[SendReceipt]]:
-        """As ``PopBroker.send``, of messages to one topic, which is made if it does not exist."""
+        """Send as ``PopBroker.send`` does. All messages have the same topic, which is created if it does not exist."""
         ...
 
     def receive(self, wanted: Receive, client_id: str, holders: tuple[Holder, ...]) -> Awaitable[Received]:
-        """As ``PopBroker.receive``; a topic and a group that do not exist are made.
+        """Receive as ``PopBroker.receive`` does; create the topic and the group if they do not exist.
 
-        The wait ends early, with nothing, when the client says goodbye and when the daemon ends.
+        The wait ends early, with no messages, when the client announces its termination and when the daemon stops.
         """
         ...
 
     def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Awaitable[Sequence[Exception | None]]:
-        """As ``PopBroker.ack``; it may give no results at all if all are good."""
+        """Acknowledge as ``PopBroker.ack`` does; the result may be empty if all entries succeed."""
         ...
 
     def change_invisible(
@@ -98,12 +103,12 @@ class Exchange(Protocol):
         suspend: bool,
         caller: Caller = UNKNOWN_CALLER,
     ) -> Awaitable[str]:
-        """As ``PopBroker.change_invisible``; ``caller`` is kept with a failure."""
+        """Change the invisible duration as ``PopBroker.change_invisible`` does; ``caller`` is stored with a failure."""
         ...
 
 
 class BrokerExchange:
-    """The exchange in the process of the broker. Belongs to the event loop."""
+    """The message port in the broker's own process. The event loop owns it."""
 
     def __init__(self, broker: ServedBroker, quotas: Quotas, polls: Polls) -> None:
         self._broker = broker
@@ -156,7 +161,9 @@ class BrokerExchange:
             self._begin(self._suspend(group, leased))
 
     async def _suspend(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
-        """End deliveries at no attempt; what fails comes again when its lease ends."""
+        """End deliveries without counting an attempt; if a call fails, the message is redelivered when its lease
+        expires.
+        """
         ending = (self._broker.change_invisible(group, topic, handle, 0, suspend=True) for topic, handle in leased)
         await asyncio.gather(*ending, return_exceptions=True)
 

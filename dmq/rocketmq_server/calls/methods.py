@@ -1,4 +1,4 @@
-"""The RPCs that clients call on the port of a daemon: those of the public protocol, and our own for consumers."""
+"""The RPCs on a daemon's client port: the public protocol, and the project's own consumer service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one table from errors to the protocol's codes."""
+"""The only table from errors to the protocol's codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CODES: Mapping[Rule, wire.Code] = MappingProxyType(
     }
 )
 
-# Codes the Rust client 5.0.0 does not know: it panics on them. The text still says what is wrong.
+# The Rust client 5.0.0 panics on these codes. The text of the substitute status still names the error.
 _RUST_PANICS = frozenset(
     {
         wire.ILLEGAL_OFFSET,
@@ -60,9 +60,9 @@ OK_STATUS = wire.Status(code=wire.OK, message="OK")
 
 
 def status_of(error: Exception, language: str = "") -> wire.Status:
-    """Return the protocol's answer to ``error``; what is not of our trees is an internal error without details.
+    """Return the protocol's answer to ``error``; an unknown exception becomes an internal error without details.
 
-    ``language`` is the client's ``x-mq-language``: Rust clients get no code that would crash them.
+    ``language`` is the client's ``x-mq-language``. Rust clients never get a code that would make them panic.
     """
     if isinstance(error, Refused):
         code = CODES[error.rule]
@@ -78,7 +78,7 @@ def status_of(error: Exception, language: str = "") -> wire.Status:
 
 
 def common_status(statuses: list[wire.Status]) -> wire.Status:
-    """Return the status that all entries share, or MULTIPLE_RESULTS; the list is not empty."""
+    """Return the status that all entries share, or MULTIPLE_RESULTS. ``statuses`` is not empty."""
     codes = {status.code for status in statuses}
     if len(codes) == 1:
         return statuses[0]

@@ -1,4 +1,4 @@
-"""When a message is due: the delivery timestamp and four user properties, with RocketMQ's precedence. Pure.
+"""Delivery time of a message: the delivery timestamp and four user properties, with RocketMQ's precedence. Pure.
 
 ===================  ============================  ==========================================
 ``DELAY``            a delay level, from 1         beats the others; above the last: the last; below 1: no level
@@ -7,10 +7,10 @@
 ``TIMER_DELIVER_MS`` epoch milliseconds            the delivery timestamp of the protocol replaces it
 ===================  ============================  ==========================================
 
-Beside them ``DMQ_NOT_AFTER_MS`` (epoch milliseconds) says until when the message is of use: see ``check_not_after``.
+A fifth property, ``DMQ_NOT_AFTER_MS`` (epoch milliseconds), is the expiry of the message: see ``check_not_after``.
 
-RocketMQ reserves these names for its classic clients. Here they are open to everybody: a client in any language can
-use levels and *relative* delays, which do not depend on its own clock.
+RocketMQ reserves these names for its classic clients. This server accepts them from all clients. A client in any
+language can use levels and *relative* delays, which do not depend on its own clock.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LATEST = "9999-12-31T23:59:59.999Z"
 
 
 def timestamp_ms(seconds: int, nanos: int) -> int:
-    """Return a protobuf Timestamp as epoch milliseconds, rounded up so that nothing is early.
+    """Return a protobuf Timestamp as epoch milliseconds, rounded up so that no message is early.
 
-    Any two integers are fine: what lies outside [1970, 9999] raises ``Refused(DELIVERY_TIME)``, as do wrong nanos.
+    Any two integers are valid input. A time outside [1970, 9999] and invalid nanos raise ``Refused(DELIVERY_TIME)``.
     """
     if not 0 <= nanos < 1_000_000_000:
         raise Refused(Rule.DELIVERY_TIME, "the nanos of delivery_timestamp are out of range", value=nanos)
@@ -53,11 +53,11 @@ def deliver_at_ms(
     levels_ms: tuple[int, ...],
     delay_max_ms: int | None,
 ) -> int | None:
-    """Return when the message is due (epoch ms, possibly past), or ``None`` for a message that is not delayed.
+    """Return the delivery time (epoch ms, possibly past), or ``None`` for a message that is not delayed.
 
-    ``timestamp`` is the protocol's delivery timestamp in ms. Raises ``Refused(DELIVERY_TIME)`` naming the property and
-    the value that cannot be read, is out of range, or exceeds ``delay_max_ms``. All four properties must be readable,
-    also those that another one beats.
+    ``timestamp`` is the protocol's delivery timestamp in ms. Raises ``Refused(DELIVERY_TIME)`` with the property and
+    the value that cannot be read, is out of range, or exceeds ``delay_max_ms``. All four properties must be valid
+    numbers, also those that another one overrides.
     """
     numbers = {name: _number(name, properties[name]) for name in DELAY_PROPERTIES if name in properties}
     level = numbers.get(LEVEL, 0)
@@ -82,9 +82,10 @@ def deliver_at_ms(
 
 
 def check_not_after(properties: Mapping[str, str], due_ms: int | None, now_ms: int) -> None:
-    """Check the time after which a message is not to be delivered, if it has one.
+    """Check the expiry of a message, if it has one.
 
-    Raises ``Refused(DELIVERY_TIME)`` for what is no time, and for one that would let nobody have the message.
+    Raises ``Refused(DELIVERY_TIME)`` for an invalid time, and for an expiry that is not after the delivery time and
+    now.
     """
     if NOT_AFTER_MS not in properties:
         return
@@ -99,7 +100,7 @@ def check_not_after(properties: Mapping[str, str], due_ms: int | None, now_ms: i
 
 
 def is_relative(properties: Mapping[str, str]) -> bool:
-    """Say whether a message with these properties, which ``deliver_at_ms`` took, is due some time after it is sent."""
+    """Return True if the properties, already accepted by ``deliver_at_ms``, give a delay relative to the send."""
     return int(properties.get(LEVEL, "0")) > 0 or DELAY_SEC in properties or DELAY_MS in properties
 
 
@@ -118,9 +119,9 @@ def _checked_ms(name: str, due_ms: int, value: object) -> int:
 
 
 def _hint(due_ms: int) -> str:
-    """Help the caller who gave milliseconds where a client wants seconds."""
+    """Return a hint if the value looks like milliseconds in a field of seconds."""
     as_seconds = due_ms // 1_000_000
-    if not 946_684_800 <= as_seconds < 4_102_444_800:  # read that way it would lie in this century
+    if not 946_684_800 <= as_seconds < 4_102_444_800:  # as milliseconds, not a date of 2000 to 2099
         return ""
     meant = datetime.fromtimestamp(as_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f" (milliseconds given for seconds? they would mean {meant})"

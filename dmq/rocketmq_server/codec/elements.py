@@ -1,7 +1,7 @@
-"""How many elements a request has, counted in its bytes before they are parsed.
+"""Element count of a request, taken from its bytes before they are parsed.
 
-An empty message in a list takes two bytes on the wire and a hundred times as many parsed. A field counts as one element
-wherever it stands, so does each message in a list, each entry of a map, and each byte of a list of numbers.
+An empty message in a list has two bytes on the wire and a hundred times as many after parsing. Each field counts as one
+element at any depth. So does each message in a list, each entry of a map, and each byte of a list of numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from broker_adapter.contracts.errors import Refused, Rule
 # Requests up to these sizes cannot have enough elements to matter, and are not counted.
 PLAIN_BYTES: Final = 64 * 1024
 PACKED_BYTES: Final = 4 * 1024
-# What was compressed may have so many elements in any case, and so many for each byte it came in. A send of small
-# messages that are all alike has about one.
+# Allowance for compressed requests: elements in any case, and elements per compressed byte. A send of small,
+# identical messages has about one per byte.
 _PACKED_FREE: Final = 4096
 _PACKED_PER_BYTE: Final = 8
 ELEMENTS_MAX: Final = 16 * 1024
@@ -29,7 +29,7 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 class Shape:
-    """The fields of a message that hold other messages, or lists of numbers (``None``), by their numbers."""
+    """The fields, by number, that contain other messages, or lists of numbers (``None``)."""
 
     __slots__ = ("fields",)
 
@@ -38,7 +38,7 @@ class Shape:
 
 
 def shape_of(request_class: type[Message]) -> Shape:
-    """Return what to look for in a request."""
+    """Return the nested fields of a request class, for ``check_elements``."""
     return _shape(request_class.DESCRIPTOR, {})
 
 
@@ -57,9 +57,9 @@ def _shape(descriptor: Any, known: dict[str, Shape]) -> Shape:  # noqa: ANN401 -
 def check_elements(
     body: bytes, shape: Shape, packed_bytes: int, elements_max: int, list_max: int = ELEMENTS_MAX
 ) -> None:
-    """Refuse a request with too many elements, or with more than ``list_max`` messages of its own.
+    """Refuse a request with too many elements, or with more than ``list_max`` top-level messages.
 
-    ``packed_bytes`` is what it came in if it was compressed, else 0.
+    ``packed_bytes`` is the compressed size, or 0 if the request was not compressed.
     """
     if len(body) <= PLAIN_BYTES and not packed_bytes:
         return
@@ -73,9 +73,9 @@ def check_elements(
 def count_elements(  # noqa: C901, PLR0912 - one loop over bytes, and no call for most of them
     body: bytes, shape: Shape, stop_at: int, list_max: int = ELEMENTS_MAX
 ) -> int:
-    """Return how many elements a request has; counting ends above ``stop_at``, and where the bytes are no message.
+    """Return the number of elements of a request. Counting stops above ``stop_at`` and where the bytes are malformed.
 
-    More than ``list_max`` messages that stand in the request itself count as too many.
+    More than ``list_max`` top-level messages count as too many.
     """
     at, end, count, listed = 0, len(body), 0, 0
     fields: Mapping[int, Shape | None] = shape.fields
@@ -120,7 +120,7 @@ def count_elements(  # noqa: C901, PLR0912 - one loop over bytes, and no call fo
             elif kind == _FOUR:
                 at += 4
     except (IndexError, ValueError):
-        pass  # the parser says what is wrong
+        pass  # the parser reports the error
     return count
 
 

@@ -1,4 +1,4 @@
-"""From broker values to wire messages. Pure."""
+"""Conversion of broker values to wire messages. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ANY_QUEUE = -1
 
 
 def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
-    """Return one OK entry per receipt, in order. Clients index the entries without looking at ids.
+    """Return one OK entry per receipt, in order. Clients index the entries and ignore the ids.
 
-    Like the real server, an entry repeats the message id as transaction id, whatever the type. The offset of a message
-    that waits is not known yet: 0. A message that was recalled is not stored again, and its entry is not OK: its sender
-    would wait for it in vain.
+    Like the real server, an entry repeats the message id as transaction id for every message type. The offset of a
+    pending message is not known yet and is 0. A recalled message is not stored again. Its entry is not OK, because the
+    sender would wait for a delivery that never comes.
     """
     response = wire.SendMessageResponse.FromString(_ONE_SENT)  # a third of the price of building it
     entries = response.entries
@@ -55,7 +55,7 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
 
 
 def ack_response(entries: Sequence[wire.AckMessageEntry]) -> wire.AckMessageResponse:
-    """Return the answer to an acknowledgement of which every entry is OK."""
+    """Return the answer to an acknowledgement with all entries OK."""
     response = wire.AckMessageResponse.FromString(_all_acked(len(entries)))  # a third of the price of building it
     for answered, asked in zip(response.entries, entries, strict=True):
         answered.message_id = asked.message_id
@@ -70,7 +70,7 @@ def _all_acked(count: int) -> bytes:
 
 
 def recall_response(receipt: RecallReceipt) -> wire.RecallMessageResponse:
-    """Return the answer to a recall that took the message back, now or before."""
+    """Return the answer to a recall that withdrew the message, now or earlier."""
     status = OK_STATUS
     if receipt.repeated:
         status = wire.Status(code=wire.OK, message=f"recalled already, at {format_time(receipt.recalled_at_ms)}")
@@ -78,11 +78,11 @@ def recall_response(receipt: RecallReceipt) -> wire.RecallMessageResponse:
 
 
 def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.Status) -> wire.SendMessageResponse:
-    """Return the answer to a send of which the message at ``refused``, from 0 on, is bad: nothing was stored.
+    """Return the answer to a send that stored nothing because the message at index ``refused`` (from 0) is invalid.
 
-    The bad message carries its own code, the others 40000 with a text that names the bad one. If ``refused`` is the
-    number of messages, the send was refused as a whole, and each message carries the reason. A send of more messages
-    than a request may have is answered without entries: each would be fifty times as large as its message.
+    The invalid message carries its own code. The others carry 40000 with a text that names the invalid one. If
+    ``refused`` equals the number of messages, the whole send was refused, and each message carries the reason. A send
+    with too many messages is answered without entries, because each entry would be fifty times as large as its message.
     """
     if len(messages) > MESSAGES_PER_SEND_MAX:
         return wire.SendMessageResponse(status=status)
@@ -98,10 +98,11 @@ def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.St
 
 
 def fill(message: wire.Message, delivery: Delivery, topic: wire.Resource, store_host: str) -> None:
-    """Make ``message``, which is empty, what a consumer gets: what was sent, and what the broker knows about it.
+    """Fill the empty ``message`` for a consumer: the message as sent, plus the broker's delivery fields.
 
-    ``topic`` is the one the consumer asked for: a dead letter carries the name of its new home, because clients
-    acknowledge under the topic they see here. Raises ``google.protobuf.message.DecodeError`` for a damaged payload.
+    ``topic`` is the topic that the consumer requested. A dead letter carries the name of its dead-letter topic, because
+    clients acknowledge under the topic in the message. Raises ``google.protobuf.message.DecodeError`` for a damaged
+    payload.
     """
     message.MergeFromString(delivery.payload)
     if message.topic != topic:
@@ -126,7 +127,7 @@ def fill(message: wire.Message, delivery: Delivery, topic: wire.Resource, store_
 
 
 def fill_pulled(message: wire.Message, pulled: PulledMessage, topic: wire.Resource, store_host: str) -> None:
-    """Make ``message`` one that was read by offset: as ``fill``, but there is no lease to tell of."""
+    """Fill ``message`` with a message that was read by offset: as ``fill``, but without the lease fields."""
     as_delivery = Delivery(
         "",
         pulled.message_id,
@@ -146,7 +147,7 @@ def fill_pulled(message: wire.Message, pulled: PulledMessage, topic: wire.Resour
 
 
 def make_readable(message: wire.Message) -> None:
-    """Fill in what clients need to read a message: an encoding that they know, and a digest, or else Node fails."""
+    """Set the fields that clients need to read a message: a known encoding, and a digest, without which Node fails."""
     system = message.system_properties
     if system.body_encoding not in {wire.IDENTITY, wire.GZIP}:
         system.body_encoding = wire.IDENTITY  # Python fails on any other
@@ -154,7 +155,9 @@ def make_readable(message: wire.Message) -> None:
 
 
 def _tell_end(message: wire.Message, facts: DeadLetterFacts) -> None:
-    """Say how a dead letter ended: in the protocol's field, which no client shows, and in properties, which all do."""
+    """Set the dead-letter facts: in the protocol's field, which no client exposes, and in properties, which all clients
+    do.
+    """
     origin = message.system_properties.dead_letter_queue
     origin.topic = facts.origin_topic
     origin.message_id = facts.origin_message_id
@@ -168,9 +171,9 @@ def _tell_end(message: wire.Message, facts: DeadLetterFacts) -> None:
 
 
 def _ensure_digest(digest: wire.Digest, body: bytes) -> None:
-    """Keep a producer's MD5 or SHA1, so that the consumer checks end to end; else give an MD5 of what is stored.
+    """Keep a producer's MD5 or SHA1 for an end-to-end check by the consumer; else set the MD5 of the stored body.
 
-    A CRC32 is always replaced: clients disagree on how to print it, and each checks it in its own way.
+    A CRC32 is always replaced: clients disagree on its text format, and each checks it in its own way.
     """
     pattern = _DIGEST.get(digest.type)
     if pattern is None or pattern.fullmatch(digest.checksum) is None:
@@ -179,7 +182,7 @@ def _ensure_digest(digest: wire.Digest, body: bytes) -> None:
 
 
 def endpoints_of(host: str, port: int) -> wire.Endpoints:
-    """Return one address as clients want it, with the scheme that fits the host."""
+    """Return one address in the form that clients expect, with the scheme that fits the host."""
     try:
         scheme = wire.IPv6 if ipaddress.ip_address(host).version == 6 else wire.IPv4
     except ValueError:
@@ -192,7 +195,7 @@ def route_queues(
 ) -> list[wire.MessageQueue]:
     """Return every queue of a topic, readable and writable, at one master broker.
 
-    Producers of the official clients look at the types before they send.
+    Producers of the official clients check the message types before they send.
     """
     broker = wire.Broker(name=broker_name, id=0, endpoints=endpoints)
     types = [each.name for each in route.types]
@@ -207,7 +210,7 @@ def route_queues(
 def assignments(
     route: TopicRoute, topic: wire.Resource, broker_name: str, endpoints: wire.Endpoints, *, is_fifo: bool
 ) -> list[wire.Assignment]:
-    """Return what every consumer of a group may read: any queue of the broker, or each queue for a FIFO group."""
+    """Return the assignments of every consumer in a group: any queue of the broker, or each queue for a FIFO group."""
     broker = wire.Broker(name=broker_name, id=0, endpoints=endpoints)
     return [
         wire.Assignment(

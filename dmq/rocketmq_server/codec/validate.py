@@ -1,8 +1,8 @@
-"""What a client may send and ask for. Pure functions on wire messages; each refusal names the limit and the value.
+"""Request validation. Pure functions on wire messages; each refusal names the limit and the value.
 
-The order of the checks of a message and their codes are those of Apache RocketMQ's proxy 5.x, and what a refusal says
-contains the proxy's words, which programs match. Where this server is kinder (long polls shorter than 5 s, batches of
-delayed messages, the four delay properties) the function says so.
+The order of the checks of a message and their codes are those of Apache RocketMQ's proxy 5.x. The text of a refusal
+contains the proxy's words, because programs match them. Where this server is more lenient (long polls shorter than 5 s,
+batches of delayed messages, the four delay properties), the function documents it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dmq.rocketmq_server.codec.delay import DELAY_PROPERTIES
 from dmq.rocketmq_server.codec.mapping import ANY_QUEUE
 from retry.dead_letter import WRITTEN
 
-# Property names that RocketMQ keeps for itself: a client that could set them would bypass delay, retry, transactions
-# or tracing, here and behind a forwarder. DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS belong to them
-# there and are served here (see dmq.rocketmq_server.codec.delay).
+# Property names that RocketMQ reserves: a client that could set them would bypass delay, retry, transactions
+# or tracing, here and in a cluster that messages are forwarded to. DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS and
+# TIMER_DELIVER_MS are reserved there and served here (see dmq.rocketmq_server.codec.delay).
 RESERVED_PROPERTIES = frozenset(
     {
         "1ST_POP_TIME",
@@ -91,8 +91,9 @@ RESERVED_PROPERTIES = frozenset(
     }
 )
 
-# What a broker takes off a message: the delay that it serves, and what the service alone writes. A consumer may send a
-# message on with all its properties, so these are no reason to refuse it; but no reader is to be misled by them.
+# Properties that a broker removes from a message: the delay, which it serves, and those that only the service writes.
+# A consumer may resend a message with all its properties, so they are no reason to refuse it. But they must not
+# mislead a reader.
 STRIPPED_PROPERTIES = (*DELAY_PROPERTIES, SCHEDULE, OCCURRENCE, *WRITTEN)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -105,7 +106,7 @@ def _check_served_topic(name: str) -> str:
     return check_topic(name)
 
 
-# Every call checks the same few names again. Refused ones are not remembered, and good ones are short.
+# Every call checks the same few names again. Refused names are not cached, and valid ones are short.
 _topic = lru_cache(maxsize=4096)(_check_served_topic)
 _group = lru_cache(maxsize=4096)(check_group)
 _SERVED_TYPES = frozenset({wire.MESSAGE_TYPE_UNSPECIFIED, wire.NORMAL, wire.FIFO, wire.DELAY, wire.TRANSACTION})
@@ -116,7 +117,7 @@ _UNSERVED_TYPES: Mapping[int, str] = {
 
 
 def check_send(messages: Sequence[wire.Message]) -> str:
-    """Check what concerns a send as a whole: it has messages, not too many, and all for one topic: its name."""
+    """Check a send as a whole and return its topic: it has messages, not too many, and all of one topic."""
     if not messages:
         raise Refused(Rule.MESSAGE_CORRUPTED, "no message to send")
     if len(messages) > MESSAGES_PER_SEND_MAX:
@@ -133,7 +134,7 @@ def check_send(messages: Sequence[wire.Message]) -> str:
 
 
 def check_message(message: wire.Message) -> None:
-    """Check one message of a send, except for its delivery time."""
+    """Check one message of a send, except its delivery time."""
     system = message.system_properties
     body_bytes = len(message.body)
     if not body_bytes:
@@ -164,7 +165,7 @@ def check_message(message: wire.Message) -> None:
 
 
 def check_recurring(message: wire.Message) -> None:
-    """Check the message of a schedule as one that a client sends; when it is sent, the schedule says alone."""
+    """Check the message of a schedule like a sent one; only the schedule determines its send time."""
     check_message(message)
     for name in DELAY_PROPERTIES:
         if name in message.user_properties:
@@ -177,7 +178,7 @@ def check_recurring(message: wire.Message) -> None:
 
 
 def check_undelayed(message: wire.Message) -> None:
-    """Check that a message without any delivery time does not call itself DELAY: its producer forgot the time."""
+    """Refuse type DELAY for a message without a delivery time: its producer forgot the time."""
     if message.system_properties.message_type == wire.DELAY:
         raise Refused(Rule.MESSAGE_TYPE, "the message has the type DELAY and no delivery time", value="DELAY")
 
@@ -205,7 +206,7 @@ def _check_properties(properties: Mapping[str, str], tag: str, keys: str) -> Non
 
 
 def _check_text(rule: Rule, what: str, text: str) -> None:
-    """Check a text that is not empty: something to see, and no control characters."""
+    """Check a non-empty text: it has visible characters and no control characters."""
     if text.isspace():
         raise Refused(rule, f"{what} cannot be the char sequence of whitespace", value=text)
     if _has_control(text):
@@ -232,7 +233,7 @@ def _utf8_bytes(text: str) -> int:
 
 
 def _has_control(text: str) -> bool:
-    # What is printable holds none, and that is known without a search.
+    # A printable text has no control characters; this check is cheaper than the search.
     return not text.isprintable() and _CONTROL.search(text) is not None
 
 
@@ -242,12 +243,12 @@ def topic_of(resource: wire.Resource) -> str:
 
 
 def resource_of(resource: wire.Resource) -> wire.Resource:
-    """Return a resource to be repeated in an answer, without fields that the protocol does not know."""
+    """Return a copy of a resource for an answer, without fields that are unknown to the protocol."""
     return wire.Resource(resource_namespace=resource.resource_namespace, name=resource.name)
 
 
 def endpoints_of(endpoints: wire.Endpoints) -> wire.Endpoints:
-    """Return the endpoints by which a client reached us: they are not too long to be repeated in an answer."""
+    """Return the endpoints that the client dialled, if they are short enough to repeat in an answer."""
     size = endpoints.ByteSize()
     if size > ENDPOINTS_BYTES_MAX:
         raise Refused(Rule.ACCESS_POINT, "the endpoints have too many bytes", value=size, limit=ENDPOINTS_BYTES_MAX)
@@ -260,32 +261,32 @@ def group_of(resource: wire.Resource) -> str:
 
 
 def subscription_of(request: wire.ReceiveMessageRequest) -> Subscription:
-    """Return what a receive subscribes to.
+    """Return the subscription of a receive.
 
-    A push consumer means the queue id of its assignment. That of a simple consumer is not looked at, as in RocketMQ:
-    it goes round the queues of the route, one long poll each, and would sit at an empty queue while messages wait in
-    another.
+    A push consumer receives from the queue of its assignment. The queue id of a simple consumer is ignored, as in
+    RocketMQ: it cycles through the queues of the route with one long poll each. It would wait at an empty queue while
+    another queue has messages.
     """
     queue_id = max(ANY_QUEUE, request.message_queue.id) if request.auto_renew else ANY_QUEUE
     return _subscription(topic_of(request.message_queue.topic), queue_id, request.filter_expression)
 
 
 def pulled_queue_of(request: wire.PullMessageRequest) -> Subscription:
-    """Return which queue a pull reads, and by which filter."""
+    """Return the queue and the filter of a pull."""
     queue = request.message_queue
     return _subscription(topic_of(queue.topic), queue.id, request.filter_expression)
 
 
 def _subscription(topic: str, queue_id: int, expression: wire.FilterExpression) -> Subscription:
     if expression.type == wire.SQL:
-        from dmq.broker.filters.sql import compile_sql  # its parser takes long to load, and few need it
+        from dmq.broker.filters.sql import compile_sql  # its parser is slow to load, and rarely needed
 
         return Subscription(topic, queue_id, sql=compile_sql(expression.expression).text)
     return Subscription(topic, queue_id, tags_of(expression))
 
 
 def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
-    """Return the tags of ``a || b``; the empty set stands for every tag (``*`` or nothing given)."""
+    """Return the tags of ``a || b``; the empty set stands for every tag (``*`` or an empty expression)."""
     if expression.type not in {wire.TAG, wire.FILTER_TYPE_UNSPECIFIED}:
         raise Refused(Rule.FILTER, "the filter type is unknown", value=int(expression.type))
     text = expression.expression
@@ -304,17 +305,17 @@ def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
 
 
 def batch_of(request: wire.ReceiveMessageRequest | wire.PullMessageRequest) -> int:
-    """Return how many messages to hand out: what was asked for, cut to the protocol's bounds."""
+    """Return the maximum number of messages to hand out: the requested one, clamped to the protocol's bounds."""
     return min(max(request.batch_size, 1), RECEIVE_BATCH_MAX)
 
 
 def receive_invisible_ms(request: wire.ReceiveMessageRequest) -> int:
-    """Return the invisible duration of a receive that does not ask for automatic renewal."""
+    """Return the invisible duration of a receive without automatic renewal."""
     return _invisible_ms(request.invisible_duration, INVISIBLE_MS_MIN_RECEIVE)
 
 
 def change_invisible_ms(request: wire.ChangeInvisibleDurationRequest) -> int:
-    """Return the new invisible duration; 0 gives the message back at once."""
+    """Return the new invisible duration in ms; 0 makes the message visible at once."""
     return _invisible_ms(request.invisible_duration, 0)
 
 
@@ -328,10 +329,10 @@ def _invisible_ms(duration: wire.Duration, ms_min: int) -> int:
 
 
 def wait_ms(request: wire.ReceiveMessageRequest | wire.PullMessageRequest, deadline_s: float | None) -> int:
-    """Return how long a receive may wait, so that its answer is there comfortably before the call's deadline.
+    """Return the maximum wait of a receive in ms, short enough for an answer well before the call's deadline.
 
-    Kinder than RocketMQ, which refuses less than 5 s and fails without a deadline: any wait that is not negative goes.
-    Like RocketMQ, it leaves half of the clients' request timeout of 3 s.
+    This is more lenient than RocketMQ, which refuses less than 5 s and fails without a deadline: any non-negative wait
+    is accepted. As in RocketMQ, half of the clients' request timeout of 3 s remains for the answer.
     """
     wanted_ms = POLLING_MS_MAX
     if request.HasField("long_polling_timeout"):
@@ -340,13 +341,13 @@ def wait_ms(request: wire.ReceiveMessageRequest | wire.PullMessageRequest, deadl
             raise Refused(Rule.POLLING_TIME, "the long polling timeout is negative", value=wanted_ms, limit="0 ms")
     if deadline_s is not None:
         remaining_ms = int(deadline_s * 1000)
-        # What is handed out in an answer that comes too late stays hidden for its whole invisible duration.
+        # Messages in an answer after the deadline would stay hidden for their whole invisible duration.
         wanted_ms = min(wanted_ms, remaining_ms - max(250, min(1500, remaining_ms // 2)))
     return max(0, min(wanted_ms, POLLING_MS_MAX))
 
 
 def stored_at_ms(request: wire.QueryOffsetRequest) -> int:
-    """Return the time an offset is asked for, rounded up to whole ms; any time will do, also one before 1970."""
+    """Return the time of an offset query, rounded up to whole ms. Any time is valid, also one before 1970."""
     if not request.HasField("timestamp"):
         raise Refused(Rule.REQUEST, "the policy TIMESTAMP needs a timestamp")
     timestamp = request.timestamp
@@ -364,7 +365,7 @@ def check_entries(entries: Sequence[wire.AckMessageEntry]) -> None:
 
 
 def duration_ms(duration: wire.Duration, rule: Rule) -> int:
-    """Return any Duration in whole ms, rounded up; nanos beyond a second are refused by ``rule``."""
+    """Return any Duration in whole ms, rounded up. Nanos of a second or more are refused with ``rule``."""
     if not -1_000_000_000 < duration.nanos < 1_000_000_000:
         raise Refused(rule, "the nanos of the duration are out of range", value=duration.nanos)
     return duration.seconds * 1000 - (-duration.nanos // 1_000_000)

@@ -1,8 +1,8 @@
-"""The answers that carry messages, in pieces: what is there at once goes out at once.
+"""Answers that carry messages, in pieces: all messages of a piece are sent at once.
 
-A piece ends with the message that makes it ``PIECE_BYTES`` or larger. A message that cannot be read is left out and
-logged, for the others are good: one that was received comes back until its attempts are used up, one that was pulled
-stays where it is.
+A piece ends with the message that brings it to ``PIECE_BYTES`` or more. An unreadable message is left out and logged,
+so that the others are delivered. A received one is redelivered until its attempts are used up. A pulled one stays in
+its queue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def received(
     account: Account | None = None,
     over: Callable[[bool], None] = lambda _: None,
 ) -> Iterator[list[wire.ReceiveMessageResponse]]:
-    """Give the status first, each message, the time of delivery last; tell ``over`` whether all of it was taken."""
+    """Yield the status, each message, and last the delivery time; call ``over`` with True if all were consumed."""
     fill = partial(_filled, wire.ReceiveMessageResponse, mapping.fill, topic, store_host)
     first = _RECEIVED if deliveries else _NOTHING_RECEIVED
     waiting = _Waiting(deliveries, account)
@@ -66,7 +66,7 @@ def received(
 def pulled(
     found: Pulled, topic: wire.Resource, store_host: str, account: Account | None = None
 ) -> Iterator[list[wire.PullMessageResponse]]:
-    """Give the status first, each message, the offset to go on from last."""
+    """Yield the status, then each message, then the offset of the next pull."""
     fill = partial(_filled, wire.PullMessageResponse, mapping.fill_pulled, topic, store_host)
     first = _PULLED if found.messages else _NOTHING_PULLED
     waiting, last = _Waiting(found.messages, account), wire.PullMessageResponse(next_offset=found.next_offset)
@@ -78,7 +78,7 @@ def pulled(
 
 
 def check_room(messages: Sequence[Delivery] | Sequence[PulledMessage], account: Account | None) -> None:
-    """Raise Overloaded if there is no room for an answer with these messages, which may have to wait for its client."""
+    """Raise Overloaded if the account has no room for these messages, whose answer may wait for a slow client."""
     size = sum(len(each.payload) for each in messages)
     if account is None or size <= PIECE_BYTES:
         return
@@ -90,7 +90,7 @@ def check_room(messages: Sequence[Delivery] | Sequence[PulledMessage], account: 
 
 
 class _Waiting(Generic[_Message]):
-    """Messages of an answer that are not encoded yet. The account counts them until they are."""
+    """Messages of an answer that are not encoded yet. The account counts their bytes until then."""
 
     def __init__(self, messages: Sequence[_Message], account: Account | None) -> None:
         self._messages: deque[_Message] = deque(messages)
@@ -101,13 +101,13 @@ class _Waiting(Generic[_Message]):
         return bool(self._messages)
 
     def take(self) -> _Message:
-        """Return the next message, which is counted no more."""
+        """Return the next message and remove it from the account."""
         message = self._messages.popleft()
         self._hold(-len(message.payload))
         return message
 
     def drop(self) -> None:
-        """Forget the messages that are left."""
+        """Discard the remaining messages."""
         while self._messages:
             self.take()
 
@@ -119,7 +119,7 @@ class _Waiting(Generic[_Message]):
 def _in_pieces(
     first: _Answer, waiting: _Waiting[_Message], fill: Callable[[_Message], list[_Answer]], last: Callable[[], _Answer]
 ) -> Iterator[list[_Answer]]:
-    """Yield lists of answers. No variable keeps a message during a yield: the receiver of a list empties it."""
+    """Yield lists of answers. No variable references a message during a yield, because the receiver clears the list."""
     piece: list[_Answer] = [first]
     piece_bytes = 0
     while waiting:
@@ -143,7 +143,7 @@ def _filled(
     store_host: str,
     message: _Message,
 ) -> list[_Answer]:
-    """Return the answer with one message; none, and a line in the log, if the message cannot be read."""
+    """Return the answer with one message; log an unreadable message and return an empty list."""
     answer = answer_class()
     try:
         fill(answer.message, message, topic, store_host)

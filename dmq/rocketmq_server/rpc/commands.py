@@ -1,4 +1,4 @@
-"""What a connected client is asked, and what it answers, over its telemetry stream."""
+"""Commands to connected clients over their telemetry streams, and the answers."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ STACK_CHARS_MAX = 1024 * 1024
 
 
 class NoAnswer(BrokerError):
-    """The client did not answer in time, or went away; it may still do what it was asked."""
+    """The client did not answer in time, or disconnected; it may still execute the command."""
 
     retriable = True
 
 
 class Verified(NamedTuple):
-    """What became of a message that a client was told to consume once; ``code`` is one of the protocol's."""
+    """The result of a message that a client consumed once on command; ``code`` is one of the protocol's."""
 
     code: int
     text: str
 
 
 class Commands:
-    """Asks clients. Frames that answer nothing that was asked of their sender are ignored."""
+    """Sender of commands. A frame is ignored unless it answers a command to the same client."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._asked: dict[str, tuple[str, asyncio.Future[wire.TelemetryCommand]]] = {}  # by nonce
 
     async def stack(self, client_id: str, timeout_s: float) -> str:
-        """Return what the threads of a client do at the moment, as its language writes it.
+        """Return the thread stacks of a client as text, in the format of its language.
 
         Raises ``Refused(NOT_FOUND)`` for a client without a stream, ``NoAnswer`` and ``Overloaded``.
         """
@@ -54,10 +54,10 @@ class Commands:
         return answer.thread_stack_trace.thread_stack_trace[:STACK_CHARS_MAX]
 
     async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> Verified:
-        """Have a push consumer consume a stored message once, outside of its group's progress.
+        """Command a push consumer to consume a stored message once, outside its group's progress.
 
-        Raises as ``stack`` does, ``Refused(REQUEST)`` for a client of another kind, ``DecodeError`` for a payload that
-        is no message.
+        Raises as ``stack`` does, ``Refused(REQUEST)`` for a client of another type, and ``DecodeError`` for an invalid
+        payload.
         """
         session = self._sessions.get(client_id)
         if session is not None and session.client_type != wire.PUSH_CONSUMER:
@@ -75,7 +75,7 @@ class Commands:
         return Verified(answer.status.code, answer.status.message)
 
     def answered(self, client_id: str, frame: wire.TelemetryCommand) -> None:
-        """Take a frame that may be the answer to a question."""
+        """Match a received frame with its pending command, if there is one."""
         if frame.HasField("thread_stack_trace"):
             nonce = frame.thread_stack_trace.nonce
         elif frame.HasField("verify_message_result"):

@@ -1,4 +1,4 @@
-"""The standard health service, whatever the transport. Its watches end at shutdown by themselves, after NOT_SERVING."""
+"""The standard health service for either transport. At shutdown its watches send NOT_SERVING and end by themselves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class UnknownService(Exception):
-    """Nothing of that name is served here."""
+    """The requested service is not served here."""
 
 
 class Health:
-    """Says whether the services of ``names`` serve; all of them do, or none."""
+    """The health state of the services in ``names``; all of them serve, or none."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
@@ -25,14 +25,14 @@ class Health:
         self._is_ending = False
 
     def set(self, *, is_serving: bool, is_ending: bool = False) -> None:
-        """Set the state of every service; with ``is_ending`` watches end behind it."""
+        """Set the state of every service; with ``is_ending`` watches end after they have sent it."""
         self._is_serving = is_serving
         self._is_ending = is_ending
         self._changed.set()
         self._changed = asyncio.Event()
 
     def check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
-        """Answer once. Raises UnknownService."""
+        """Return the current state. Raises UnknownService."""
         if request.service not in self._names:
             raise UnknownService(request.service)
         return self._answer(request.service)
@@ -40,7 +40,7 @@ class Health:
     async def watch(
         self, request: health_pb2.HealthCheckRequest
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Answer now, and with every change."""
+        """Yield the current state, then every change."""
         said = None
         while True:
             changed, is_ending = self._changed, self._is_ending

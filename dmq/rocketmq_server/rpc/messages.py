@@ -1,6 +1,6 @@
-"""The RPCs that come for each message: SendMessage, ReceiveMessage, AckMessage, ChangeInvisibleDuration.
+"""The per-message RPCs: SendMessage, ReceiveMessage, AckMessage, ChangeInvisibleDuration.
 
-They need nothing but an exchange, so that a front process serves them as the store process does.
+They depend on an exchange only, so that a front process serves them like the store process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dmq.rocketmq_server.rpc.answers import check_room, received
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.runtime.slices import Slices
 
-_ENTRIES_LIKE_ONE = 32  # so many entries of an acknowledgement take about as long as a send
+_ENTRIES_LIKE_ONE = 32  # this many acknowledged entries cost about as much as one send
 
 log = structlog.get_logger("dmq.rocketmq_server")
 
@@ -39,20 +39,20 @@ SendOther = Callable[[wire.SendMessageRequest, Call], Awaitable[wire.SendMessage
 
 
 class MessageCalls:
-    """Serves the four RPCs. Belongs to the event loop."""
+    """The four per-message RPCs. The event loop owns the object."""
 
     def __init__(self, exchange: Exchange, clock: Clock, config: SidecarConfig, send_other: SendOther) -> None:
-        """``send_other`` takes the sends that store no message as it is: half messages, and what makes schedules."""
+        """``send_other`` handles sends that do not store a message directly: half messages and schedule requests."""
         self._exchange = exchange
         self._clock = clock
         self._config = config
         self._send_other = send_other
         self.slices = Slices(clock)
-        self.store_host = "127.0.0.1:8081"  # as consumers are told it
+        self.store_host = "127.0.0.1:8081"  # the address in delivered messages
         self._sends_in_flight = 0
         self._in_flight = 0  # sends, and acknowledgements by their entries
         self._room_at = config.sends_busy // 2
-        self.on_room: Callable[[], None] = lambda: None  # the transport may read on
+        self.on_room: Callable[[], None] = lambda: None  # makes the transport resume reading
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
             "SendMessage": self.send_message,
             "AckMessage": self.ack_message,
@@ -63,14 +63,14 @@ class MessageCalls:
         }
 
     def is_busy(self) -> bool:
-        """Say whether so much is in flight that clients had better wait before they send more."""
+        """Return True if so many calls are in flight that clients should wait before they send more."""
         return self._in_flight >= self._config.sends_busy
 
     def send_message(self, request: wire.SendMessageRequest, call: Call) -> Deferred[wire.SendMessageResponse]:
-        """Accept all messages of the request or none; the answer leaves once they are durable.
+        """Accept all messages of the request or none; the answer is sent once they are durable.
 
-        A message that is delayed may be one of several, which the real server refuses. One that is to recur makes a
-        schedule and stores no message.
+        A batch may contain delayed messages, which the real server refuses. A message with schedule properties creates
+        a schedule and is not stored.
         """
         if self._sends_in_flight >= self._config.sends_in_flight_max:
             raise Overloaded("sends in flight", limit=self._config.sends_in_flight_max)
@@ -137,13 +137,13 @@ class MessageCalls:
     async def receive_message(
         self, request: wire.ReceiveMessageRequest, call: Call
     ) -> Iterator[list[wire.ReceiveMessageResponse]]:
-        """Hand out messages: the status first, each message, the time of delivery last. Waits for the first message.
+        """Yield the status, then each message, then the delivery time. Waits for the first message.
 
-        What it gives at once may go out in one piece; a piece is not much larger than its largest message.
+        Each list that it yields may be sent as one piece; a piece is not much larger than its largest message.
         """
         group = validate.group_of(request.group)
         subscribe = partial(validate.subscription_of, request)
-        is_sql = request.filter_expression.type == wire.SQL  # which takes long to understand
+        is_sql = request.filter_expression.type == wire.SQL  # slow to parse
         subscription = await self.slices.do(subscribe) if is_sql else subscribe()
         is_renewed = request.auto_renew
         wanted = Receive(
@@ -196,10 +196,10 @@ class MessageCalls:
         request: wire.ChangeInvisibleDurationRequest,
         call: Call,
     ) -> wire.ChangeInvisibleDurationResponse:
-        """Hide a delivery anew, or give it back. The handle that comes back is the one to use from here on.
+        """Extend a lease, or release the message. The receipt handle in the answer replaces the old one.
 
-        A push consumer means by it that consuming failed. The broker knows whose delivery it is, and does not believe
-        the duration: Node asks for 0 s, or for milliseconds instead of seconds.
+        From a push consumer the call means that consuming failed. The broker finds the client type of the delivery and
+        ignores the duration: Node sends 0 s, or milliseconds instead of seconds.
         """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
         handle = await self._exchange.change_invisible(

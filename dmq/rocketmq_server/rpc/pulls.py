@@ -1,8 +1,8 @@
-"""Reading by offset as clients see it: PullMessage, GetOffset, UpdateOffset, QueryOffset.
+"""Reads by offset: PullMessage, GetOffset, UpdateOffset, QueryOffset.
 
-Apache's proxy serves none of these, and no official client of the current protocol calls them; the answers follow the
-protocol's definition. A pull answers its status, each message, and the offset to go on from last, also when it found
-nothing (40401): what a filter passed over is behind that offset.
+Apache's proxy serves none of these, and no official client of the current protocol calls them. The answers conform to
+the protocol's definition. A pull answers its status, each message, and last the offset of the next pull. It does so
+also when it found no message (40401), because that offset is past the messages that the filter skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dmq.runtime.slices import Slices
 
 
 class PullCalls:
-    """The four RPCs; none of them without a broker that can do it. Everything runs on one event loop."""
+    """The four RPCs; none is served unless the broker supports pulls. All code runs on one event loop."""
 
     def __init__(
         self,
@@ -50,22 +50,24 @@ class PullCalls:
             self.streaming = {"PullMessage": self.pull_message}
 
     def seen(self, client_type: wire.ClientType, group: str, client_id: str) -> None:
-        """Note a sign of life of a client, which belongs to its group if it is one that pulls."""
+        """Record activity of a client; a pull consumer is a member of its group."""
         if self._broker is not None and client_type == wire.PULL_CONSUMER and group:
             self._broker.member_seen(group, client_id)
 
     def gone(self, client_id: str) -> None:
-        """Forget a client that leaves."""
+        """Remove a client that disconnects."""
         if self._broker is not None:
             self._broker.member_gone(client_id)
 
     async def pull_message(
         self, request: wire.PullMessageRequest, call: Call
     ) -> Iterator[list[wire.PullMessageResponse]]:
-        """Read messages from an offset on. Waits for the first message, if asked to; by default it does not."""
+        """Read messages from an offset on. Waits for the first message if the request has a timeout; by default it does
+        not.
+        """
         broker = self._served()
         group, subscribe = validate.group_of(request.group), partial(validate.pulled_queue_of, request)
-        is_sql = request.filter_expression.type == wire.SQL  # which takes long to understand
+        is_sql = request.filter_expression.type == wire.SQL  # slow to parse
         wanted = await self._slices.do(subscribe) if is_sql else subscribe()
         offset, batch_max = request.offset, validate.batch_of(request)
         wait_ms = validate.wait_ms(request, call.deadline_s) if request.HasField("long_polling_timeout") else 0
@@ -82,7 +84,7 @@ class PullCalls:
         return pulled(found, validate.resource_of(request.message_queue.topic), self._store_host(), call.account)
 
     async def get_offset(self, request: wire.GetOffsetRequest, call: Call) -> wire.GetOffsetResponse:  # noqa: ARG002
-        """Tell where a group continues on a queue; 40404 if it never said."""
+        """Return the committed offset of a group on a queue; 40404 if it never committed one."""
         group, queue = validate.group_of(request.group), request.message_queue
         topic = validate.topic_of(queue.topic)
         offset = await self._served().committed_offset(group, topic, queue.id)
@@ -96,7 +98,7 @@ class PullCalls:
         request: wire.UpdateOffsetRequest,
         call: Call,
     ) -> wire.UpdateOffsetResponse:
-        """Keep where a group continues on a queue; the answer leaves once that is durable."""
+        """Commit the offset of a group on a queue; the answer is sent once it is durable."""
         group, queue = validate.group_of(request.group), request.message_queue
         topic = validate.topic_of(queue.topic)
         self._may_make(topic, group, call)
@@ -108,7 +110,7 @@ class PullCalls:
         request: wire.QueryOffsetRequest,
         call: Call,  # noqa: ARG002
     ) -> wire.QueryOffsetResponse:
-        """Tell the offset where a queue begins, where it ends, or from which on messages were stored since a time."""
+        """Return the first offset of a queue, its end, or the offset of the first message stored since a time."""
         broker, queue = self._served(), request.message_queue
         topic = validate.topic_of(queue.topic)
         match request.query_offset_policy:

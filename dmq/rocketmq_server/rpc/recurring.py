@@ -1,21 +1,22 @@
-"""Sends that make a schedule: user properties say when the message recurs, in the words of ``dmq cron add``.
+"""Sends that create a schedule: user properties define it, in the formats of ``dmq cron add``.
 
 =====================  ==============================================================================
-``DMQ_SCHEDULE_NAME``  the schedule's name, one of the whole daemon
+``DMQ_SCHEDULE_NAME``  the schedule's name, unique in the daemon
 ``DMQ_EVERY``          an interval, such as ``5m``; or
 ``DMQ_CRON``           a cron expression, in the time zone ``DMQ_TIME_ZONE`` (UTC)
-``DMQ_START``          not before; RFC 3339, epoch milliseconds, ``+5m`` or ``-1h`` from when it is made
-``DMQ_END``            not after, written alike
-``DMQ_COUNT``          number of occurrences in all
-``DMQ_JITTER``         each up to so much later
+``DMQ_START``          not before; RFC 3339, epoch milliseconds, ``+5m`` or ``-1h`` from its creation
+``DMQ_END``            not after, in the same formats
+``DMQ_COUNT``          total number of occurrences
+``DMQ_JITTER``         upper bound of the random delay of each occurrence
 ``DMQ_CATCH_UP``       after downtime: ``one``, ``all`` or ``skip``
 =====================  ==============================================================================
 
-A duration without a unit is milliseconds here: applications send it so, and the same send must go on meaning the same.
-Operators' durations need their unit.
+A duration without a unit is in milliseconds here. Applications already send it in this form, and the meaning of an
+existing send must not change. Operators' durations need a unit.
 
-Such a send stores no message: it is answered OK once the schedule is durable, or if there is one of this name with the
-same content. Occurrences carry the body, tag, keys, message group and other user properties, and ids of their own.
+Such a send stores no message. It is answered OK once the schedule is durable, or if a schedule with this name and the
+same content exists. Occurrences carry the body, tag, keys, message group and other user properties. Each has its own
+id.
 """
 
 from __future__ import annotations
@@ -65,16 +66,16 @@ _Read = TypeVar("_Read")
 
 
 class RecurringCalls:
-    """The part of ``MessagingService`` that makes schedules."""
+    """The part of ``MessagingService`` that creates schedules."""
 
     def __init__(self, add: AddSchedule | None, quotas: Quotas) -> None:
-        """``add`` makes a schedule, durable on return; ``None``: nothing recurs here."""
+        """``add`` creates a schedule, which is durable on return; ``None`` if the broker has no schedules."""
         self._add = add
         self._quotas = quotas
         self._waiting = 0
 
     async def send(self, topic: str, messages: Sequence[wire.Message], call: Call) -> wire.SendMessageResponse:
-        """Make the schedule that a message asks for; the answer leaves once it is durable."""
+        """Create the schedule that a message defines; the answer is sent once it is durable."""
         if self._waiting >= WAITING_MAX:
             raise Overloaded("sends in flight that make schedules", limit=WAITING_MAX)
         self._waiting += 1
@@ -106,9 +107,9 @@ class RecurringCalls:
 
 
 def wanted_of(topic: str, message: wire.Message) -> Wanted:
-    """Return the schedule that the properties of a message ask for, which has been checked as any that is sent.
+    """Return the schedule that the properties of a message define; the message has passed the checks of a send.
 
-    ``Refused`` for a value that cannot be read, and for what a schedule cannot send.
+    Raises ``Refused`` for an invalid value, and for a message that a schedule cannot send.
     """
     system, properties = message.system_properties, message.user_properties
     name = _name(properties)
@@ -177,7 +178,7 @@ def _duration_ms(properties: Mapping[str, str], name: str) -> int:
 
 
 def _instant(properties: Mapping[str, str], name: str) -> tuple[int, int | None]:
-    """Return an instant, or how long after the schedule is made."""
+    """Return the epoch ms of an absolute time, or the delay in ms relative to the schedule's creation."""
     if name not in properties:
         return 0, None
     found = _read(properties, name, parse_sent_around)

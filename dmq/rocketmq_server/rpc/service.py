@@ -1,7 +1,8 @@
-"""The RPCs of ``apache.rocketmq.v2.MessagingService``: validate, map, call the broker, map. No transport here.
+"""The RPCs of ``apache.rocketmq.v2.MessagingService``: validate, map, call the broker, map. Independent of the
+transport.
 
-Each method takes a request and its ``Call`` and returns the answer, or the pieces of many. What is wrong is
-raised from ``broker_adapter.contracts.errors``; ``dispatch`` turns it into the protocol's answer.
+Each method accepts a request and its ``Call`` and returns the answer, or the pieces of a streamed answer. Errors are
+raised from ``broker_adapter.contracts.errors``; ``dispatch`` converts them to a status of the protocol.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
 
 
 class MessagingService:
-    """Serves official clients from one broker. Everything runs on one event loop."""
+    """The service for official clients on top of one broker. All code runs on one event loop."""
 
     def __init__(
         self,
@@ -98,19 +99,19 @@ class MessagingService:
         }
 
     def listening_at(self, host: str, port: int) -> None:
-        """Say where this server can be reached; told to clients that do not say how they reached it."""
+        """Set this server's address, for clients that do not report the address that they dialled."""
         self._endpoints = mapping.endpoints_of(host, port)
         self.messages.store_host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def drain(self) -> None:
-        """End telemetry streams and long polls now, with proper answers, and let no new ones wait. Idempotent."""
+        """End telemetry streams and long polls now with regular answers; new ones do not wait. Idempotent."""
         self.streams.drain()
         self._polls.close()
 
     # -- session ------------------------------------------------------------------------------------------------------
 
     async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:
-        """Tell the queues of a topic; creates the topic if the broker does so."""
+        """Return the queues of a topic; create the topic if the broker creates topics automatically."""
         topic, dialled = validate.topic_of(request.topic), self._endpoints_for(request.endpoints)
         self._quotas.about_to_make(Quota.TOPICS, holders_of(call.admission), topic)
         route = await self._broker.route(topic)
@@ -127,8 +128,8 @@ class MessagingService:
     ) -> wire.QueryAssignmentResponse:
         """Assign any queue of the broker to every consumer: the broker hands out messages, not queues.
 
-        A consumer of a FIFO group gets every queue by itself, as clients expect; so do its colleagues. Either way works
-        for a client, whatever its settings said: order is the broker's affair.
+        Every consumer of a FIFO group gets every queue individually, as clients expect. Both forms work for a client,
+        regardless of its settings, because the broker maintains the order.
         """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
         endpoints = self._endpoints_for(request.endpoints)
@@ -144,11 +145,11 @@ class MessagingService:
         return wire.QueryAssignmentResponse(status=OK_STATUS, assignments=assignments)
 
     async def heartbeat(self, request: wire.HeartbeatRequest, call: Call) -> wire.HeartbeatResponse:
-        """Note a sign of life, which keeps leases; makes the group of a consumer known, also after a restart.
+        """Record activity of a client, which keeps its leases; create the group of a consumer, also after a restart.
 
-        What the client is, its telemetry stream said: Java 5.0.3 leaves its type out of every heartbeat. One that tells
-        nothing, of a client that nothing is known of, is answered OK and kept nowhere: Go sends such to find out
-        whether a server is healthy. Groups are made only of what was asked for, since access rules look at the request.
+        The telemetry stream determines the client type: Java 5.0.3 omits it from every heartbeat. A heartbeat without a
+        type, from an unknown client, is answered OK and not recorded: Go sends it as a health probe. Only the group in
+        the request is created, because access rules check the request.
         """
         session = self._sessions.get(call.client_id)
         client_type = client_type_of_heartbeat(request.client_type, session)
@@ -169,7 +170,7 @@ class MessagingService:
         request: wire.NotifyClientTerminationRequest,  # noqa: ARG002
         call: Call,
     ) -> wire.NotifyClientTerminationResponse:
-        """Let go of a client that leaves: nobody asks it anything, its long polls end, its leases are not renewed."""
+        """Remove a client that disconnects: it gets no more commands, its long polls end, its leases can expire."""
         self._transactions.producers.gone(call.client_id)
         self._sessions.forget(call.client_id)
         self._polls.end(call.client_id)
@@ -180,7 +181,7 @@ class MessagingService:
     # -- producing ----------------------------------------------------------------------------------------------------
 
     async def _send_other(self, request: wire.SendMessageRequest, call: Call) -> wire.SendMessageResponse:
-        """Take half messages; or a message that is to recur, which makes a schedule and is not stored."""
+        """Send half messages, or create the schedule of a recurring message, which is not stored."""
         messages = request.messages
         if self._quotas.limits_sends:
             self._quotas.spend(Quota.SENDS_PER_S, holders_of(call.admission), len(messages))
@@ -189,16 +190,17 @@ class MessagingService:
         return await self._recurring.send(validate.check_send(messages), messages, call)
 
     async def recall_message(self, request: wire.RecallMessageRequest, call: Call) -> wire.RecallMessageResponse:
-        """Take a delayed message back; OK only if it is gone, durably. 40401 says when it was delivered, or: unknown.
+        """Recall a delayed message; OK only if the removal is durable.
 
-        A client repeats a call whose answer was lost: the second one is OK too, and its text says since when.
+        40401 means that the message is unknown, or its text contains the delivery time. A client repeats a call whose
+        answer was lost. The second call is also OK, and its text has the time of the recall.
         """
         try:
             receipt = await self._broker.recall(validate.topic_of(request.topic), request.recall_handle)
         except Refused as refused:
             if refused.rule is not Rule.NOT_FOUND or call.language != "PYTHON":
                 raise
-            # The Python client, at least until 5.1.2, takes 40401 for success, whatever it asked for.
+            # The Python client, at least until 5.1.2, treats 40401 as success for every call.
             return wire.RecallMessageResponse(status=wire.Status(code=wire.NOT_FOUND, message=str(refused)))
         return mapping.recall_response(receipt)
 
@@ -207,7 +209,9 @@ class MessagingService:
     async def forward_message_to_dead_letter_queue(
         self, request: wire.ForwardMessageToDeadLetterQueueRequest, call: Call
     ) -> wire.ForwardMessageToDeadLetterQueueResponse:
-        """Give a delivery up: it goes to the dead-letter queue, or comes back if the broker knows better."""
+        """Give up a delivery: dead-letter the message, or redeliver it if the broker counts fewer attempts than the
+        limit.
+        """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
         self._broker.note_failure(group, request.receipt_handle, _reason(call))
         attempts = request.delivery_attempt
@@ -216,9 +220,9 @@ class MessagingService:
         try:
             await self._broker.dead_letter(group, topic, request.receipt_handle, attempts=attempts)
         except Refused as error:
-            # Push consumers repeat this call until it is OK, for ever, and the rest of their batch waits behind it. The
-            # handle is stale when the answer to their first call was lost, or when somebody else has the message by
-            # now: either way it is not theirs any more, and nothing is lost.
+            # Push consumers repeat this call until it is OK, for ever, and it blocks the rest of their batch. The
+            # handle is stale if the answer to the first call was lost, or if another consumer now holds the message. In
+            # both cases the caller no longer holds it, and no message is lost.
             if error.rule is not Rule.RECEIPT_HANDLE or not _is_push(self._sessions.get(call.client_id)):
                 raise
             log.info("forward_outdated", topic=topic, group=group, message_id=request.message_id)
@@ -228,7 +232,7 @@ class MessagingService:
     async def report_failure(
         self, request: consumer_v1.ReportFailureRequest, call: Call
     ) -> consumer_v1.ReportFailureResponse:
-        """Keep the reason of a failure that follows; see ``dmq.broker.failures.failure_reasons``."""
+        """Store the reason of a failure that the client reports next; see ``dmq.broker.failures.failure_reasons``."""
         reason = _reason(call)._replace(error_type=request.error_type, error_text=request.error_text, host=request.host)
         if not self._broker.note_failure(check_group(request.group), request.receipt_handle, reason):
             raise Refused(Rule.UNSUPPORTED, _NO_REASONS)
@@ -240,7 +244,7 @@ class MessagingService:
         self._quotas.about_to_make(Quota.GROUPS, holders, group)
 
     def _endpoints_for(self, dialled: wire.Endpoints) -> wire.Endpoints:
-        """Return the address the client reached us by, which works behind any port mapping; else our own."""
+        """Return the address that the client dialled, which works with any port mapping; else the server's own."""
         return validate.endpoints_of(dialled) if dialled.addresses else self._endpoints
 
 

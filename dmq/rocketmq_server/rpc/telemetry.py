@@ -1,4 +1,4 @@
-"""The telemetry streams: by them clients are told their settings, and asked what only they know."""
+"""Telemetry streams: they carry settings and commands to clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TOPICS_MAX: Final = 1024  # of one client's settings
 
 
 class Streams:
-    """Serves every telemetry stream. Belongs to the event loop."""
+    """All telemetry streams of the server. The event loop owns the object."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Streams:
         self.commands = Commands(sessions)
 
     def held_by(self, client_id: str) -> int:
-        """Return how many streams of a client are open."""
+        """Return the number of open streams of a client."""
         return self._places.held_by(client_id)
 
     def drain(self) -> None:
@@ -69,11 +69,11 @@ class Streams:
     async def serve(
         self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
     ) -> AsyncGenerator[wire.TelemetryCommand, None]:
-        """Answer each settings frame with the settings that count; other frames are taken without an answer.
+        """Answer each settings frame with the effective settings; process other frames without an answer.
 
-        Ends when the client ends it, at ``drain``, or with the error of a frame. The newest stream of a client is the
-        one for commands to it; an older one stays until its client closes it, because clients that dial two addresses
-        of this server would otherwise close each other's stream for ever.
+        Ends when the client ends it, at ``drain``, or with the error of a frame. Commands go to the newest stream of a
+        client. An older stream stays until its client closes it. Otherwise clients that dial two addresses of this
+        server would close each other's stream for ever.
         """
         self._take(call)
         outbox = Outbox()
@@ -129,7 +129,7 @@ class Streams:
             outbox.close()
 
     async def _tell(self, wanted: wire.Settings, call: Call, outbox: Outbox) -> None:
-        """Answer a settings frame, and note what it says about the client."""
+        """Answer a settings frame, and record the client's settings."""
         _check_size(wanted)
         client_type = client_type_of(wanted)
         group = ""
@@ -148,9 +148,9 @@ class Streams:
         return wire.TelemetryCommand(status=OK_STATUS, settings=settings)
 
     def group_changed(self, group: str) -> None:
-        """Tell all connected consumers of ``group`` their new settings. Call it on the event loop; it never waits.
+        """Send the new settings to all connected consumers of ``group``. Call it on the event loop; it never blocks.
 
-        Who does not read its stream is not told; it asks again by itself, every 5 minutes.
+        A client that does not read its stream is skipped; it requests its settings again every 5 minutes.
         """
         for session in self._sessions:
             if session.group == group and session.outbox is not None and session.settings is not None:
@@ -158,7 +158,7 @@ class Streams:
 
 
 def _check_size(wanted: wire.Settings) -> None:
-    """Refuse settings that are no client's: each stream keeps one."""
+    """Refuse settings larger than any real client's: each stream stores one copy."""
     size = wanted.ByteSize()
     if size > SETTINGS_BYTES_MAX:
         raise Refused(Rule.REQUEST, "the settings are too large", value=size, limit=f"{SETTINGS_BYTES_MAX} bytes")

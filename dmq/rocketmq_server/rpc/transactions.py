@@ -1,8 +1,8 @@
-"""Transactions as clients see them: half messages, their end, and the question that goes to a producer.
+"""Transactions: half messages, their resolution, and checks sent to producers.
 
-Refused as in RocketMQ: a message group (40014), a recovery duration over one hour (40000), a transaction id that cannot
-be read (40008). A half message may be delayed, which the real server does not know: a delay level and a relative delay
-begin at the commit, a delivery timestamp stays what it is.
+Refused as in RocketMQ: a message group (40014), a recovery duration over one hour (40000), an invalid transaction id
+(40008). A half message may be delayed, which the real server does not support. A delay level and a relative delay start
+at the commit. A delivery timestamp is unchanged.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ log = structlog.get_logger("dmq.rocketmq_server")
 
 RECOVERY_MS_MAX = 3_600_000  # RocketMQ's maxTransactionRecoverySecond
 SENT_TOPICS_MAX = 1024  # of one client: as many as its settings may name
-ASK_S_MAX = 5.0  # how long a producer may take to read what it was told before
+ASK_S_MAX = 5.0  # timeout for a producer to read its earlier frames
 
 
 class Producers:
-    """Which connected clients publish a topic: fits ``Checker``. Belongs to the event loop, but for ``is_live``.
+    """The connected producers by topic; implements ``Checker``. The event loop owns it; only ``is_live`` is safe
+    elsewhere.
 
-    A client publishes what its last settings say, and what it sent half messages to. Of its streams the newest counts.
+    A client is a producer of the topics in its last settings and of those to which it sent half messages. Checks go to
+    its newest stream.
     """
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[str, Outbox]] = {}
-        # By client, so that who leaves costs no look at all topics; of what it sent to, the topic used last comes last.
+        # By client, so that the removal of a client does not scan all topics. Topics of sent messages: last used, last.
         self._told: dict[str, set[str]] = {}
         self._sent: dict[str, dict[str, None]] = {}
 
     def told(self, session: Session) -> None:
-        """Note what a client's settings say that it publishes, instead of what earlier ones said."""
+        """Replace the topics that a client publishes by those of its current settings."""
         if session.settings is None or session.outbox is None:
             return
         client_id = session.client_id
@@ -62,7 +64,7 @@ class Producers:
             self._by_topic.setdefault(topic, {})[client_id] = session.outbox
 
     def sent(self, client_id: str, topic: str, outbox: Outbox) -> None:
-        """Note that a client sent half messages to a topic and can be asked on ``outbox``."""
+        """Record that a client sent half messages to a topic and accepts checks on ``outbox``."""
         sent = self._sent.setdefault(client_id, {})
         sent.pop(topic, None)
         sent[topic] = None
@@ -74,13 +76,13 @@ class Producers:
                 self._unlist(oldest, client_id)
 
     def left(self, client_id: str, outbox: Outbox) -> None:
-        """Note that a stream ended."""
+        """Remove the client from every topic whose checks use the ended stream."""
         for topic in self._topics_of(client_id):
             if self._by_topic[topic][client_id] is outbox:
                 self._forget(topic, client_id)
 
     def gone(self, client_id: str) -> None:
-        """Note that a client said goodbye: it is not asked again, also while its streams are still open."""
+        """Remove a client that announced its termination: it gets no checks, even if its streams are still open."""
         for topic in self._topics_of(client_id):
             self._forget(topic, client_id)
 
@@ -105,11 +107,11 @@ class Producers:
             del self._by_topic[topic]
 
     def is_live(self, topic: str) -> bool:
-        """As ``Checker.is_live``."""
+        """Return True if a connected producer publishes the topic, as ``Checker.is_live``."""
         return topic in self._by_topic
 
     async def check(self, check: Check) -> bool:
-        """Ask the producer whose turn it is; if it does not read its stream in time, the others."""
+        """Send a check to the next producer in rotation; if it does not read its stream in time, to the others."""
         try:
             message = wire.Message.FromString(check.payload)
         except DecodeError:
@@ -127,7 +129,7 @@ class Producers:
         return False
 
     def _next(self, topic: str) -> Outbox | None:
-        """Return the stream of the producer that was asked longest ago."""
+        """Return the stream of the producer that was checked longest ago."""
         clients = self._by_topic.get(topic)
         if not clients:
             return None
@@ -164,7 +166,7 @@ class TransactionCalls:
             broker.attach(self.producers)
 
     async def send(self, messages: Sequence[wire.Message], call: Call, now_ms: int) -> wire.SendMessageResponse:
-        """Accept all half messages of the request or none; the answer leaves once they are durable."""
+        """Accept all half messages of the request or none; the answer is sent once they are durable."""
         halves: list[Half] = []
         try:
             self._check_served()
@@ -181,9 +183,9 @@ class TransactionCalls:
         return _response(await self._broker.prepare(halves))
 
     async def end(self, request: wire.EndTransactionRequest, call: Call) -> wire.EndTransactionResponse:
-        """Commit or roll back; OK once that is durable, and also if it had that outcome before.
+        """Commit or roll back; OK once that is durable, and also if the transaction already had that outcome.
 
-        The transaction id says which message is meant; the message id beside it is not looked at.
+        The transaction id identifies the message; the message id in the request is ignored.
         """
         self._check_served()
         topic = validate.topic_of(request.topic)
@@ -241,7 +243,7 @@ class TransactionCalls:
 
 
 def _response(receipts: Sequence[HalfReceipt]) -> wire.SendMessageResponse:
-    """Return one entry per receipt; one that is not OK for a message that was decided against before."""
+    """Return one entry per receipt; it is not OK if the transaction of that message id has already ended."""
     entries: list[wire.SendResultEntry] = []
     for receipt in receipts:
         status = OK_STATUS

@@ -1,4 +1,4 @@
-"""Client sessions: the bounded table of clients, their settings, and what each may hold open.
+"""Client sessions: the bounded table of clients, their settings, and per-client limits.
 
 Imports: codec and below. Interface: sessions, settings, slots.
 """

@@ -1,6 +1,6 @@
-"""Who the clients are: a bounded table, filled from what they send, and never needed to serve them.
+"""The table of connected clients: bounded, filled from client requests, and not required to serve them.
 
-After a restart it is empty and every client goes on; it fills again as they send heartbeats.
+It is empty after a restart, and clients are served without interruption. Their heartbeats fill it again.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 
-# RocketMQ's proxy forgets a client 120 s after its last heartbeat; they come every 10 s.
+# RocketMQ's proxy removes a client 120 s after its last heartbeat; clients send one every 10 s.
 IDLE_S_MAX = 120.0
 _FRAMES_WAITING_MAX = 16
-# A settings frame takes a few hundred bytes; one that is larger than this is refused.
+# A real settings frame has a few hundred bytes; larger ones than this are refused.
 SETTINGS_BYTES_MAX = 64 * 1024
 _SETTINGS_BYTES_IN_ALL_MAX = 64 * 1024 * 1024
-_WORD_CHARS_MAX = 64  # what is kept of a header
+_WORD_CHARS_MAX = 64  # longer header values are cut
 
 
 class Outbox:
-    """Frames on their way to one telemetry stream: bounded, and closed from either side."""
+    """Outgoing frames of one telemetry stream: bounded, and closed from either side."""
 
     def __init__(self) -> None:
         self._frames: asyncio.Queue[wire.TelemetryCommand | None] = asyncio.Queue(_FRAMES_WAITING_MAX)
@@ -31,23 +31,25 @@ class Outbox:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more will be taken."""
+        """True if no more frames are accepted."""
         return self._closed
 
     async def put(self, frame: wire.TelemetryCommand) -> None:
-        """Queue a frame, waiting while the client does not read; dropped when closed."""
+        """Queue a frame; wait while the queue is full. The frame is dropped if the outbox is closed."""
         if not self._closed:
             await self._frames.put(frame)
 
     def offer(self, frame: wire.TelemetryCommand) -> bool:
-        """Queue a frame if there is room; say whether it was."""
+        """Queue a frame if there is room; return True if it was queued."""
         if self._closed or self._frames.full():
             return False
         self._frames.put_nowait(frame)
         return True
 
     def close(self) -> None:
-        """End the stream after what is queued; if the queue is full, its newest frame gives way. Idempotent."""
+        """End the stream after the queued frames; a full queue drops its oldest frame to make room for the end.
+        Idempotent.
+        """
         if self._closed:
             return
         self._closed = True
@@ -62,9 +64,10 @@ class Outbox:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What a client told about itself. ``outbox`` leads to its newest telemetry stream.
+    """The reported properties of one client. ``outbox`` leads to its newest telemetry stream.
 
-    ``settings`` is what it wished for last on that stream; ``None`` without one, or if the wish was too long to keep.
+    ``settings`` are the last ones requested on that stream; ``None`` without a stream, or if they were too large to
+    keep.
     """
 
     client_id: str
@@ -81,7 +84,7 @@ class Session:
 
 
 class Sessions:
-    """Client id to session, longest unseen first; at most ``sessions_max``, the longest unseen give way."""
+    """Sessions by client id, least recently seen first; above ``sessions_max`` the least recently seen are evicted."""
 
     def __init__(self, clock: Clock, *, sessions_max: int = 20_000) -> None:
         self._clock = clock
@@ -96,13 +99,13 @@ class Sessions:
         return iter(list(self._sessions.values()))
 
     def get(self, client_id: str) -> Session | None:
-        """Return what is known about a client."""
+        """Return the session of a client, or None."""
         return self._sessions.get(client_id)
 
     def seen(
         self, client_id: str, client_type: wire.ClientType, group: str, language: str, version: str = ""
     ) -> Session:
-        """Note a sign of life and return the client's session, made if it is new."""
+        """Record activity and return the client's session, created if it is new."""
         now_s = self._clock.monotonic_s()
         language, version = language[:_WORD_CHARS_MAX], version[:_WORD_CHARS_MAX]
         session = self._sessions.get(client_id)
@@ -127,7 +130,7 @@ class Sessions:
         return session
 
     def attach(self, session: Session, settings: wire.Settings, outbox: Outbox) -> None:
-        """Keep what a client wishes for, and the stream on which it said so: the newest is the one for commands."""
+        """Store the requested settings and their stream, which becomes the target of commands."""
         self._drop_settings(session)
         session.outbox = outbox
         size = settings.ByteSize()
@@ -140,13 +143,13 @@ class Sessions:
         session.settings, session.settings_bytes = None, 0
 
     def forget(self, client_id: str) -> None:
-        """Drop a client that said goodbye. Its telemetry stream ends when the client closes it."""
+        """Remove a client that announced its termination. Its telemetry stream ends when the client closes it."""
         session = self._sessions.pop(client_id, None)
         if session is not None:
             self._drop_settings(session)
 
     def detach(self, client_id: str, outbox: Outbox) -> None:
-        """Note that a telemetry stream ended, unless a newer one took its place."""
+        """Record the end of a telemetry stream, unless a newer one has replaced it."""
         session = self._sessions.get(client_id)
         if session is not None and session.outbox is outbox:
             session.outbox = None
@@ -155,7 +158,7 @@ class Sessions:
     def _make_room(self, now_s: float) -> None:
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
-            # An open stream is a sign of life as well: it may be the daemon that was stopped.
+            # A client with an open stream is alive too: missing heartbeats may mean that the daemon was suspended.
             is_idle = oldest.outbox is None and now_s - oldest.last_seen_s > IDLE_S_MAX
             if not is_idle and len(self._sessions) < self._sessions_max:
                 return

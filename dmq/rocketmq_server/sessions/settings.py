@@ -1,4 +1,4 @@
-"""The sidecar's own settings, and what it tells clients theirs are."""
+"""Configuration of the RocketMQ server, and the settings that it sends to clients."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CLIENT_TYPES = CONSUMERS | {wire.PRODUCER}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
-    """What can be set. Durations in ms; ``delay_max_ms`` ``None`` means any delay up to the year 9999."""
+    """Configuration of the server. Durations in ms; ``delay_max_ms`` ``None`` allows any delay up to the year 9999."""
 
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS_DEFAULT
     delay_max_ms: int | None = None
     broker_name: str = "rock-dmq"
     sends_in_flight_max: int = 4096  # less than half a second of work: messages wait here past their delivery time
-    sends_busy: int = 512  # from here on who sends much waits: a larger batch is no faster, only its deliveries later
+    sends_busy: int = 512  # heavy senders wait above this: a larger batch is no faster and only delays its deliveries
     receives_waiting_max: int = 10_000
     receives_per_client_max: int = 1024
     streams_max: int = 10_000
@@ -38,9 +38,9 @@ class SidecarConfig:
 
 
 def client_type_of(settings: wire.Settings) -> wire.ClientType:
-    """Return the served client type that ``settings`` speak for; raise ``Refused(CLIENT_TYPE)`` for any other.
+    """Return the client type in ``settings``; raise ``Refused(CLIENT_TYPE)`` for one that is not served.
 
-    A client that leaves its type out is taken for what it publishes or subscribes.
+    If the type is missing, a publishing client is a producer and a subscribing client is a push consumer.
     """
     kind = settings.WhichOneof("pub_sub")
     if kind is None:
@@ -51,7 +51,7 @@ def client_type_of(settings: wire.Settings) -> wire.ClientType:
 
 
 def check_client_type(client_type: wire.ClientType) -> wire.ClientType:
-    """Return ``client_type`` if it is served."""
+    """Return ``client_type`` if it is served, else raise ``Refused(CLIENT_TYPE)``."""
     if client_type not in CLIENT_TYPES:
         why = "producers, pull, push and simple consumers are served"
         raise Refused(Rule.CLIENT_TYPE, why, value=int(client_type))
@@ -59,10 +59,11 @@ def check_client_type(client_type: wire.ClientType) -> wire.ClientType:
 
 
 def client_type_of_heartbeat(told: wire.ClientType, session: Session | None) -> wire.ClientType | None:
-    """Return what the client of a heartbeat is; ``None`` if neither it nor anything before it tells.
+    """Return the client type of a heartbeat's sender; ``None`` if it is unknown.
 
-    As in RocketMQ the settings of its telemetry stream count, not the heartbeat. Without a stream, as after a restart,
-    RocketMQ refuses the heartbeat; here it is asked then, and after that what the client was when it was seen last.
+    As in RocketMQ, the settings of the telemetry stream determine the type, not the heartbeat. Without a stream, as
+    after a restart, RocketMQ refuses the heartbeat. This server then uses the type in the heartbeat, and else the last
+    known type of the client.
     """
     if session is not None and session.outbox is not None:
         return session.client_type
@@ -72,9 +73,10 @@ def client_type_of_heartbeat(told: wire.ClientType, session: Session | None) -> 
 
 
 def merged(wanted: wire.Settings, group: GroupSettings, language: str) -> wire.Settings:
-    """Return a client's settings with the server's rules in place of its wishes.
+    """Return a client's settings with the server's values in place of the requested ones.
 
-    ``group`` is how a consumer's group is served, of no account for a producer; ``language`` is what the client says.
+    ``group`` has the settings of a consumer's group and is ignored for a producer. ``language`` is the language that
+    the client reports.
     """
     settings = wire.Settings()
     settings.CopyFrom(wanted)
@@ -98,28 +100,28 @@ def merged(wanted: wire.Settings, group: GroupSettings, language: str) -> wire.S
     if group.is_fifo:
         _tell_fifo_backoff(policy, group, language)
     else:
-        # Clients index the table from their first failure. Node cannot read it and asks for 0 s; the broker does not
-        # believe that.
+        # Clients index the table from their first failure. Node cannot read it and requests 0 s: the broker ignores it.
         policy.max_attempts = group.max_attempts
         _tell_table(policy, group)
     return settings
 
 
 def _tell_fifo_backoff(policy: wire.RetryPolicy, group: GroupSettings, language: str) -> None:
-    """Tell push consumers of a FIFO group to give up at their first failure, so that the broker retries and not they.
+    """Set one attempt for push consumers of a FIFO group, so that the broker retries and not the client.
 
-    Told the true maximum they would retry in their own memory: nothing of it survives their end, none of it is seen,
-    Python and Node wait wrong times, and Python counts every local try as the first. Told 1, all of them forward the
-    message to the dead-letter queue after one try, each time it is delivered (Java, Go, Node and C# when its attempt is
-    not below 1, Rust when it is above, Python when its own count from 1 reaches it). The broker does not believe that
-    below the group's maximum: the message comes back by the policy, durably, with the next attempt. Only C++ retries in
-    its memory for ever, whatever it is told.
+    With the real maximum, clients would retry in their own memory. Such retries do not survive a crash and are not
+    visible. Python and Node wait wrong times, and Python counts every local attempt as the first.
 
-    A broker that ``believes_clients`` would have a dead letter after that one try: with it they are told the true
-    maximum, and retry in their memory, as they do without us.
+    With 1, all of them forward the message to the dead-letter queue after one attempt, at each delivery. Java, Go, Node
+    and C# do so when its attempt is not below 1, Rust when it is above, Python when its own count from 1 reaches it.
+    Below the group's maximum the broker ignores the request. It redelivers the message durably by the retry policy,
+    with the next attempt. Only C++ retries in memory for ever, regardless of the setting.
 
-    The delays are then never used, but the strategy must be one that the client can read: Node knows exponential ones
-    only. Python, which does not, would put a policy of its own in their place: 17 tries, 1 s apart.
+    A broker that ``believes_clients`` would create a dead letter after that one attempt. Its consumers get the real
+    maximum and retry in memory, as they do without this daemon.
+
+    The delays are then never used, but the client must be able to read the strategy. Node supports exponential ones
+    only. Python does not support them and would substitute its own policy: 17 attempts, 1 s apart.
     """
     policy.max_attempts = group.max_attempts if group.believes_clients else 1
     if language == "PYTHON":

@@ -1,4 +1,4 @@
-"""What clients hold open is bounded, in all and for each, so that none takes it away from the others."""
+"""Limits on open streams and waiting calls, in total and per client, so that no client starves the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Found = TypeVar("_Found")
 
 
 class Slots:
-    """Counts what clients hold open. Who takes a place gives it back with ``free``."""
+    """Counter of the resources that clients hold. Each ``take`` is paired with a ``free``."""
 
     def __init__(self, what: str, *, in_all: int, per_client: int) -> None:
         self._what = what
@@ -26,11 +26,11 @@ class Slots:
         return self._taken
 
     def held_by(self, client_id: str) -> int:
-        """Return how many places a client has."""
+        """Return the number of slots that a client holds."""
         return self._by_client.get(client_id, 0)
 
     def take(self, client_id: str) -> None:
-        """Take a place; raise ``Overloaded`` if there is none, or none for this client."""
+        """Acquire a slot; raise ``Overloaded`` if none is free, or none for this client."""
         if self._taken >= self._in_all:
             raise Overloaded(self._what, limit=self._in_all)
         held = self._by_client.get(client_id, 0)
@@ -40,7 +40,7 @@ class Slots:
         self._by_client[client_id] = held + 1
 
     def free(self, client_id: str) -> None:
-        """Give a place back."""
+        """Release a slot."""
         self._taken -= 1
         held = self._by_client.pop(client_id)
         if held > 1:
@@ -48,7 +48,7 @@ class Slots:
 
 
 class Polls:
-    """Receives and pulls that wait for messages, each in a timeout by which it can be ended before its time."""
+    """Receives and pulls that wait for messages. Each has a timeout by which it can be ended early."""
 
     def __init__(self, *, in_all: int, per_client: int, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -65,9 +65,10 @@ class Polls:
         *,
         nothing: _Found,
     ) -> _Found:
-        """Return what ``poll`` finds, which is told how long it may wait; ``nothing`` if its wait was ended.
+        """Return the result of ``poll``, which is called with its maximum wait in ms; ``nothing`` if the wait was
+        ended.
 
-        Raises ``Overloaded`` if there is no place for it.
+        Raises ``Overloaded`` if no slot is free.
         """
         self._quotas.take(Quota.POLLS, holders)
         try:
@@ -99,7 +100,7 @@ class Polls:
             wait.reschedule(0.0)
 
     def close(self) -> None:
-        """End all waits now, and let no new one wait. Idempotent."""
+        """End all waits now; later polls do not wait. Idempotent."""
         self._is_closed = True
         for client_id in list(self._waits):
             self.end(client_id)

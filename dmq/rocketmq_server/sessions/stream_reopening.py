@@ -1,9 +1,10 @@
-"""How a Python producer is brought to open its telemetry stream again after a restart of the daemon.
+"""A workaround that makes a Python producer reopen its telemetry stream after a restart of the daemon.
 
-The official Python client (5.1.2) finds out that its stream is gone when it repeats its settings, every 5 minutes; the
-one it then opens stays mute for another 5. Until it has told its settings nobody can ask it about its half messages.
-But it opens a stream at once, settings first, to each address of a route that is new to it, and it asks for its routes
-every 30 s. So a producer that is alive and has no stream is told the same address in another spelling.
+The official Python client (5.1.2) detects the loss of its stream when it repeats its settings, every 5 minutes. The
+stream that it then opens sends no settings for another 5 minutes. Until then the server cannot send it transaction
+checks. But the client opens a stream at once, settings first, to each address in a route that is new to it, and it
+requests its routes every 30 s. So the route of a live producer without a stream names the same address in another
+spelling.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.sessions import Session
 
-# A producer of several topics asks for all their routes at once, and the stream takes a moment to come.
+# A producer of several topics requests all their routes at once, before its new stream is open.
 RESPELL_S_MIN = 20.0
 
 
 def route_endpoints(session: Session | None, endpoints: wire.Endpoints, now_s: float) -> wire.Endpoints:
-    """Return ``endpoints`` as a route is to name them to the client of ``session``.
+    """Return ``endpoints`` in the spelling for a route of the client of ``session``.
 
-    The spelling changes only while a Python producer has no stream, and then stays: each change makes it connect anew.
+    The spelling changes only while a Python producer has no stream, and is then kept, because each change makes the
+    client reconnect.
     """
     if session is None:
         return endpoints
@@ -32,7 +34,7 @@ def route_endpoints(session: Session | None, endpoints: wire.Endpoints, now_s: f
 def other_spelling(endpoints: wire.Endpoints) -> wire.Endpoints:
     """Return one address under another name: an IPv4 address as a domain name, a domain name in capitals.
 
-    Others come back as they are: clients take several addresses or an IPv6 address in one form only.
+    Other endpoints are returned unchanged: clients accept several addresses or an IPv6 address in one form only.
     """
     if len(endpoints.addresses) != 1 or endpoints.scheme not in {wire.IPv4, wire.DOMAIN_NAME}:
         return endpoints

@@ -1,6 +1,6 @@
-"""The other transport: grpc.aio. The only module of the sidecar that knows grpc.
+"""The alternative transport: grpc.aio. The only module of the server that imports grpc at load time.
 
-Handlers take and give bytes: parsing happens in ``dispatch``, so that a malformed request gets the protocol's answer
+Handlers accept and return bytes. ``dispatch`` parses them, so that a malformed request gets a status of the protocol
 instead of a transport error.
 """
 
@@ -33,17 +33,17 @@ from dmq.rocketmq_server.rpc.service import MessagingService
 OPTIONS: Sequence[tuple[str, int]] = (
     # A body over 4 MiB must get the protocol's 41301 and not a transport error.
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
-    # An answer is made of what was accepted, 4 MiB and a little per frame.
+    # An answer consists of accepted messages: 4 MiB and a little per frame.
     ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
     # A second daemon on the port must fail, not share it.
     ("grpc.so_reuseport", 0),
     # Per connection. A load generator keeps this many sends in flight; each push consumer keeps one receive.
     ("grpc.max_concurrent_streams", 2048),
-    # Clients ping between every few seconds and every 5 min, with and without calls. Nobody is cut off for it.
+    # Clients ping every few seconds to every 5 min, with and without calls. No client is disconnected for it.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Find out about peers that vanished without a word: their telemetry stream would stay for ever.
+    # Detect peers that vanished without closing: their telemetry stream would stay for ever.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     # Signatures and session tokens of real clients are long.
@@ -58,7 +58,9 @@ _Headers = Iterable[tuple[str, str | bytes]]
 
 
 class GrpcServer:
-    """Serves a ``MessagingService`` on one port, with health and reflection. Make and use it on one event loop."""
+    """A server of one ``MessagingService`` on one port, with health and reflection. Create and use it on one event
+    loop.
+    """
 
     def __init__(
         self,
@@ -70,9 +72,10 @@ class GrpcServer:
         handlers: Sequence[grpc.GenericRpcHandler] = (),
         reflected: Sequence[str] = (),
     ) -> None:
-        """Listen nowhere yet. ``handlers`` are those of other services on this port, ``reflected`` their names.
+        """Create the server without listening. ``handlers`` belong to other services on this port, ``reflected`` are
+        their names.
 
-        What is to be reflected must be in our private descriptor pool.
+        The descriptors of reflected services must be in the project's private descriptor pool.
         """
         self._service = service
         self._host = host
@@ -88,13 +91,13 @@ class GrpcServer:
 
     @property
     def port(self) -> int:
-        """The port: the one asked for, and after ``start`` the one that is served."""
+        """The configured port; after ``start`` the port in use."""
         return self._port
 
     async def start(self) -> int:
-        """Listen, serve, and return the port (chosen by the system if 0 was asked for).
+        """Listen, serve, and return the port (chosen by the system if 0 was configured).
 
-        Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+        Raises AddressInUse if the port is in use, DmqError if the address cannot be bound.
         """
         address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         _check_bind(self._host, self._port, address)
@@ -109,22 +112,22 @@ class GrpcServer:
         return self._port
 
     def processes(self) -> Sequence[ProcessStatus]:
-        """Return the one process that there is; the library does not say how many connections it has."""
+        """Return the single process; the library does not expose its number of connections."""
         return [store_process(None, None)]
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """Tell the health service's clients; calls are answered either way."""
+        """Set the state of the health service; calls are answered in either state."""
         self._health.set(is_serving=is_serving)
 
     async def stop(self, grace_s: float) -> None:
-        """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
+        """Report NOT_SERVING, end streams and long polls now, and finish other calls within ``grace_s``."""
         self._health.set(is_serving=False, is_ending=True)
         self._service.drain()
         await self._server.stop(grace_s)
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Finds the handler of a path."""
+    """The lookup of handlers by path."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._unary: dict[str, UnaryHandler] = {}
@@ -147,7 +150,9 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 class _UnaryOnce(grpc.RpcMethodHandler):  # type: ignore[type-arg]  # it is generic in the stubs only
-    """Serves one call with the metadata that gRPC decoded to find us; asking its context again would take 7 us."""
+    """The handler of one call, with the metadata that gRPC decoded for the lookup; reading it from the context costs 7
+    us.
+    """
 
     request_streaming = response_streaming = False
     request_deserializer = response_serializer = None
@@ -198,7 +203,7 @@ def _telemetry(handle: TelemetryHandler) -> Callable[[AsyncIterator[bytes], _Con
 
 
 class _Health(health_pb2_grpc.HealthServicer):
-    """The health service on this transport. Cancelling the library's own watches while they write leaves calls open."""
+    """The health service on this transport. Cancelling the library's own watches during a write leaves calls open."""
 
     def __init__(self, state: health.Health) -> None:
         self._state = state
@@ -218,7 +223,7 @@ class _Health(health_pb2_grpc.HealthServicer):
 
 
 def _check_bind(host: str, port: int, address: str) -> None:
-    """Raise why an address cannot be listened on: grpc does not tell its caller, and prints lines of its own."""
+    """Raise the reason why an address cannot be bound: grpc does not report it to its caller, and prints it instead."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

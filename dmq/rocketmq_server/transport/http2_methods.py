@@ -1,4 +1,4 @@
-"""The RPCs of clients as methods of our own HTTP/2, for every process that serves them."""
+"""The client RPCs as methods of ``dmq.http2``, for every process that serves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmq.rocketmq_server.calls.call import CLIENT_ID_HEADER, Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.rocketmq_server.calls.methods import METHODS
 
-# What clients call for each message or each few; they call the others when they start, and then every some seconds.
+# RPCs called for each message or each few messages. Clients call the others at start and then every few seconds.
 _FREQUENT = frozenset(
     {
         "SendMessage",
@@ -33,9 +33,11 @@ _FREQUENT = frozenset(
 
 
 def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
-    """Return ``limits`` with what all together may hold; a ``share`` of them is one of so many equal parts.
+    """Return ``limits`` with the bounds on held bytes of all connections, divided by ``share``, the number of equal
+    parts.
 
-    A connection is in one of the parts, and may hold there what it might in the whole, as far as there is room.
+    Each connection belongs to one part. It may hold there as many bytes as in the undivided server, as far as there is
+    room.
     """
     held, reserve = bounds.bytes_held // share, bounds.bytes_reserve // share
     return replace(
@@ -47,7 +49,7 @@ def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
 
 
 def messaging(dispatcher: Dispatcher, rpcs: Iterable[str] = METHODS) -> dict[str, Method]:
-    """Return the methods that clients call, or some of them, by path."""
+    """Return the methods of ``rpcs`` by path."""
     found: dict[str, Method] = {}
     for name in rpcs:
         method = METHODS[name]
@@ -90,7 +92,7 @@ def _telemetry(
 
 
 async def _whole(bodies: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Say what is wrong with a message of a stream in the words of the protocol."""
+    """Convert a malformed message of a stream to a refusal of the protocol."""
     try:
         async for body in bodies:
             yield body

@@ -1,4 +1,4 @@
-"""The transport by default: our own gRPC over HTTP/2 (``dmq.http2``). The same face as ``grpc_server``."""
+"""The default transport: gRPC over ``dmq.http2``, with the same interface as ``grpc_server``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ log = structlog.get_logger("dmq.rocketmq_server")
 
 
 class Port:
-    """All that is served on the port of a daemon, by path, with health and reflection; and who may call it."""
+    """All methods on a daemon's port, by path, with health and reflection; and the gate that authorizes calls."""
 
     def __init__(
         self,
@@ -59,9 +59,10 @@ class Port:
         guard: Guard | None = None,
         entrances: Mapping[str, Entrance] = MappingProxyType({}),
     ) -> None:
-        """``methods`` are those of other services, ``entrances`` theirs by path, ``reflected`` their names.
+        """``methods`` belong to other services, ``entrances`` are their header checks by path, ``reflected`` their
+        names.
 
-        What is to be reflected must be in our private descriptor pool.
+        The descriptors of reflected services must be in the project's private descriptor pool.
         """
         self.service = service
         self.health = health.Health(("", wire.SERVICE))
@@ -74,17 +75,17 @@ class Port:
             f"/{REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
             **(methods or {}),
         }
-        # A front counts what it serves itself, also the sends that it passes on after all.
+        # A front counts its own calls, including sends that it finally relays.
         self.methods_of_fronts = {**self.methods, **messaging(dispatcher.uncounted(), service.messages.unary)}
 
     def drain(self) -> None:
-        """Say NOT_SERVING, and end streams and long polls now, with proper answers."""
+        """Report NOT_SERVING, and end streams and long polls now with regular answers."""
         self.health.set(is_serving=False, is_ending=True)
         self.service.drain()
 
 
 class Http2Transport:
-    """Serves a port in this process. Make and use it on one event loop."""
+    """A server of a port in this process. Create and use it on one event loop."""
 
     def __init__(
         self,
@@ -98,10 +99,10 @@ class Http2Transport:
         plain_served_to: PlainServedTo = "all",
         limits: Limits | None = None,
     ) -> None:
-        """Listen nowhere yet.
+        """Create the transport without listening.
 
-        ``tls`` gives the context of the next connection, ``plain_served_to`` says who may do without it;
-        ``certificate_fault`` as of ``Http2Server``.
+        ``tls`` returns the context of the next connection. ``plain_served_to`` selects the peers that may connect
+        without TLS. ``certificate_fault`` is as in ``Http2Server``.
         """
         self._served = port
         self._host = host
@@ -127,13 +128,13 @@ class Http2Transport:
 
     @property
     def port(self) -> int:
-        """The port: the one asked for, and after ``start`` the one that is served."""
+        """The configured port; after ``start`` the port in use."""
         return self._port
 
     async def start(self) -> int:
-        """Listen, serve, and return the port (chosen by the system if 0 was asked for).
+        """Listen, serve, and return the port (chosen by the system if 0 was configured).
 
-        Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+        Raises AddressInUse if the port is in use, DmqError if the address cannot be bound.
         """
         with said_plainly(self._host, self._port):
             self._port = await self._server.start()
@@ -143,23 +144,23 @@ class Http2Transport:
         return self._port
 
     def processes(self) -> Sequence[ProcessStatus]:
-        """Return the one process that there is; from any thread."""
+        """Return the single process; safe from any thread."""
         figures = self._server.figures()
         return [store_process(figures.connections, figures.streams)]
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """Tell the health service's clients; calls are answered either way."""
+        """Set the state of the health service; calls are answered in either state."""
         self._served.health.set(is_serving=is_serving)
 
     async def stop(self, grace_s: float) -> None:
-        """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
+        """Report NOT_SERVING, end streams and long polls now, and finish other calls within ``grace_s``."""
         self._served.drain()
         await self._server.stop(grace_s)
 
 
 @contextmanager
 def said_plainly(host: str, port: int) -> Iterator[None]:
-    """Raise AddressInUse if the port is taken, DmqError if the address cannot be listened on."""
+    """Raise AddressInUse if the port is in use, DmqError if the address cannot be bound."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         yield
@@ -195,7 +196,7 @@ def _health(state: health.Health, places: _Watches) -> dict[str, Method]:
 
 
 class _Watches:
-    """How many streams of health and reflection may be open, which need no key."""
+    """The limit on open streams of health and reflection, which need no key."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -203,7 +204,7 @@ class _Watches:
 
     @contextmanager
     def one(self, headers: RequestHeaders) -> Iterator[None]:
-        """Count one more for as long as it lasts. Raises CallEnded if it is one too many."""
+        """Count one open stream for the duration of the context. Raises CallEnded above the limit."""
         holders, limit = holders_of(headers.admission), self._quotas.bounds.watches
         try:
             if self._open >= limit:
@@ -220,7 +221,7 @@ class _Watches:
 
 
 class _Reflection:
-    """grpcio's own servicer of reflection, on bytes. It is loaded by the first who asks: it brings all of grpcio."""
+    """grpcio's reflection servicer, on bytes. The first call loads it, because it imports all of grpcio."""
 
     def __init__(self, names: Sequence[str], places: _Watches) -> None:
         self._names = names
@@ -231,7 +232,7 @@ class _Reflection:
         with self._places.one(headers):
             async for answer in self._answers(bodies):
                 yield answer
-                await asyncio.sleep(0)  # the next question may be there already, and others want their turn
+                await asyncio.sleep(0)  # the next request may already be here; yield to other tasks
 
     async def _answers(self, bodies: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         if self._loaded is None:

@@ -1,7 +1,7 @@
-"""Certificates: those that are configured, or one that signs itself; read again when their files change.
+"""TLS certificates, configured or self-signed; reloaded when their files change.
 
-Java and Go clients speak TLS unless told otherwise and accept any certificate; who wants to be sure whom they talk to
-configures one that an authority signed.
+Java and Go clients use TLS by default and accept any certificate. To authenticate the server, configure a certificate
+signed by an authority.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ log = structlog.get_logger("dmq.rocketmq_server")
 
 _VALID_DAYS = 3650
 _WARN_DAYS = 30
-_LOOK_S = 1.0  # how often the files are looked at
+_LOOK_S = 1.0  # interval of the checks for changed files
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class CertificateError(DmqError):
-    """A certificate or key that cannot be used; the text says which and why."""
+    """A certificate or key that cannot be used; the text names it and the reason."""
 
 
 @dataclass(slots=True)
 class Certificates:
-    """Gives the TLS context of the next connection.
+    """Source of the TLS context for the next connection.
 
-    When the files change they are read again; while they are wrong, connections get what was right before, and the log
-    says so, as does ``problem``. With ``client_ca`` clients must show a certificate that it signed. ``fault`` returns
-    which of their connections have to end.
+    Changed files are reloaded. While they are invalid, connections use the last valid ones; the log and ``problem``
+    report it. With ``client_ca``, clients must present a certificate that it signed. ``fault`` returns the reason why a
+    connection has to end.
     """
 
     certificate: Path
     key: Path
     clock: Clock
     client_ca: Path | None = None
-    tells_expiry: bool = True  # not worth loading a library for one that was made here
-    tells: bool = True  # else the log is left to others
+    tells_expiry: bool = True  # False for a self-signed one: not worth loading the library
+    tells: bool = True  # False if another process logs it
     problem: str = field(default="", init=False)
     _context: ssl.SSLContext | None = field(default=None, init=False)
     _earlier: WeakSet[ssl.SSLContext] = field(default_factory=WeakSet, init=False)
@@ -57,7 +57,7 @@ class Certificates:
     _look_at_s: float = field(default=0.0, init=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return the context; ``CertificateError`` if there never was a good one."""
+        """Return the context; raise ``CertificateError`` if no valid one was ever loaded."""
         now_s = self.clock.monotonic_s()
         if self._context is not None and now_s < self._look_at_s:
             return self._context
@@ -79,10 +79,10 @@ class Certificates:
         return self._context
 
     def fault(self, context: ssl.SSLContext, until_s: float) -> str:
-        """Return why a connection has to end that ``context`` accepted, in a word, or an empty text.
+        """Return the reason, in one word, why a connection that ``context`` accepted has to end, or an empty string.
 
-        ``until_s`` is the end of its client's certificate, in epoch seconds. After the removal of an authority all
-        connections from before end: those with a certificate of another one are accepted again at once.
+        ``until_s`` is the expiry of its client's certificate, in epoch seconds. After the removal of an authority all
+        earlier connections end. Clients with a certificate of another authority can reconnect at once.
         """
         if self.clock.now_ms() > until_s * 1000:
             return "expired"
@@ -113,7 +113,7 @@ class Certificates:
                     "the key has a passphrase, which nobody is there to type: write it without one "
                     "(openssl pkey -in KEY -out NEW), to be read by the daemon's user only"
                 )
-            elif "PEM lib" in why:  # all that the library says
+            elif "PEM lib" in why:  # the only reason that the library gives
                 why = "they are no certificate and key in PEM"
             clients = f" and {self.client_ca}, for clients," if self.client_ca else ""
             raise CertificateError(
@@ -134,13 +134,15 @@ def _has_passphrase(key: Path) -> bool:
 
 
 def self_signed(directory: Path, now_ms: int) -> tuple[Path, Path]:
-    """Return certificate and key in ``directory``, made at the first time: for this host's names, valid ten years."""
+    """Return certificate and key in ``directory``; create them the first time, for this host's names, valid for ten
+    years.
+    """
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     if not (certificate.exists() and key.exists()):
         text, secret = _make(_date(now_ms))
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            certificate.unlink(missing_ok=True)  # a kill in between must not leave it beside a key that does not fit
+            certificate.unlink(missing_ok=True)  # a crash must not leave it with a key that does not match
             _write(key, secret, 0o600)
             _write(certificate, text, 0o644)
         except OSError as error:
