@@ -1,12 +1,12 @@
-"""A server for gRPC over HTTP/2, in Python: see README.md for why, and for what it is not.
+"""A gRPC server over HTTP/2 in Python; README.md states its purpose and its limits.
 
     server = Http2Server({"/echo.Echo/Say": Unary(say)}, host="127.0.0.1", port=0, monotonic_s=clock.monotonic_s)
     port = await server.start()
     ...
     await server.stop(grace_s=5)
 
-Handlers take and give bytes: ``async def say(message: bytes, headers: RequestHeaders) -> bytes``. They end a call with
-another status than OK by raising ``CallEnded``.
+Handlers accept and return bytes: ``async def say(message: bytes, headers: RequestHeaders) -> bytes``. To end a call
+with another status than OK, they raise ``CallEnded``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from dmq.runtime.compiled import compiled_first
 
 _sources = list(__path__)
-__path__ = compiled_first(_sources)  # before any module is looked for
+__path__ = compiled_first(_sources)  # before any module of the package is imported
 is_compiled: Final = __path__ != _sources
 
 from dmq.http2.admission import Admission, Admit

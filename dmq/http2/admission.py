@@ -1,4 +1,4 @@
-"""Who a call is from, decided when its headers are there: before a byte of its request is kept, inflated or parsed."""
+"""Admission of calls by their headers, before any byte of the request is stored, decompressed or parsed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from dmq.http2.headers import RequestHeaders
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Admission:
-    """What is known of a call from its headers. One value may serve many calls.
+    """The decision about a call, made from its headers. One value may serve many calls.
 
-    A call with a ``refusal`` gets its handler's answer to that: what it sends is dropped, not kept. ``key`` is who its
-    bytes count for beside ``address``; ``credential`` is whatever the one who admits wants to find again.
-    ``is_operator`` lets its bytes into the reserve. ``request_max`` bounds a message of it (0: the server's bound).
+    The handler of a call with a ``refusal`` answers with that refusal, and the request's bytes are dropped. The call's
+    bytes count for ``key`` as well as for ``address``. ``credential`` is a value for the use of the admitting code.
+    With ``is_operator`` its bytes may use the reserve. ``request_max`` bounds each of its messages (0: the server's
+    bound).
     """
 
     address: str
@@ -30,5 +31,5 @@ Admit = Callable[[str, RequestHeaders, str], Admission]  # the path, the headers
 
 
 def admit_all(_path: str, _headers: RequestHeaders, address: str) -> Admission:
-    """Let everybody in, without a key."""
+    """Admit every call, without a key."""
     return Admission(address=address)

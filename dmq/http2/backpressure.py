@@ -1,7 +1,7 @@
-"""Back pressure: while a server is busy, clients that send much are not read from, and take turns afterwards.
+"""Back pressure: while a server is busy, it does not read from heavy senders, and afterwards resumes them in turn.
 
-What is too much then waits with its sender. Refusing it would cost most of what serving it costs, and a server that is
-offered twice what it can do would do half of it.
+Excess requests then wait at their sender. To refuse a request costs almost as much as to serve it. A server under twice
+its maximum load would serve only half of that maximum.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ MUCH: Final = 64  # calls of one client in flight; consumers and small producers
 
 
 class Reader(Protocol):
-    """One client, as it is read from."""
+    """A client whose reading can be paused."""
 
     def pause(self) -> None:
-        """Read nothing until ``resume``."""
+        """Stop reading until ``resume``."""
         ...
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading."""
         ...
 
 
 class Backpressure:
-    """Who of the clients that send much is read from, and who waits. Belongs to the event loop."""
+    """The heavy senders, divided into those being read and those paused. The event loop owns the object."""
 
     def __init__(self, is_busy: Callable[[], bool], is_full: Callable[[], bool] = lambda: False) -> None:
-        """While ``is_full`` says so, everybody waits who was read from."""
+        """While ``is_full`` returns True, every client is paused after its next read."""
         self._is_busy = is_busy
         self._is_full = is_full
-        self._reading: dict[Reader, None] = {}  # of those that had much in flight when it was too much
-        self._waiting: dict[Reader, None] = {}  # who waits longest comes first
+        self._reading: dict[Reader, None] = {}  # heavy senders that are being read
+        self._waiting: dict[Reader, None] = {}  # paused longest first
         self._is_resuming = False
 
     def heard(self, client: Reader, in_flight: int) -> None:
-        """Something was read from a client that now has so many calls in flight."""
+        """Process a read from a client that now has ``in_flight`` calls."""
         if self._is_full() and client not in self._waiting:
             self._reading.pop(client, None)
             self._waiting[client] = None
@@ -53,13 +53,13 @@ class Backpressure:
         self._reading.clear()
 
     def go_on(self) -> None:
-        """The server is far from busy: read on, from one client after the other, until it is busy again."""
+        """Resume paused clients one at a time until the server is busy again; called when its load is low."""
         if not self._is_resuming:
             self._is_resuming = True
             self._resume_next()
 
     def left(self, client: Reader) -> None:
-        """Forget a client."""
+        """Remove a client."""
         self._reading.pop(client, None)
         self._waiting.pop(client, None)
 
@@ -71,5 +71,5 @@ class Backpressure:
         del self._waiting[client]
         self._reading[client] = None
         client.resume()
-        # in the loop's next turn, when it has been read from: a read may be all there is room for
+        # in the next loop iteration, after a read from this client: that may already use all the room
         asyncio.get_running_loop().call_soon(self._resume_next)

@@ -1,9 +1,9 @@
-"""Token buckets against floods, and the accounts of bytes that wait: whose they are, and who makes room.
+"""Token buckets against floods, and accounts of buffered bytes with their eviction.
 
-Each connection has an account for each key that calls on it. An account adds up in three pools: everybody, its
-address, its key. A pool that is too full is relieved of what its largest account has waiting for its peer (requests
-that are not whole, answers that are not taken), unless that is the account which asks for more: then its call is
-refused. So nobody who holds less than others is refused because of them.
+Each connection has one account for each key that it uses. An account is the member of three pools: all connections, its
+address, and its key. If a pool is over its limit, its largest account releases the bytes that wait for its peer:
+incomplete requests and unread answers. If the largest account is the one that needs more bytes, its call is refused
+instead. So a small account is never refused because of larger ones.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 from dmq.http2.errors import Code, ConnectionFault
 from dmq.http2.limits import Rate
 
-SHARES: Final = 4  # no address and no key holds more than one of so many parts, unless it is told otherwise
+SHARES: Final = 4  # an address or a key holds at most 1/SHARES, unless it has its own limit
 LOOPBACK: Final = "loopback"
-_PREFIX_BITS: Final = 64  # of IPv6: a network that one host has
+_PREFIX_BITS: Final = 64  # of IPv6: a network assigned to one host
 
 ShareOf = Callable[[str, str], int | None]
 
 
 class Allowance:
-    """How often a peer may still do something that costs us work and them nothing."""
+    """A token bucket for an action that is expensive for the server and cheap for the peer."""
 
     __slots__ = ("_burst", "_left", "_per_s", "_seen_s", "_what")
 
@@ -35,12 +35,12 @@ class Allowance:
         self._seen_s = now_s
 
     def spend(self, now_s: float) -> None:
-        """Take one; raises ConnectionFault (ENHANCE_YOUR_CALM) if there is none."""
+        """Use one token; raise ConnectionFault (ENHANCE_YOUR_CALM) if none is left."""
         if not self.has_one(now_s):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"too many {self._what}")
 
     def has_one(self, now_s: float) -> bool:
-        """Take one; False if there is none."""
+        """Use one token; return False if none is left."""
         if self._left < 1:
             self._left = min(self._burst, self._left + (now_s - self._seen_s) * self._per_s)
             self._seen_s = now_s
@@ -50,17 +50,17 @@ class Allowance:
         return True
 
     def earn(self, count: int) -> None:
-        """Let the peer do it ``count`` times more, up to the burst: it has done something that brings this with it."""
+        """Add ``count`` tokens, up to the burst, for the frames that a useful action of the peer entails."""
         left = self._left + count
         self._left = left if left < self._burst else self._burst  # noqa: FURB136 - of every call, and min() costs more
 
     def refill(self) -> None:
-        """Make it full again: the peer has done something of use."""
+        """Refill the bucket after a useful action of the peer."""
         self._left = self._burst
 
 
 class Pool:
-    """Bytes that wait, of all accounts of one kind together."""
+    """Buffered bytes of all accounts in one group."""
 
     __slots__ = ("accounts", "bytes_held", "bytes_max", "kind", "name")
 
@@ -75,7 +75,7 @@ class Pool:
         return f"{self.kind} {self.name}".rstrip()
 
     def relieve(self, account: Account) -> bool:
-        """Have the largest account let go of what waits for its peer; False if that is ``account`` or frees nothing."""
+        """Make the largest account release bytes that wait for its peer; False if it is ``account`` or frees none."""
         largest = max(self.accounts, key=_held_by, default=account)
         if largest is account or largest.bytes_held <= account.bytes_held:
             return False
@@ -85,9 +85,10 @@ class Pool:
 
 
 class Account:
-    """What one connection holds for one key (or for no key): bytes of requests and answers.
+    """The buffered bytes of requests and answers that one connection holds for one key (or without a key).
 
-    ``let_go`` ends what waits for the peer. ``ceiling`` is how full ``everyone`` may be for this account to grow.
+    ``let_go`` ends calls that wait for the peer. The account may grow while ``everyone`` holds at most ``ceiling``
+    bytes.
     """
 
     __slots__ = ("address", "bytes_held", "ceiling", "everyone", "key", "let_go")
@@ -112,18 +113,18 @@ class Account:
 
     @classmethod
     def alone(cls, bytes_max: int) -> Account:
-        """Return an account for one peer alone."""
+        """Return an account with pools of its own."""
         return cls(*(Pool(kind, "", bytes_max) for kind in ("all", "address", "key")), ceiling=bytes_max)
 
     def hold(self, size: int) -> None:
-        """Count bytes that are kept; a negative size gives them back."""
+        """Count buffered bytes; a negative size releases them."""
         self.bytes_held += size
         self.everyone.bytes_held += size
         self.address.bytes_held += size
         self.key.bytes_held += size
 
     def crowded(self) -> Pool | None:
-        """Return the pool that has no room for more from this account; None if there is room."""
+        """Return the pool that is over its limit for this account; None if there is room."""
         if self.address.bytes_held > self.address.bytes_max:
             return self.address
         if self.key.bytes_held > self.key.bytes_max:
@@ -131,7 +132,7 @@ class Account:
         return self.everyone if self.everyone.bytes_held > self.ceiling else None
 
     def has_room(self) -> Pool | None:
-        """As ``crowded``, once the largest accounts have made room, as far as they hold more than this one."""
+        """Return as ``crowded`` does, after evicting larger accounts while that frees bytes."""
         while (pool := self.crowded()) is not None:
             if not pool.relieve(self):
                 return pool
@@ -139,10 +140,12 @@ class Account:
 
 
 class Accounts:
-    """Opens accounts, and knows the pools. ``share_of``: what an ``address`` or a ``key`` may hold; None: a quarter."""
+    """All accounts and their pools. ``share_of`` returns the limit of an ``address`` or a ``key``; None means a
+    quarter.
+    """
 
     def __init__(self, bytes_max: int, reserve: int, share_of: ShareOf = lambda _, __: None) -> None:
-        """Nobody but operators may fill the last ``reserve`` bytes."""
+        """Only operators may use the last ``reserve`` bytes."""
         self.everyone = Pool("all", "", bytes_max)
         self._ceiling = bytes_max - reserve
         self._operators = Pool("operators", "", max(reserve, bytes_max // SHARES))
@@ -158,24 +161,24 @@ class Accounts:
         return Account(self.everyone, self._pool("address", address), keyed, ceiling=self._ceiling, let_go=let_go)
 
     def close(self, account: Account) -> None:
-        """Forget an account that holds nothing any more."""
+        """Remove an account that holds no bytes."""
         for pool in (account.everyone, account.address, account.key):
             pool.accounts.pop(account, None)
             if not pool.accounts:
                 self._pools.pop((pool.kind, pool.name), None)
 
     def held_by(self, kind: str, name: str) -> int:
-        """Return how many bytes wait for an ``address`` or a ``key``."""
+        """Return the number of bytes buffered for an ``address`` or a ``key``."""
         pool = self._pools.get((kind, name))
         return pool.bytes_held if pool is not None else 0
 
     def held(self, count_max: int) -> list[tuple[str, str, int]]:
-        """Return the addresses and keys that hold most, each with its kind, its name and how many bytes."""
+        """Return the addresses and keys with the most buffered bytes, as (kind, name, bytes)."""
         found = [(each.kind, each.name, each.bytes_held) for each in self._pools.values() if each.bytes_held]
         return heapq.nlargest(count_max, found, key=lambda each: each[2])
 
     def share_changed(self) -> None:
-        """Ask ``share_of`` again."""
+        """Apply changed limits of ``share_of`` to the existing pools."""
         for pool in self._pools.values():
             pool.bytes_max = self._share(pool.kind, pool.name)
 
@@ -191,12 +194,13 @@ class Accounts:
 
 
 def address_of(peer: object) -> str:
-    """Return what a client's address counts as, from the name of its socket's peer.
+    """Return the address under which a client is counted, from the peer name of its socket.
 
-    This host is one address, ``loopback``, and so is a network of IPv6 that one host has (its first 64 bits).
+    All addresses of this host count as one, ``loopback``. An IPv6 network of 64 bits counts as one, because one host
+    can use all of it.
     """
     if not isinstance(peer, tuple):
-        return LOOPBACK  # a socket in the file system
+        return LOOPBACK  # a Unix socket
     try:
         ip = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     except ValueError:
@@ -214,9 +218,9 @@ def _held_by(account: Account) -> int:
 
 
 class Share:
-    """What the connections of one address hold of something that is bounded for all.
+    """The part of a global bound that the connections of one address hold.
 
-    ``take`` and ``give`` are for the connections; ``Shares.of`` gives the same share to all of an address.
+    Connections call ``take`` and ``give``. ``Shares.join`` returns the same share to all connections of an address.
     """
 
     __slots__ = ("_all", "held", "held_max", "users")
@@ -228,7 +232,7 @@ class Share:
         self.users = 0
 
     def take(self, size: int) -> bool:
-        """Hold ``size`` more; False, and nothing is held, if that is too much for the address or in all."""
+        """Hold ``size`` more; return False and hold nothing if that exceeds the bound of the address or the total."""
         held, held_in_all = self.held + size, self._all.held + size
         if held > self.held_max or held_in_all > self._all.held_max:
             return False
@@ -237,13 +241,13 @@ class Share:
         return True
 
     def give(self, size: int) -> None:
-        """Hold ``size`` less."""
+        """Release ``size``."""
         self.held -= size
         self._all.held -= size
 
 
 class Shares:
-    """The shares of all addresses, and what is held in all."""
+    """The shares of all addresses, and their total."""
 
     def __init__(self, held_max: int, share_max: int) -> None:
         self.held = 0
@@ -252,7 +256,7 @@ class Shares:
         self._by_address: dict[str, Share] = {}
 
     def join(self, address: str) -> Share:
-        """Return the share of an address for one more connection."""
+        """Return the share of an address and count one more connection on it."""
         share = self._by_address.get(address)
         if share is None:
             share = self._by_address[address] = Share(self, self._share_max)
@@ -260,7 +264,7 @@ class Shares:
         return share
 
     def leave(self, address: str) -> None:
-        """Count a connection less; a share without connections is forgotten."""
+        """Count one connection less; drop a share without connections."""
         share = self._by_address[address]
         share.users -= 1
         if not share.users:

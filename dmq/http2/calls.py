@@ -1,7 +1,7 @@
-"""Serves the calls of one connection, from request to status: a task for each, but for those told ``Deferred``.
+"""Execution of the calls of one connection, from request to status: one task for each, none for a ``Deferred`` answer.
 
-Whatever a handler does, its call ends with a status, and no other call notices. A call that is over for the
-peer (reset, deadline, lost connection) cancels its task.
+Every call ends with a status, whatever its handler raises, and does not affect other calls. If a call ends for the peer
+(reset, deadline, lost connection), its task is cancelled.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dmq.http2.messages import check_growing, check_held, next_message, only_mes
 from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
 from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 
-_DROPPED_MAX: Final = 64 * 1024  # of a request that is refused by its headers
-_BYTES_PER_S_MIN: Final = 64 * 1024  # a request or an answer that moves so fast is waited for
-_LARGE_BYTES: Final = 4 * 1024  # a request from here on, or a compressed one, may take its time
-# What one connection may bring about in a turn of the loop.
-_LARGE_S: Final = 0.001  # so long large requests are begun
-_SLOW_CALLS: Final = 4  # as few in that time are slow ones
-_ROOM: Final = 16  # tasks of frequent calls that are begun, woken or cancelled; a task costs some 80 us
-_SELDOM: Final = 4  # the room that a task of another call takes
-_PAUSE_S: Final = 0.004  # that others have when seldom calls came in numbers
-_SLOW_PAUSES: Final = 3  # of the time that slow ones took
+_DROPPED_MAX: Final = 64 * 1024  # received bytes of a request that its headers refuse
+_BYTES_PER_S_MIN: Final = 64 * 1024  # slower transfers count as stalled
+_LARGE_BYTES: Final = 4 * 1024  # such a request, or a compressed one, may be slow to process
+# Limits on the work of one connection per loop iteration.
+_LARGE_S: Final = 0.001  # time after which no more large requests are started
+_SLOW_CALLS: Final = 4  # if no more calls than this fit in that time, they are slow
+_ROOM: Final = 16  # tasks of frequent calls that are started, woken or cancelled; a task costs some 80 us
+_SELDOM: Final = 4  # the cost of a task of an infrequent call
+_PAUSE_S: Final = 0.004  # pause after many infrequent calls
+_SLOW_PAUSES: Final = 3  # pause after slow calls, as a multiple of their time
 _SLOW_PAUSE_S_MAX: Final = 0.02
-_WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
+_WRITE_BYTES: Final = 64 * 1024  # write size of a fast stream
 
 _Request = TypeVar("_Request")
 
@@ -42,7 +42,9 @@ log = structlog.get_logger("dmq.http2")
 
 
 class Calls:
-    """The calls of one connection. ``flush`` writes what is queued, ``flush_soon`` at the end of the loop's turn."""
+    """The calls of one connection. ``flush`` writes queued bytes; ``flush_soon`` does so at the end of the loop
+    iteration.
+    """
 
     def __init__(
         self,
@@ -57,10 +59,10 @@ class Calls:
         flush: Callable[[], None],
         flush_soon: Callable[[], None],
     ) -> None:
-        """``watch`` hears of deadlines: ``expire`` is to be called when they are over.
+        """``watch`` receives each deadline, so that ``expire`` is called when it passes.
 
-        ``admit`` judges calls of ``address`` by their headers; ``account_of`` a key, or an operator, is where their
-        bytes count.
+        ``admit`` decides about calls of ``address`` from their headers. ``account_of`` returns the account of a key, or
+        of an operator.
         """
         self._connection = connection
         self._out = connection.out
@@ -73,16 +75,16 @@ class Calls:
         self._flush = flush
         self._flush_soon = flush_soon
         self._loop = asyncio.get_running_loop()
-        self._large_s = 0.0  # when the first large request of this turn was begun; 0: there was none
+        self._large_s = 0.0  # start of the first large request in this iteration; 0: none
         self._room = _ROOM
-        self._has_seldom = False  # a call that is not frequent took room in this turn
-        self._is_counted = False  # something was done in this turn that others may have to wait for
-        self.has_begun = False  # a call, since somebody looked
+        self._has_seldom = False  # an infrequent call ran in this iteration
+        self._is_counted = False  # this iteration did work that may delay others
+        self.has_begun = False  # a call started since the flag was last reset
 
     def advance(self) -> float:
-        """Look at streams with news: at all, or until they had what there is in a turn. Then ``is_behind``.
+        """Process streams with news, up to the limits of one loop iteration; ``is_behind`` is then True if some remain.
 
-        Return for how many seconds others should be served before more of this connection is.
+        Return the pause in seconds for which other connections have priority.
         """
         changed = self._connection.take_changed()
         self._large_s, self._room, self._has_seldom, self._is_counted = 0.0, _ROOM, False, False
@@ -116,11 +118,11 @@ class Calls:
 
     @property
     def is_behind(self) -> bool:
-        """Streams have news that wait for ``advance``."""
+        """True if streams with news wait for ``advance``."""
         return bool(self._out.changed)
 
     def expire(self, now_s: float) -> float | None:
-        """End calls whose deadline is over, as many as there is room for; return the next deadline."""
+        """End calls whose deadline has passed, up to the limit of one iteration; return the next deadline."""
         next_s: float | None = None
         ended = 0
         for stream in list(self._connection.streams.values()):
@@ -129,7 +131,7 @@ class Calls:
                 continue
             if at_s <= now_s:
                 if ended == _ROOM:
-                    return now_s  # the others in a moment
+                    return now_s  # the others at the next timer
                 ended += 1
                 _cancel(stream)
                 self._out.end(stream, Status.DEADLINE_EXCEEDED, "the deadline is over")
@@ -138,7 +140,7 @@ class Calls:
         return next_s
 
     def end_stalled(self, now_s: float, *, is_read: bool) -> None:
-        """End calls whose peer does not take its answer or, while it ``is_read``, does not finish its request."""
+        """End calls whose peer does not read its answer or, while it ``is_read``, does not complete its request."""
         for stream in list(self._connection.streams.values()):
             owed = _owed(stream)
             if owed is None or not (is_read or stream.pending):
@@ -151,7 +153,7 @@ class Calls:
                 self._out.end(stream, Status.DEADLINE_EXCEEDED, what)
 
     def let_go(self, account: Account) -> None:
-        """End the calls of an account that hold bytes and wait for the peer: there is no room for them."""
+        """End the calls of an account that hold bytes and wait for the peer, to free memory."""
         for stream in list(self._connection.streams.values()):
             if stream.account is account and (stream.pending or (stream.unread and not stream.is_ended)):
                 _cancel(stream)
@@ -210,7 +212,7 @@ class Calls:
             self._run(stream, self._stream(stream, method.handle, _Requests(self._connection, stream)))
 
     def _turn_away(self, stream: Stream) -> None:
-        """Drop what comes of a request that is refused by its headers; answer when it is whole, or long enough."""
+        """Discard a request that its headers refused; answer when it is complete or has sent enough bytes."""
         self._connection.drop(stream)
         method = stream.method
         if stream.task is None and (stream.is_ended or self._connection.received(stream) > _DROPPED_MAX):
@@ -220,7 +222,7 @@ class Calls:
                 self._run(stream, self._stream(stream, method.handle, b""))
 
     def _refuse(self, stream: Stream, answer: NotGrpc) -> None:
-        """Answer in plain HTTP when the request is whole or cannot grow: a fault behind its head is told first."""
+        """Answer in plain HTTP when the request is complete or cannot grow: a fault in its body is reported first."""
         self._connection.drop(stream)
         if stream.is_ended or stream.receive_left <= 0:
             stream.refusal = None
@@ -313,11 +315,11 @@ class Calls:
 
     def _over(self, stream: Stream) -> None:
         if stream.is_closed:
-            stream.task = None  # or its CancelledError keeps the frames, with their messages, in a cycle
+            stream.task = None  # otherwise its CancelledError keeps the stack frames, with their messages, in a cycle
         self._flush_soon()
 
     async def _send(self, stream: Stream, sent: Sent) -> None:
-        """Send what a handler gave; return when it may give more."""
+        """Send a handler's output; return when the stream accepts more."""
         is_sent = self._out.send(stream, sent)
         if stream.is_closed:
             raise CallEnded(Status.CANCELLED)
@@ -326,7 +328,7 @@ class Calls:
                 self._flush_soon()
             else:
                 self._flush()
-                await asyncio.sleep(0)  # a handler that never waits would keep all others waiting
+                await asyncio.sleep(0)  # a handler that never awaits would block all others
             return
         check_held(self._connection, stream)
         self._flush_soon()
@@ -348,7 +350,7 @@ class Calls:
 
 
 class _Requests:
-    """The messages of one call, as its handler reads them."""
+    """The messages of one call, as an asynchronous iterator for its handler."""
 
     def __init__(self, connection: Connection, stream: Stream) -> None:
         self._connection = connection
@@ -375,7 +377,7 @@ class _Requests:
 
 
 def _owed(stream: Stream) -> int | None:
-    """Return how far a call has come that waits for its peer; None if it does not wait for it."""
+    """Return the progress in bytes of a call that waits for its peer; None if it does not wait."""
     if stream.pending:
         return stream.sent
     if stream.is_ended or (isinstance(stream.method, Bidirectional) and not stream.body):

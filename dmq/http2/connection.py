@@ -1,16 +1,16 @@
-"""One connection of a client, as a machine without a socket: bytes in, changed streams and bytes out.
+"""One connection of a client as a state machine without a socket: bytes in, changed streams and bytes out.
 
     connection = Connection(limits, account, peer, now_s)
     connection.receive(data, now_s)
     for stream in connection.take_changed(): ...     # its news, body and headers
-    connection.out.answer(stream, message)           # and the other ways of ``Outbound``
+    connection.out.answer(stream, message)           # and the other methods of ``Outbound``
     socket.write(connection.out.take())
 
-What one connection's input may cost in a turn of the loop is bounded: ``receive`` reads a slice of it, and while it
-``is_behind``, ``read_on`` reads the next one.
+The cost of one connection's input per loop iteration is bounded: ``receive`` reads one slice. While it ``is_behind``,
+``read_on`` reads the next slice.
 
-Time is an argument. Whatever a peer sends, nothing is raised: a rule of one stream that is broken ends that stream, any
-other ends the connection with GOAWAY (``is_over``), and either shows as news (GONE) of the streams concerned.
+Time is an argument. No input raises an exception. A violation of a stream's rules ends that stream. Any other violation
+ends the connection with GOAWAY (``is_over``). Both are reported as news (GONE) of the streams concerned.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _WRAPPED: Final = frames.PADDED | frames.PRIORITISED
 _CONTENT_LENGTH_DIGITS: Final = 15
 _TRAILERS: Final = wires_of("trailers")
 _EMPTY_VALUES: Final = frozenset({b"\x00", b"\x80"})
-# What reading frames costs, in units of about a microsecond. A block costs by its bytes, too.
+# Costs of reading frames, in units of about a microsecond. The cost of a block also depends on its size.
 _CALL_COST: Final = 4
 _BLOCK_BYTES_PER_UNIT: Final = 16
 _NAME_BYTES_PER_UNIT: Final = 4
-_MANY_FIELDS: Final = 32  # a block of more counts as if each of its bytes was one
+_MANY_FIELDS: Final = 32  # a block with more fields is charged as if each byte was a field
 _FIELDS_PER_UNIT: Final = 4
 _SETTINGS_PER_UNIT: Final = 8
-_BLOCKED_PER_UNIT: Final = 2  # streams that a wider window lets send a byte each
+_BLOCKED_PER_UNIT: Final = 2  # streams that a wider window allows to send one byte each
 _DATA_BYTES_PER_UNIT: Final = 1024
-_SMALL_DATA_BYTES: Final = 64  # DATA of less that does not end a request is worth counting
-_STREAM_BYTES: Final = 1024  # what an open stream takes beside its headers
-_LISTS_ROUGH_MAX: Final = 4096  # a list is measured only if it may be larger
+_SMALL_DATA_BYTES: Final = 64  # smaller DATA that does not end a request is rate-limited
+_STREAM_BYTES: Final = 1024  # memory of an open stream without its headers
+_LISTS_ROUGH_MAX: Final = 4096  # a list is measured exactly only if it may be larger
 
 
 class Connection:
-    """The server's side of one connection. ``fault`` says why it is over, if the peer broke a rule."""
+    """The server's side of one connection. ``fault`` is the reason for its end, if the peer violated the protocol."""
 
     def __init__(self, limits: Limits, account: Account, peer: str, now_s: float, lists: Share | None = None) -> None:
         """``lists`` is the account of header lists that the connections of the peer's address share."""
@@ -60,15 +60,15 @@ class Connection:
         self.out = Outbound(self.streams, account, lists, self._small_frames)
         self.control = Control(limits, self.out, now_s)
         self.fault: ConnectionFault | None = None
-        self.last_id = 0  # the newest stream the peer opened
+        self.last_id = 0  # the newest stream that the peer opened
         self._peer = peer
         self._decoder = Decoder(limits.header_list_max)
-        self._rest = bytearray()  # a frame that is not whole yet
-        self._ahead = b""  # whole frames that wait for the next slice
-        self._block: bytearray | None = None  # a header block that is not whole yet
+        self._rest = bytearray()  # an incomplete frame
+        self._ahead = b""  # input for the next slice
+        self._block: bytearray | None = None  # an incomplete header block
         self._block_head = (0, 0, 0)  # stream, flags, CONTINUATIONs so far
         self._block_until_s = 0.0
-        self._left = 0  # of the slice
+        self._left = 0  # remaining cost of the slice
         self._lists = lists
         self._receive_left = limits.connection_window
         self._has_preface = False
@@ -77,45 +77,46 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """No more is read; what is queued may be written, then the socket is to be closed."""
+        """True if no more input is read: queued bytes may be written, then the socket is to be closed."""
         return self.fault is not None or (self.control.is_final and not self.streams and not self.out.open_halves)
 
     @property
     def is_leaving(self) -> bool:
-        """Nothing is served any more, and the peer has not ended its half of a stream: it has yet to read our end.
+        """True if no stream is served any more but the peer still has to end its half of some.
 
-        grpcio, below the Python, C++ and PHP clients, would call such a stream lost if the socket was closed now.
+        The peer has not read our end of these streams yet. grpcio, which the Python, C++ and PHP clients use, would
+        report such a stream as lost if the socket was closed now.
         """
         return self.control.is_final and not self.streams and bool(self.out.open_halves)
 
     def leave(self) -> None:
-        """Wait no longer for the peer's halves."""
+        """Stop waiting for the peer's half-open streams."""
         self.out.open_halves.clear()
 
     @property
     def is_ready(self) -> bool:
-        """The peer has sent its preface and its first SETTINGS."""
+        """True after the peer has sent its preface and its first SETTINGS."""
         return self.control.has_settings
 
     @property
     def is_behind(self) -> bool:
-        """Input waits for ``read_on``."""
+        """True if input waits for ``read_on``."""
         return bool(self._ahead)
 
     def check(self, now_s: float) -> None:
-        """End a connection whose header block does not become whole in time."""
+        """End the connection if its header block is incomplete after the time limit."""
         if self._block is not None and now_s > self._block_until_s:
             self.end(ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block that does not become whole"))
 
     def take_changed(self) -> list[Stream]:
-        """Return the streams that have news; each must be looked at, and its ``news`` set to 0."""
+        """Return the streams with news. The caller processes each one and sets its ``news`` to 0."""
         changed = self.out.changed
         if changed:
             self.out.changed = []
         return changed
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Take what came from the peer, and read a slice of it."""
+        """Accept input from the peer and read one slice of it."""
         if self.fault is not None:
             return
         self._now_s = now_s
@@ -133,7 +134,7 @@ class Connection:
         self._read(data)
 
     def read_on(self, now_s: float) -> None:
-        """Read the next slice of what is here."""
+        """Read the next slice of the buffered input."""
         data = self._ahead
         if data and self.fault is None:
             self._now_s = now_s
@@ -157,14 +158,14 @@ class Connection:
             self.out.hold_input(len(self._ahead))
 
     def end(self, fault: ConnectionFault) -> None:
-        """Say GOAWAY with a reason, and let go of all streams. The second reason does not count."""
+        """Send GOAWAY with a reason, and drop all streams. A second reason is ignored."""
         if self.fault is None:
             self.fault = fault
             self.out.put(frames.goaway(self.last_id, fault.code, fault.text))
             self.lose()
 
     def lose(self) -> None:
-        """Let go of all streams, and of all input: the peer is gone."""
+        """Drop all streams and all input after the peer has disconnected."""
         self.out.hold_input(-len(self._ahead))
         self._ahead = b""
         self._rest = bytearray()
@@ -175,7 +176,7 @@ class Connection:
             self.out.tell(stream, GONE)
 
     def consume(self, stream: Stream, size: int) -> None:
-        """A handler took ``size`` bytes of the request: let the peer send more, in steps of half a window."""
+        """Release ``size`` bytes read by a handler; widen the peer's window in steps of half a window."""
         if stream.is_closed:
             return
         stream.unread -= size
@@ -185,20 +186,20 @@ class Connection:
             self._widen(stream, room)
 
     def drop(self, stream: Stream) -> None:
-        """Forget what came of a request that nobody will read."""
+        """Discard the buffered bytes of a request that is not read."""
         self.out.hold(stream, -stream.unread)
         stream.unread = 0
         stream.body = b""
 
     def received(self, stream: Stream) -> int:
-        """Return how much came of a request whose window was never widened."""
+        """Return the number of bytes received for a request whose window was never widened."""
         return self.limits.stream_window - stream.receive_left
 
     def expect(self, stream: Stream, size: int) -> None:
-        """Let the peer send what lacks of a message of ``size`` bytes, whatever the window is.
+        """Widen the window so that the peer can complete a message of ``size`` bytes.
 
-        And one byte more: hyper, below the Rust client, asks what follows only when its window has room for some of it,
-        and would never say that nothing does.
+        One byte is added. hyper, which the Rust client uses, polls for further data only while its window has room.
+        Without the byte it would never send the end of the stream.
         """
         lacking = size + 1 - stream.unread - stream.receive_left
         if lacking > 0 and not stream.is_ended and not stream.is_closed:
@@ -211,7 +212,7 @@ class Connection:
     # -- frames --------------------------------------------------------------------------------------------------------
 
     def _awaited(self) -> int:
-        """The payload of the frame that ``_rest`` begins with; 0 if it is not known yet, or will not be waited for."""
+        """Return the payload size of the frame at the start of ``_rest``; 0 if unknown or too large."""
         rest = self._rest
         size = int.from_bytes(rest[:3], "big") if len(rest) >= HEAD_BYTES else 0
         return size if size <= frames.FRAME_BYTES else 0
@@ -228,7 +229,7 @@ class Connection:
         return self._frames(data, len(expected))
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Read whole frames, until the slice is used up (``_left``); return where they end."""
+        """Read complete frames until the slice is used up (``_left``); return the end offset."""
         end = len(data)
         while end - at >= HEAD_BYTES and self._left > 0:
             high, low, kind, flags, stream_id = _unpack_head(data, at)
@@ -257,7 +258,7 @@ class Connection:
         return at
 
     def _fail(self, fault: StreamFault) -> None:
-        # Faults made on purpose would otherwise be a way around the bound on the peer's own resets.
+        # Otherwise deliberate faults would bypass the rate limit on the peer's own resets.
         self.control.resets.spend(self._now_s)
         stream = self.streams.get(fault.stream_id)
         self.out.reset(fault.stream_id, fault.code)
@@ -315,8 +316,8 @@ class Connection:
         self.out.hold(stream, len(piece))
 
     def _refill_connection(self) -> None:
-        # Always, read or not: the account bounds what we keep, and a stream that nobody reads must not stop the others.
-        # So a peer cannot overdraw this window: it is refilled when it is half empty, and a frame is less than that.
+        # Independent of handlers: the account bounds the buffered bytes, and an unread stream must not block the
+        # others. A peer cannot overdraw this window: it is refilled at half, and a frame is smaller than that.
         lacking = self.limits.connection_window - self._receive_left
         self._receive_left += lacking
         self.out.put(frames.window_update(0, lacking))
@@ -336,7 +337,7 @@ class Connection:
                 try:
                     check_priority(data[start:stop], stream_id)
                     start += PRIORITY_BYTES
-                except StreamFault as fault:  # its block is not decoded, so the table is lost
+                except StreamFault as fault:  # its block is not decoded, so the table is out of sync
                     raise ConnectionFault(fault.code, fault.text) from fault
         if flags & frames.END_HEADERS:
             self._on_block(data[start:stop], stream_id, ends=bool(flags & frames.END_STREAM))
@@ -374,7 +375,7 @@ class Connection:
 
     def _on_block(self, block: bytes, stream_id: int, *, ends: bool) -> None:
         self._left -= _CALL_COST + len(block) // _BLOCK_BYTES_PER_UNIT
-        # Before anything else: the table must see every block, whatever becomes of its stream.
+        # Decoded first: the table needs every block, also those of refused streams.
         names, values, is_whole = self._decoder.decode(block)
         self._left -= (NAME_BYTES_MAX - self._decoder.name_bytes_left) // _NAME_BYTES_PER_UNIT
         if len(names) > _MANY_FIELDS or not is_whole:
@@ -392,11 +393,11 @@ class Connection:
         self.last_id = stream_id
         if self.control.is_final:
             self.control.resets.spend(self._now_s)
-            self.out.forget(stream_id)  # above what GOAWAY said: the client sends it elsewhere
+            self.out.forget(stream_id)  # above the last stream of GOAWAY: the client retries it on another connection
             return
         if len(self.streams) >= self.limits.streams:
             raise StreamFault(stream_id, Code.REFUSED_STREAM, "too many streams")
-        # A bound from above is enough for almost every list, and costs less than a sum.
+        # An upper bound is sufficient for almost every list, and cheaper than a sum.
         list_bytes = len(block) + self._decoder.largest * len(names)
         if list_bytes > _LISTS_ROUGH_MAX:
             list_bytes = list_size(names, values)
@@ -422,7 +423,7 @@ class Connection:
         is_whole: bool,
         ends: bool,
     ) -> None:
-        # A list over its bound was left out; the call's own layer refuses it by status.
+        # A list over its bound is empty here; the call layer refuses it with a status.
         shape = shape_of(names) if is_whole else Shape("")
         if shape.fault:
             raise StreamFault(stream_id, Code.PROTOCOL_ERROR, shape.fault)
@@ -451,7 +452,7 @@ class Connection:
         if not ends:
             raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "trailers that are not the end")
         for name in names:
-            if regular_fault(name):  # a colon is no character of a name either
+            if regular_fault(name):  # this also refuses a colon
                 raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a trailer that may not be one")
         if stream.body_left > 0:
             self._count_body(stream, 0, ends=True)

@@ -1,4 +1,4 @@
-"""Frames about the connection as a whole: SETTINGS, PING, GOAWAY; and the floods that are made of them."""
+"""Connection-level frames: SETTINGS, PING and GOAWAY; and protection against floods of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmq.http2.errors import Code, ConnectionFault, StreamFault
 from dmq.http2.limits import Limits
 from dmq.http2.outbound import Outbound
 
-# What our own PINGs say, so that their answers can be told apart.
+# Payloads of our own PINGs, to distinguish their answers.
 _PROBE: Final = b"dmq-live"
 _DRAIN: Final = b"dmq-away"
 PRIORITY_BYTES: Final = 5
@@ -18,10 +18,10 @@ _SMALL_FRAMES_PER_CALL: Final = 32
 
 
 class Control:
-    """The settings of both sides, the connection's way to its end, and what a peer may still ask for at no cost.
+    """The settings of both sides, the shutdown of the connection, and the rate limits on control frames.
 
-    Draining takes two steps, so that no call is lost that was sent before the client heard of it: a GOAWAY that
-    promises to serve all streams, with a PING behind it; and when its answer is here, one that names the last stream.
+    Draining has two steps, so that calls sent before the client learns of it are not lost. The first GOAWAY promises to
+    serve all streams and has a PING after it. When the PING is answered, the second GOAWAY names the last stream.
     """
 
     def __init__(self, limits: Limits, out: Outbound, now_s: float) -> None:
@@ -30,14 +30,14 @@ class Control:
         self.has_settings = False
         self.is_draining = False
         self.is_final = False  # streams above the last one are not served
-        self.is_probing = False  # a PING of ours has no answer yet
+        self.is_probing = False  # our PING is not answered yet
         self.resets = Allowance("resets", limits.resets, now_s)
         self.idle_frames = Allowance("frames without use", limits.idle_frames, now_s)
         self._pings = Allowance("PINGs", limits.pings, now_s)
         self._settings = Allowance("SETTINGS", limits.settings, now_s)
 
     def greet(self) -> None:
-        """Say our settings, and widen the connection's window to ours."""
+        """Send our settings, and widen the connection's window to its configured size."""
         limits = self._limits
         self._out.put(
             frames.settings(
@@ -51,25 +51,25 @@ class Control:
         self._out.put(frames.window_update(0, limits.connection_window - frames.WINDOW_DEFAULT))
 
     def probe(self) -> None:
-        """Ask the peer whether it is alive."""
+        """Send a PING to check whether the peer is alive."""
         self.is_probing = True
         self._out.put(frames.ping(_PROBE))
 
     def drain(self) -> None:
-        """Begin the end: the client is to open its next streams elsewhere."""
+        """Start the shutdown: the client should open its next streams on another connection."""
         if not self.is_draining:
             self.is_draining = True
             self._out.put(frames.goaway(frames.STREAM_MAX, Code.NO_ERROR, "going away") + frames.ping(_DRAIN))
 
     def finish(self, last_id: int) -> None:
-        """Serve no stream above the last one."""
+        """Stop serving streams above the last one."""
         self.is_draining = True
         if not self.is_final:
             self.is_final = True
             self._out.put(frames.goaway(last_id, Code.NO_ERROR, "going away"))
 
     def on_frame(self, kind: int, payload: bytes, flags: int, stream_id: int, *, now_s: float, last_id: int) -> None:
-        """Read a frame that no stream has to know of. Raises ConnectionFault or StreamFault."""
+        """Process a frame that concerns no stream. Raises ConnectionFault or StreamFault."""
         if kind == frames.SETTINGS:
             self._on_settings(payload, flags, stream_id, now_s)
         elif kind == frames.PING:
@@ -77,7 +77,7 @@ class Control:
         else:
             self.idle_frames.spend(now_s)
             if kind == frames.GOAWAY and (stream_id or len(payload) < 8):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "an invalid GOAWAY")  # a right one changes nothing
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "an invalid GOAWAY")  # a valid one has no effect
             if kind == frames.PRIORITY:
                 _check_priority_frame(payload, stream_id)
 
@@ -100,16 +100,16 @@ class Control:
             if name == frames.INITIAL_WINDOW_SIZE:
                 if value > frames.WINDOW_MAX:
                     raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window above the largest")
-                window = value  # the last one of a frame is the one that counts
+                window = value  # the last one in a frame is effective
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.FRAME_BYTES <= value <= frames.FRAME_BYTES_LEGAL:
                     raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame size that may not be")
-                # Larger frames would let one stream keep the others waiting.
+                # With larger frames one stream could delay the others.
                 out.frame_bytes = min(value, 4 * frames.FRAME_BYTES)
             elif name == frames.ENABLE_PUSH and value > 1:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is yes or no")
         out.rewindow(window)
-        out.put(frames.SETTINGS_ACK)  # before the DATA that a wider window lets go
+        out.put(frames.SETTINGS_ACK)  # before the DATA that a wider window allows
         out.pump()
 
     def _on_ping(self, payload: bytes, flags: int, stream_id: int, *, now_s: float, last_id: int) -> None:
@@ -128,27 +128,27 @@ class Control:
             self._pings.spend(now_s)
 
     def served(self) -> None:
-        """A call was served: the PINGs and WINDOW_UPDATEs around it are no flood."""
+        """Refill the allowance of PINGs and extend that of small frames: around a call they are no flood."""
         self._pings.refill()
         self._out.small_frames.earn(_SMALL_FRAMES_PER_CALL)
 
 
 def number_of(payload: bytes) -> int:
-    """Read a payload that is one number. Raises ConnectionFault."""
+    """Return the number that is the whole payload. Raises ConnectionFault."""
     if len(payload) != 4:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a wrong size")
     return int.from_bytes(payload, "big")
 
 
 def without_padding(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Return where the payload inside the padding lies. Raises ConnectionFault."""
+    """Return the start and end of the payload without its padding. Raises ConnectionFault."""
     if start >= stop or (padding := data[start]) >= stop - start:
         raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than frame")
     return start + 1, stop - padding
 
 
 def check_priority(payload: bytes, stream_id: int) -> None:
-    """Check the priority that a payload begins with; what it says is ignored. Raises ConnectionFault or StreamFault."""
+    """Check the priority at the start of a payload; its value is ignored. Raises ConnectionFault or StreamFault."""
     if len(payload) < PRIORITY_BYTES:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame too short for its priority")
     if int.from_bytes(payload[:4], "big") & frames.STREAM_MAX == stream_id:

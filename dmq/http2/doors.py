@@ -1,4 +1,4 @@
-"""Who is let in when connections are scarce: a budget, shares of addresses, and who has to go for a newcomer."""
+"""Connection limits: the total, the share of each address, and the choice of a connection to close for a new one."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from dmq.http2.limits import Limits
 
-_LOOKED_AT: Final = 512  # clients, at once: a look at thousands would hold up all others
-_VICTIMS_KEPT: Final = 64  # one look serves so many newcomers
-_LOOK_AGAIN_S: Final = 0.25  # when there was nobody to close
+_LOOKED_AT: Final = 512  # clients per search: a search of thousands would block the loop
+_VICTIMS_KEPT: Final = 64  # one search serves this many new connections
+_LOOK_AGAIN_S: Final = 0.25  # after a search without a result
 
 
 class Use(IntEnum):
-    """What a connection is used for; the smaller, the sooner it goes."""
+    """Current use of a connection, in the order of eviction: the smallest is closed first."""
 
     SILENT = 0  # no preface and SETTINGS yet
     IDLE = 1  # no stream
-    UNFINISHED = 2  # nothing but requests that are not whole
+    UNFINISHED = 2  # only incomplete requests
     BUSY = 3
     LEAVING = 4
 
 
 class Place(IntEnum):
-    """Where a newcomer is let in."""
+    """The decision about a new connection."""
 
     NOWHERE = 0
     INSIDE = 1
-    RESERVE = 2  # for a call of an operator, or of a health check; anything else is turned away
+    RESERVE = 2  # only for calls of operators and health checks
 
 
 class Guest(Protocol):
-    """A connection, as it is chosen from. ``is_operators``: an operator, or a health check, has called on it."""
+    """A connection as seen by the limits. ``is_operators``: an operator or a health check has called on it."""
 
     address: str
     is_local: bool
     is_operators: bool
 
     def use(self) -> tuple[Use, float]:
-        """Return what it is used for, and since when."""
+        """Return the current use, and the monotonic time of its start."""
         ...
 
 
@@ -47,7 +47,7 @@ G = TypeVar("G", bound=Guest)
 
 
 class Doors(Generic[G]):
-    """Counts connections and decides on newcomers. ``guests`` gives all that are inside."""
+    """Counter of connections and admission of new ones. ``guests`` returns all open connections."""
 
     def __init__(self, limits: Limits, guests: Callable[[], Iterable[G]]) -> None:
         self._limits = limits
@@ -57,15 +57,15 @@ class Doors(Generic[G]):
         share = limits.connections_per_address
         self._share = max(1, limits.connections // 4) if share is None else share
         self._reserved = min(limits.connections_reserved, limits.connections // 4)
-        self._reserve: dict[G, None] = {}  # who came first stands first
-        self._victims: list[G] = []  # the first to go last
-        self._at = 0  # where the next look begins
-        self._looked_s: dict[str, float] = {}  # when nobody was found to close, by address of the newcomer
+        self._reserve: dict[G, None] = {}  # oldest first
+        self._victims: list[G] = []  # the next victim last
+        self._at = 0  # start of the next search
+        self._looked_s: dict[str, float] = {}  # no search before this time, by address of the new connection
 
     def admit(self, guest: G, now_s: float) -> tuple[Place, G | None]:
-        """Say where a newcomer may come in, and who is to be closed for it; count it if it may.
+        """Return the decision about a new connection and the connection to close for it; count it if admitted.
 
-        The reserve is for this machine. Who has not called as an operator there makes room for the next one.
+        The reserve is for connections from this host. One that has made no operator call is closed for the next one.
         """
         place, victim = Place.INSIDE, None
         if self._count - len(self._reserve) >= self._limits.connections - self._reserved:
@@ -90,7 +90,7 @@ class Doors(Generic[G]):
         return Place.RESERVE, victim
 
     def left(self, guest: G) -> None:
-        """Count one less."""
+        """Count one connection less."""
         self._reserve.pop(guest, None)
         address = guest.address
         self._count -= 1
@@ -117,7 +117,11 @@ class Doors(Generic[G]):
         return None
 
     def _may_go(self, guest: G, address: str, *, is_over: bool) -> bool:
-        """An address with its share makes room among its own; others take it from who has more than a share, too."""
+        """Return True if ``guest`` may be closed for a connection of ``address``.
+
+        An address that has its share evicts only its own connections. Others may also evict busy remote connections of
+        an address above its share.
+        """
         if guest.address not in self._by_address or guest in self._reserve:
             return False
         use, _ = guest.use()
@@ -128,9 +132,9 @@ class Doors(Generic[G]):
         return use < Use.BUSY
 
     def _look(self, address: str, *, is_over: bool) -> None:
-        """Look for victims among some guests, and among more until there is one for ``address``.
+        """Search batches of connections for victims until one is found for ``address``.
 
-        Who is one of many from an address goes before who is one of few, wherever they stand.
+        Connections of addresses above their share are evicted before all others, wherever they are in the list.
         """
         guests = list(self._guests())
         crowds = {each: count > self._share for each, count in self._by_address.items()}

@@ -1,10 +1,10 @@
-"""What can go wrong, and the codes that tell the peer.
+"""Errors of this package, and the codes that are sent to the peer.
 
 Http2Error
-├── ConnectionFault      the peer broke a rule that all streams depend on: GOAWAY and the end of the connection
+├── ConnectionFault      the peer violated a rule for the whole connection: GOAWAY and close
 │   └── HpackFault       a header block that cannot be decoded
-├── StreamFault          the peer broke a rule of one stream: RST_STREAM
-└── CallEnded            a handler, or we for it, ends a call with a status of gRPC
+├── StreamFault          the peer violated a rule for one stream: RST_STREAM
+└── CallEnded            a handler, or the server on its behalf, ends a call with a gRPC status
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Http2Error(Exception):
 
 
 class ConnectionFault(Http2Error):
-    """The connection cannot go on; ``text`` is for logs and for the peer's."""
+    """The connection cannot continue; ``text`` is for our logs and for the peer's."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(code, text)
@@ -67,14 +67,14 @@ class ConnectionFault(Http2Error):
 
 
 class HpackFault(ConnectionFault):
-    """A header block breaks the rules of HPACK: both tables may differ from now on, so nothing can follow."""
+    """A header block violates HPACK: both tables may now differ, so no later block can be decoded."""
 
     def __init__(self, text: str) -> None:
         super().__init__(Code.COMPRESSION_ERROR, text)
 
 
 class StreamFault(Http2Error):
-    """One stream cannot go on; the others do not notice."""
+    """One stream cannot continue; the others are unaffected."""
 
     def __init__(self, stream_id: int, code: Code, text: str) -> None:
         super().__init__(stream_id, code, text)
@@ -84,7 +84,7 @@ class StreamFault(Http2Error):
 
 
 class CallEnded(Http2Error):
-    """A call ends with a status other than OK: raise it in a handler. The text is shown to the client."""
+    """A call ends with a status other than OK: raise it in a handler. The client receives the text."""
 
     def __init__(self, status: Status, text: str = "") -> None:
         super().__init__(status, text)

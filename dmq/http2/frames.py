@@ -1,4 +1,4 @@
-"""Frames (RFC 9113, section 4): one struct for a frame's head, and the small frames as bytes.
+"""Frames (RFC 9113, section 4): one struct for the frame header, and the small frames as bytes.
 
 +-----------------------------------------------+
 | length (24) | type (8) | flags (8) | R | stream (31) |
@@ -39,7 +39,7 @@ MAX_FRAME_SIZE: Final = 5
 MAX_HEADER_LIST_SIZE: Final = 6
 
 HEAD_BYTES: Final = 9
-FRAME_BYTES: Final = 16_384  # the least that a peer must take, and the most that we take
+FRAME_BYTES: Final = 16_384  # the smallest limit that a peer may set, and our own limit
 FRAME_BYTES_LEGAL: Final = 2**24 - 1
 WINDOW_DEFAULT: Final = 65_535
 WINDOW_MAX: Final = 2**31 - 1
@@ -54,43 +54,43 @@ SETTINGS_ACK: Final = HEAD.pack(0, 0, SETTINGS, ACK, 0)
 
 
 def head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """The nine bytes in front of a payload."""
+    """Return the nine bytes of a frame header."""
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Return a whole frame."""
     return head(len(payload), kind, flags, stream_id) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Return a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*item) for item in values.items()))
 
 
 def window_update(stream_id: int, size: int) -> bytes:
-    """Let the peer send ``size`` bytes more."""
+    """Return a WINDOW_UPDATE that allows the peer to send ``size`` bytes more."""
     return _WITH_NUMBER.pack(0, 4, WINDOW_UPDATE, 0, stream_id, size)
 
 
 def rst_stream(stream_id: int, code: Code) -> bytes:
-    """End one stream."""
+    """Return an RST_STREAM frame."""
     return _WITH_NUMBER.pack(0, 4, RST_STREAM, 0, stream_id, code)
 
 
 def goaway(last_id: int, code: Code, text: str = "") -> bytes:
-    """Tell which streams are served, and why no others are."""
+    """Return a GOAWAY with the last stream that is served, and the reason."""
     said = text.encode()
     return _GOAWAY.pack(0, 8 + len(said), GOAWAY, 0, 0, last_id, code) + said
 
 
 def ping(opaque: bytes, *, is_answer: bool = False) -> bytes:
-    """A PING with its eight bytes."""
+    """Return a PING with its eight bytes."""
     return frame(PING, ACK if is_answer else 0, 0, opaque)
 
 
 def header_block(stream_id: int, block: bytes, *, ends: bool, frame_bytes: int = FRAME_BYTES) -> bytes:
-    """HEADERS, and CONTINUATIONs where the block does not fit a frame."""
+    """Return HEADERS, with CONTINUATIONs if the block does not fit in one frame."""
     flags = END_STREAM if ends else 0
     if len(block) <= frame_bytes:
         return frame(HEADERS, flags | END_HEADERS, stream_id, block)

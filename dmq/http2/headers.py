@@ -1,4 +1,4 @@
-"""A request's headers: their shape, checked once for each set of names, and their values, decoded when asked for."""
+"""Headers of a request: a shape, checked once for each set of names, and values, decoded on demand."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from dmq.http2.bounds import Account
 
 _NAME_CHARS: Final = frozenset("!#$%&'*+-.^_`|~" + string.digits + string.ascii_lowercase)
-# They speak of one connection, which HTTP/2 has frames for.
+# Connection-specific headers, which HTTP/2 forbids.
 _CONNECTION_NAMES: Final = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
 _PSEUDO_NAMES: Final = frozenset({":method", ":path", ":scheme", ":authority"})
 _KEPT_SHAPES: Final = 256
 _KEPT_NAMES: Final = 64
 _KEPT_CHARS: Final = 4096
-# The transport's own, of no interest to a handler.
+# The transport's own headers, hidden from handlers.
 _OWN_NAMES: Final = frozenset(
     {"te", "content-type", "content-length", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
 )
 
 
 class Shape(NamedTuple):
-    """What the names of a block say: a fault (empty: none), and where the fields stand that we read (-1: nowhere)."""
+    """The result of checking the names of a block: a fault (empty: none), and the indices of the used fields (-1:
+    absent).
+    """
 
     fault: str
     method: int = -1
@@ -44,7 +46,7 @@ _shapes: dict[tuple[str, ...], Shape] = {}
 
 
 def shape_of(names: tuple[str, ...]) -> Shape:
-    """Check the names of a request's block. Clients send one or two sets of names all their life."""
+    """Return the checked shape of a block's names, cached: a client sends only one or two sets of names."""
     shape = _shapes.get(names)
     if shape is None:
         shape = _examine(names)
@@ -86,7 +88,7 @@ def _examine(names: tuple[str, ...]) -> Shape:
 
 
 def regular_fault(name: str) -> str:
-    """Say what is wrong with the name of a header that is no pseudo-header; empty if nothing is."""
+    """Return the fault in the name of a header that is no pseudo-header; empty if it is valid."""
     if name in _CONNECTION_NAMES:
         return "a header of HTTP/1.1 connections"
     if not name or not _NAME_CHARS.issuperset(name):
@@ -97,9 +99,9 @@ def regular_fault(name: str) -> str:
 class RequestHeaders:
     """The headers of one call. Names are in lower case.
 
-    ``deadline_s`` is what was left of the deadline when the call came in (``None`` without one), ``peer`` the client's
-    address such as ``ipv4:127.0.0.1:5000``, ``admission`` what was decided about it. Values that cannot
-    be decoded count as absent.
+    ``deadline_s`` is the time that was left until the deadline when the call arrived (``None`` without one). ``peer``
+    is the client's address, such as ``ipv4:127.0.0.1:5000``. ``admission`` is the decision about the call. Values that
+    cannot be decoded count as absent.
     """
 
     __slots__ = ("account", "admission", "deadline_s", "names", "packed_bytes", "peer", "values")
@@ -109,28 +111,28 @@ class RequestHeaders:
         self.values = values
         self.peer = peer
         self.deadline_s: float | None = None
-        self.packed_bytes = 0  # of the newest message, if it was compressed
+        self.packed_bytes = 0  # compressed size of the newest message; 0 if it was not compressed
         self.admission: Admission | None = None
-        self.account: Account | None = None  # for what a handler keeps until the peer takes its answer
+        self.account: Account | None = None  # for bytes that a handler keeps until the peer reads its answer
 
     def get(self, name: str) -> str | None:
-        """Return the first value of a header."""
+        """Return the first value of a header, or None."""
         try:
             return value_of(self.values[self.names.index(name)])
         except (ValueError, HpackFault):
             return None
 
     def all(self, name: str) -> list[str]:
-        """Return every value of a header, in the order they came."""
+        """Return every value of a header, in the order received."""
         return [value for key, value in self._pairs() if key == name]
 
     def binary(self, name: str) -> bytes | None:
-        """Return the first value of a header whose name ends in ``-bin``."""
+        """Return the first value of a header whose name ends in ``-bin``, or None."""
         text = self.get(name)
         return None if text is None else next(iter(_binaries(text)), None)
 
     def items(self) -> Iterator[tuple[str, str | bytes]]:
-        """Give the metadata of the call: all headers but the transport's own, values of ``-bin`` headers as bytes."""
+        """Yield the call's metadata: all headers except the transport's; values of ``-bin`` headers as bytes."""
         for name, value in self._pairs():
             if name in _OWN_NAMES or name.startswith(":"):
                 continue
@@ -141,7 +143,7 @@ class RequestHeaders:
                 yield name, value
 
     def __iter__(self) -> Iterator[tuple[str, str | bytes]]:
-        """Give ``items``, as often as asked: what takes an iterable of metadata takes the headers themselves."""
+        """Yield ``items``; repeatable, so that the headers can serve as an iterable of metadata."""
         return self.items()
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
@@ -153,7 +155,7 @@ class RequestHeaders:
 
 
 def _binaries(text: str) -> Iterator[bytes]:
-    """Decode base64, padded or not; a sender may join several values with commas."""
+    """Yield decoded base64 values, padded or not; a sender may join several with commas."""
     for part in text.split(","):
         bare = part.strip().rstrip("=")
         try:

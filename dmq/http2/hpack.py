@@ -1,12 +1,13 @@
-"""HPACK (RFC 7541), lazily: header values stay as they came, and only those that somebody asks for are decoded.
+"""HPACK (RFC 7541) with lazy decoding: header values stay encoded until they are requested.
 
-A *wire value* is what stands in the block: a length, its Huffman flag, and that many bytes. Decoding all of them would
-cost twice what everything else about a call costs. Names are decoded, since a rule hangs on each; there are few.
+A *wire value* is the encoded form in a block: a length, its Huffman flag, and that many bytes. To decode all of them
+would cost twice as much as the rest of a call. Names are always decoded, because each one has to be checked, and they
+are few.
 
-The dynamic table needs the decoded size of its entries only to know what has been evicted. It is enough not to evict
-too early: indices count from the newest entry, so an encoder that keeps to the rules sees no difference if older
-entries are still there. So sizes are lower bounds, and the table is a superset of the true one. Its memory stays
-bounded: a value of n bytes of Huffman code is at least n * 8 / 30 characters.
+The dynamic table uses the decoded size of its entries only for eviction. It is sufficient not to evict too early.
+Indices count from the newest entry, so older entries that remain make no difference to a conforming encoder. So the
+sizes are lower bounds, and the table is a superset of the exact one. Its memory is still bounded: a value of n bytes of
+Huffman code has at least n * 8 / 30 characters.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from dmq.http2.errors import Code, ConnectionFault, HpackFault
 from dmq.http2.huffman import decode as huffman_decode
 from dmq.http2.huffman import encode as huffman_encode
 
-TABLE_BYTES: Final = 4096  # the default; telling clients 0 makes their blocks six times as long
-_ENTRY_BYTES: Final = 32  # what an entry counts beside its text
+TABLE_BYTES: Final = 4096  # the default; with 0, clients' blocks are six times as long
+_ENTRY_BYTES: Final = 32  # overhead of an entry in the table size
 _INTEGER_MAX: Final = 2**31
 _KEPT_NAME_BYTES: Final = 64
 _KEPT_NAMES: Final = 4096
 _KEPT_VALUE_BYTES: Final = 256
-NAME_BYTES_MAX: Final = 4096  # of names in one block that were not seen before: each byte costs 0.2 us
+NAME_BYTES_MAX: Final = 4096  # new names in one block: each byte costs 0.2 us
 _CODE_BYTES_MAX: Final = 8192  # of one value; the same cost
-_COUNTED_BYTES: Final = 1024  # the fields of a block are counted after so many bytes
+_COUNTED_BYTES: Final = 1024  # the number of fields is checked after every chunk of this size
 
 _STATIC_FIELDS = """\
 :authority |:method GET|:method POST|:path /|:path /index.html|:scheme http|:scheme https|:status 200|:status 204|\
@@ -40,7 +41,7 @@ referer |refresh |retry-after |server |set-cookie |strict-transport-security |tr
 via |www-authenticate """
 
 
-# Name, wire value, and what the field counts: of the tables' entries, and of a block's fields.
+# Name, wire value, and table size of a field, for entries of the tables and fields of a block.
 Field = tuple[str, bytes, int]
 
 
@@ -54,14 +55,14 @@ def _static() -> list[Field]:
 
 STATIC: Final = _static()
 _STATIC_SIZE: Final = len(STATIC) - 1
-_NEWEST: Final = 0x80 + len(STATIC)  # the byte that stands for the newest entry of the dynamic table
+_NEWEST: Final = 0x80 + len(STATIC)  # the byte that encodes the newest entry of the dynamic table
 
-# Wire form of names seen before. Bounded in number and length, whatever peers send.
+# Cache of names by wire form. Bounded in number and length for any input.
 _names: dict[bytes, str] = {}
 
 
 class Decoder:
-    """Decodes the header blocks of one connection, in the order they came, refused streams' too."""
+    """Decoder of the header blocks of one connection, in the order received, including those of refused streams."""
 
     __slots__ = ("_entries", "_fields_max", "_list_bytes_max", "_size", "_size_max", "largest", "name_bytes_left")
 
@@ -70,15 +71,15 @@ class Decoder:
         self._entries: list[Field] = []  # the newest last
         self._size = 0
         self._size_max = TABLE_BYTES
-        self.largest = 64  # what the largest entry counted that ever was in a table
+        self.largest = 64  # the largest size of any entry so far
         self.name_bytes_left = NAME_BYTES_MAX  # of new names in the current block
         self._fields_max = max(_COUNTED_BYTES, list_bytes_max // _ENTRY_BYTES)
 
     def decode(self, block: bytes) -> tuple[tuple[str, ...], tuple[bytes, ...], bool]:
-        """Return names, wire values, and whether the list is within its bound.
+        """Return names, wire values, and True if the list is within its bound.
 
-        If it is not, names and values are left out; the table then is what it must be all the same. Raises HpackFault,
-        and ConnectionFault for a block that would cost more than its bound: too many fields, or new names without end.
+        Above the bound the names and values are omitted, but the table is updated in any case. Raises HpackFault.
+        Raises ConnectionFault for a block above its cost bound: too many fields, or too many bytes of new names.
         """
         fields: list[Field] = []
         append = fields.append
@@ -109,11 +110,11 @@ class Decoder:
                         at = self._resize(block, at)
                 if at < end and len(fields) > self._fields_max:
                     raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block of too many fields")
-        except IndexError:  # asked for beforehand, it would cost as much as the rest of a field
+        except IndexError:  # an explicit check would cost as much as the rest of a field
             raise HpackFault("an index that is in no table") from None
         if not fields:
             return (), (), True
-        # The bound from above is enough for almost every block, and costs less than a sum.
+        # The upper bound is sufficient for almost every block, and cheaper than a sum.
         if end + len(fields) * self.largest > self._list_bytes_max and not self._is_in_bounds(fields):
             return (), (), False
         names, values, _ = zip(*fields, strict=True)
@@ -121,7 +122,7 @@ class Decoder:
 
     @property
     def table_bytes(self) -> int:
-        """What the entries of the dynamic table take, by its own count."""
+        """The size of the dynamic table, with the decoder's lower bounds."""
         return self._size
 
     def _is_in_bounds(self, fields: list[Field]) -> bool:
@@ -145,7 +146,7 @@ class Decoder:
         start = at
         length = block[at] & 0x7F if at < len(block) else 0x7F
         at += 1 + length
-        if length == 0x7F or at > len(block):  # a long text, or one that is cut off
+        if length == 0x7F or at > len(block):  # a long or truncated text
             at, length = _text_end(block, start)
         wire = block[start:at]
         if wire[0] & 0x80:
@@ -196,7 +197,7 @@ class Decoder:
 
 
 def _integer(block: bytes, at: int, start: int) -> tuple[int, int]:
-    """Return the integer whose prefix was full, and where it ends."""
+    """Return the integer whose prefix was full, and its end offset."""
     if at < len(block) and (byte := block[at]) < 0x80:  # most end here
         return start + byte, at + 1
     value = start
@@ -218,7 +219,7 @@ def _integer(block: bytes, at: int, start: int) -> tuple[int, int]:
 
 
 def _text_end(block: bytes, at: int) -> tuple[int, int]:
-    """Return where the text at ``at`` ends, and its length."""
+    """Return the end offset of the text at ``at``, and its length."""
     if at >= len(block):
         raise HpackFault("a block that ends before a text")
     length = block[at] & 0x7F
@@ -249,39 +250,39 @@ def _new_name(wire: bytes) -> str:
 
 
 def list_size(names: Iterable[str], values: Iterable[bytes]) -> int:
-    """Return what a list counts: names, values as they came, and 32 for each field."""
+    """Return the size of a header list: names, encoded values, and 32 for each field."""
     return sum(len(name) + len(wire) + _ENTRY_BYTES for name, wire in zip(names, values, strict=True))
 
 
 def value_of(wire: bytes) -> str:
-    """Decode a wire value. Raises HpackFault for wrong Huffman code, long after the block was taken.
+    """Decode a wire value. Raises HpackFault for invalid Huffman code, possibly long after its block was accepted.
 
-    What is not UTF-8 and what HTTP forbids in a value (NUL, CR, LF) comes out as U+FFFD.
+    Invalid UTF-8 and the characters that HTTP forbids in a value (NUL, CR, LF) become U+FFFD.
     """
     return _kept_value(wire) if len(wire) <= _KEPT_VALUE_BYTES else value_of_once(wire)
 
 
 def wires_of(text: str) -> frozenset[bytes]:
-    """Return a short text as wire values, plain and in Huffman code: what can be told without decoding."""
+    """Return a short text as wire values, plain and in Huffman code, for comparisons without decoding."""
     plain = text.encode()
     code = huffman_encode(plain)
     return frozenset({bytes((len(plain),)) + plain, bytes((0x80 | len(code),)) + code})
 
 
 def value_of_once(wire: bytes) -> str:
-    """As ``value_of``, for a value that will hardly come again."""
+    """Decode as ``value_of`` does, without the cache, for a value that is unlikely to repeat."""
     text = _text(wire).decode("utf-8", "replace")
     if "\n" in text or "\r" in text or "\0" in text:
         text = text.translate({0: "\ufffd", 10: "\ufffd", 13: "\ufffd"})
     return text
 
 
-# A client's id, language, version and the like come with every call. Bounded: 4096 values of 256 bytes.
+# A client's id, language and version repeat in every call. Bounded: 4096 values of 256 bytes.
 _kept_value = lru_cache(maxsize=4096)(value_of_once)
 
 
 def literal(name: str, value: bytes) -> bytes:
-    """Encode a field without any table, for constant blocks: the peer's state does not change."""
+    """Encode a field without a table, for constant blocks: the peer's table does not change."""
     return b"\0" + _plain(name.encode()) + _plain(value)
 
 

@@ -1,6 +1,7 @@
 """The Huffman code of HPACK (RFC 7541, appendix B).
 
-The code is canonical: codes of one length are consecutive, in the order of their symbols. So the lengths are the table.
+The code is canonical: codes of one length are consecutive, in the order of their symbols. So the lengths define the
+table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _LENGTHS = (
 )
 _EOS = 256
 _MORE = -1  # a nibble that ends inside a code
-_BAD = -2  # a nibble that runs into the end-of-string symbol, which must not be sent
+_BAD = -2  # a nibble that completes the end-of-string symbol, which must not be sent
 
 
 def _assign() -> list[tuple[int, int]]:
@@ -32,10 +33,10 @@ def _assign() -> list[tuple[int, int]]:
 
 
 def _steps(codes: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], frozenset[int]]:
-    """Return the steps of an automaton that eats four bits at a time, and the states in which a text may end.
+    """Return the transitions of an automaton that consumes four bits at a time, and its accepting states.
 
-    The step of a state and a nibble is ``steps[16 * state + nibble] = (next state, symbol or _MORE or _BAD)``. No code
-    is shorter than five bits, so a nibble completes one symbol at most.
+    The transition of a state and a nibble is ``steps[16 * state + nibble] = (next state, symbol or _MORE or _BAD)``. No
+    code is shorter than five bits, so a nibble completes at most one symbol.
     """
     prefixes = {(0, 0): 0}  # (bits, how many) of each inner node of the tree, and its state
     symbols = {}
@@ -62,13 +63,13 @@ _CODES = _assign()
 _STEPS, _ENDS = _steps(_CODES)
 
 
-# The same for whole bytes: the next state, and what the byte completes. Found when a text first needs it; there are
-# 256 for each of 256 states: 11 MB, measured, if hostile texts should ask for all of them.
+# The same for whole bytes: the next state, and the symbols that the byte completes. Filled on demand. There are 256
+# for each of 256 states: 11 MB, measured, if hostile texts use all of them.
 _leaps: dict[int, tuple[int, bytes]] = {}
 
 
 def decode(raw: bytes) -> bytes:
-    """Return the text; raises HpackFault for wrong padding and for the end-of-string symbol."""
+    """Return the decoded text; raise HpackFault for invalid padding and for the end-of-string symbol."""
     state = 0
     pieces: list[bytes] = []
     for byte in raw:
@@ -92,7 +93,7 @@ def _leap(state: int, byte: int) -> tuple[int, bytes]:
 
 
 def encode(text: bytes) -> bytes:
-    """Return the code of a text, padded with ones."""
+    """Return the Huffman code of a text, padded with ones."""
     value = size = 0
     for byte in text:
         code, bits = _CODES[byte]

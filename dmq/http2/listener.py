@@ -1,4 +1,4 @@
-"""The sockets that listen on one port, and the connections that come in by them."""
+"""The listening sockets of one port, and their accepted connections."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 class Listener:
-    """Listens on one port of every address that a host's name stands for. Belongs to the event loop."""
+    """The listener on one port of every address of a host name. The event loop owns the object."""
 
     def __init__(self, host: str, port: int, take: Callable[[socket.socket, object], Awaitable[None]]) -> None:
-        """``take`` is given each connection with the address of its peer; it closes what it does not want."""
+        """``take`` is called with each connection and its peer's address; it closes those that it refuses."""
         self._address = (host, port)
         self._take = take
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
 
     async def start(self) -> int:
-        """Listen, and return the port (the system's choice if 0 was asked for). Raises OSError."""
+        """Listen, and return the port (chosen by the system if 0 was configured). Raises OSError."""
         self._loop = asyncio.get_running_loop()
         host, port = self._address
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -33,7 +33,7 @@ class Listener:
             try:
                 listening = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
             except OSError as error:
-                if error.errno in _NOT_HERE:  # such as a host's name for IPv6 where there is none
+                if error.errno in _NOT_HERE:  # for example an IPv6 address of a host without IPv6
                     absent = error
                     continue
                 self._close()
@@ -47,19 +47,19 @@ class Listener:
         return int(port)
 
     async def stop(self) -> None:
-        """Take no new connections. Idempotent."""
+        """Stop accepting connections. Idempotent."""
         for accepting in self._accepting:
             accepting.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
         self._close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Let clients in, one in a turn of the loop: thousands at once would hold up those that are here."""
+        """Accept one connection per loop iteration: thousands at once would delay the existing ones."""
         while True:
             try:
                 accepted, peer = await self._loop.sock_accept(listening)
             except OSError as error:
-                # The client is gone already; or there is no descriptor, nor memory, for it now.
+                # The client has already disconnected, or there is no file descriptor or memory for it.
                 await asyncio.sleep(0.0 if error.errno == errno.ECONNABORTED else _ACCEPT_AGAIN_S)
                 continue
             await self._take(accepted, peer)

@@ -1,4 +1,4 @@
-"""Messages of gRPC in the bytes of a stream: a flag, a length of four bytes, and the message; compressed or not."""
+"""gRPC messages in the bytes of a stream: a flag, a length of four bytes, and the message, compressed or not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dmq.http2.stream import Stream
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _NOT_COMPRESSED: Final = ("", "identity")
-# A call is served while its connection holds no more than this, though its address, its key or the whole has no room.
+# A connection that holds no more than this is served even if its address, its key or the server has no room.
 SMALL_BYTES: Final = 4 * 1024
-# What a gzip message may become: so much in any case, and so many times its size. Text becomes 3 to 20 times as much.
+# Bounds of a decompressed gzip message: the larger of a fixed size and a ratio. Text expands 3 to 20 times.
 INFLATED_FREE_BYTES: Final = 256 * 1024
 INFLATED_RATIO: Final = 100
 
 
 def check_growing(connection: Connection, stream: Stream) -> None:
-    """Look at a request that is on its way: refuse what is too large, and let the rest of its message come.
+    """Check an incomplete request: refuse one that is too large, and widen the window for the rest of its message.
 
     Raises CallEnded.
     """
@@ -33,7 +33,7 @@ def check_growing(connection: Connection, stream: Stream) -> None:
 
 
 def check_held(connection: Connection, stream: Stream) -> None:
-    """Refuse a call whose bytes would be too much for us. Raises CallEnded."""
+    """Refuse a call whose bytes would exceed the memory limits. Raises CallEnded."""
     limits, out = connection.limits, connection.out
     if out.held > limits.held_per_connection:
         why = f"too many bytes of requests and answers are waiting on this connection: {out.held}"
@@ -44,7 +44,7 @@ def check_held(connection: Connection, stream: Stream) -> None:
         and account.address.bytes_held <= account.address.bytes_max
         and account.key.bytes_held <= account.key.bytes_max
     ):
-        return  # as ``crowded``, for every call
+        return  # the same checks as ``crowded``, inlined because every call makes them
     pool = account.has_room()
     if pool is not None and out.held > SMALL_BYTES:
         why = f"too many bytes of requests and answers are waiting ({pool}): {pool.bytes_held}"
@@ -52,7 +52,7 @@ def check_held(connection: Connection, stream: Stream) -> None:
 
 
 def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes:
-    """Return the one message of a request that is whole. Raises CallEnded."""
+    """Return the single message of a complete request. Raises CallEnded."""
     body = stream.body
     size = len(body)
     if size < PREFIX_BYTES:
@@ -67,13 +67,13 @@ def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes
         return message
     plain = _plain(message, encoding, stream.request_max)
     stream.headers.packed_bytes = len(message)
-    stream.unread += len(plain) - len(message)  # what a handler has is what counts
+    stream.unread += len(plain) - len(message)  # count the decompressed size
     connection.out.hold(stream, len(plain) - len(message))
     return plain
 
 
 def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes | None:
-    """Take the next message from a stream; None if it is not whole yet. Raises CallEnded."""
+    """Remove and return the next message of a stream; None if it is incomplete. Raises CallEnded."""
     body = stream.body
     if len(body) < PREFIX_BYTES:
         return None
@@ -102,7 +102,7 @@ def _size(stream: Stream) -> int:
 
 
 def _plain(message: bytes, encoding: str, size_max: int) -> bytes:
-    """Decompress a message; never into more than ``size_max`` bytes, nor into more than so few can honestly be."""
+    """Decompress a message into at most ``size_max`` bytes, and at most a plausible multiple of its size."""
     if encoding in _NOT_COMPRESSED:
         raise CallEnded(Status.INTERNAL, "a compressed message of a call that names no compression")
     size_max = min(size_max, max(INFLATED_FREE_BYTES, len(message) * INFLATED_RATIO))

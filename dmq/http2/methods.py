@@ -1,4 +1,4 @@
-"""What a server serves: handlers by path, in three kinds; and what becomes of a request before one is called."""
+"""The methods of a server: handlers by path, of three kinds; and the checks before a handler is called."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ _ENCODINGS: Final = frozenset({"", "identity", "gzip"})
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """One message in, one out. A coroutine gets a task; a ``Deferred`` is told without one, and cannot be cancelled.
+    """One message in, one out. A coroutine runs in a task; a ``Deferred`` needs no task and cannot be cancelled.
 
-    ``is_frequent``, here and below, says that honest clients call it again and again: see ``calls``.
+    ``is_frequent``, here and below, marks methods that regular clients call continually: see ``calls``.
     """
 
     handle: Callable[[bytes, RequestHeaders], Awaitable[bytes]]
     is_frequent: bool = False
 
 
-# One message, or several that are sent in one piece: what a handler has at once costs the machinery once. The list is
-# emptied when it is sent.
+# One message, or several that are sent in one piece, at the cost of one send. The list is cleared when it is sent.
 Sent = bytes | list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """One message in, any number out. The generator is advanced when what it gave last has been taken by the peer."""
+    """One message in, any number out. The generator is advanced when the peer's window has accepted its last output."""
 
     handle: Callable[[bytes, RequestHeaders], AsyncGenerator[Sent, None]]
     is_frequent: bool = False
@@ -44,7 +43,7 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Bidirectional:
-    """Any number of messages in and out. What the handler does not read, the peer may not send, but for one window."""
+    """Any number of messages in and out. The peer may send at most one window that the handler has not read."""
 
     handle: Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[Sent, None]]
     is_frequent: bool = False
@@ -54,7 +53,7 @@ Method = Unary | Streaming | Bidirectional
 
 
 class NotGrpc(Http2Error):
-    """A request that gets an answer of plain HTTP: a header block and a body."""
+    """A request that is answered in plain HTTP: a header block and a body."""
 
     def __init__(self, block: bytes, body: bytes) -> None:
         super().__init__(body)
@@ -63,7 +62,7 @@ class NotGrpc(Http2Error):
 
 
 class Unserved(CallEnded):
-    """UNIMPLEMENTED, with fields that say what is implemented."""
+    """UNIMPLEMENTED, with header fields that name the supported alternatives."""
 
     def __init__(self, text: str, extra: bytes = b"") -> None:
         super().__init__(Status.UNIMPLEMENTED, text)
@@ -71,15 +70,15 @@ class Unserved(CallEnded):
 
 
 class Methods:
-    """Finds the method of a request. Paths are looked up as they came; a path is decoded once per spelling."""
+    """The lookup of methods. Paths are looked up in wire form; each spelling is decoded once."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._by_path = dict(methods)
         self._by_wire: dict[bytes, tuple[Method, str]] = {}
-        self._wires_max = 4 * len(self._by_path)  # plain and Huffman, and a length may be spelt in more ways
+        self._wires_max = 4 * len(self._by_path)  # plain and Huffman, and a length has several encodings
 
     def admit(self, stream: Stream) -> tuple[Method, str, str]:
-        """Return the method, the path and the compression of a request, and set what is known about its deadline.
+        """Return the method, the path and the compression of a request, and set its deadline.
 
         Raises CallEnded or NotGrpc.
         """

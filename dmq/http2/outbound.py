@@ -1,7 +1,7 @@
-"""What goes out on a connection: frames in order, windows of the peer, and what has to wait for them.
+"""The output of a connection: frames in order, the peer's windows, and the data that waits for them.
 
-An answer that fits is three frames in two pieces of bytes. One that does not waits in its stream, one message at a
-time; streams that wait take turns of one frame each.
+An answer that fits is three frames in three pieces of bytes. A larger one waits in its stream, one message at a time.
+Waiting streams send one frame each in turn.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dmq.http2.stream import DRAINED, Stream
 
 PREFIX_BYTES: Final = 5
 _LET_GO_MAX: Final = 4096
-WRITE_BYTES: Final = 128 * 1024  # queued for one write; more waits in its stream, where it is counted
-_EARNING_BYTES: Final = 256  # of an answer, for which the peer may send a WINDOW_UPDATE
+WRITE_BYTES: Final = 128 * 1024  # limit of one write; further data stays in its stream, where it is accounted
+_EARNING_BYTES: Final = 256  # bytes of an answer that permit one WINDOW_UPDATE of the peer
 
 # HEADERS with the constant block, the head of DATA, the prefix of the message
 _ANSWER: Final = Struct(f">HBBBI{len(RESPONSE_BLOCK)}sHBBBIBI")
@@ -34,7 +34,7 @@ _LAST_FLAGS: Final = frames.END_HEADERS | frames.END_STREAM
 
 
 class Outbound:
-    """The sending half of a connection. ``parts`` is what is to be written, ``part_bytes`` its size."""
+    """The sending half of a connection. ``parts`` are the queued bytes, ``part_bytes`` their size."""
 
     __slots__ = (
         "account",
@@ -66,25 +66,25 @@ class Outbound:
         self.parts: list[bytes] = []
         self.part_bytes = 0
         self.changed: list[Stream] = []  # streams with news
-        # Streams that wait for the window of the connection in the order of their turns, and those whose own is shut.
+        # Streams that wait for the connection's window, in turn order; and streams with a closed window of their own.
         self.blocked: OrderedDict[int, Stream] = OrderedDict()
         self.shut: dict[int, Stream] = {}
-        self.let_go: dict[int, None] = {}  # streams we ended before the peer had: what comes for them is no fault
-        self.open_halves: set[int] = set()  # of those, the ones that only the peer can end
+        self.let_go: dict[int, None] = {}  # streams that we ended first: later frames for them are no fault
+        self.open_halves: set[int] = set()  # the subset that only the peer can end
         self.is_paused = False  # the peer does not read
         self.send_left = frames.WINDOW_DEFAULT
         self.window = frames.WINDOW_DEFAULT  # of new streams
-        self.granted_max = 0  # no stream was granted more
+        self.granted_max = 0  # the largest grant of any stream
         self.frame_bytes = frames.FRAME_BYTES
         self.held = 0
 
     def put(self, part: bytes) -> None:
-        """Queue frames that no window bounds."""
+        """Queue frames that are exempt from flow control."""
         self.parts.append(part)
         self.part_bytes += len(part)
 
     def take(self) -> bytes:
-        """Return everything queued, in one piece."""
+        """Return and clear all queued bytes, in one piece."""
         data = b"".join(self.parts)
         self.parts.clear()
         self.part_bytes = 0
@@ -118,10 +118,11 @@ class Outbound:
         self.close(stream)
 
     def send(self, stream: Stream, sent: bytes | list[bytes]) -> bool:
-        """Send a message of an answer, or several; False if a part has to wait. Then what is next waits for DRAINED.
+        """Send one or more messages of an answer; return False if a part has to wait. The next send then waits for
+        DRAINED.
 
-        A list is emptied: its messages would otherwise be kept twice until the peer takes them. Nothing happens on a
-        stream that is closed.
+        A list is cleared, because its messages would otherwise be kept twice until the peer reads them. On a closed
+        stream the call has no effect.
         """
         if stream.is_closed:
             return True
@@ -135,14 +136,14 @@ class Outbound:
         return self._offer(stream)
 
     def send_raw(self, stream: Stream, block: bytes, body: bytes) -> None:
-        """Send an answer that is not gRPC, and end."""
+        """Send an answer that is not gRPC, and end the stream."""
         self._start(stream, block)
         stream.pending = body
         stream.trailers = b""
         self._offer(stream)
 
     def end(self, stream: Stream, status: Status = Status.OK, text: str = "", extra: bytes = b"") -> None:
-        """End a call behind what was sent before; without a message before it in a single frame.
+        """End a call after its queued messages; without any answer before it, in a single frame.
 
         ``extra`` are fields for the same block.
         """
@@ -152,7 +153,7 @@ class Outbound:
         if not stream.has_answered:
             block = RESPONSE_BLOCK + block
         if status is not Status.OK and stream.pending:
-            self._drop_pending(stream)  # a part of a message with an error behind it is worth nothing
+            self._drop_pending(stream)  # a partial message before an error is useless
         stream.trailers = block
         if not stream.pending:
             self._finish(stream)
@@ -167,7 +168,7 @@ class Outbound:
             self.close(stream)
 
     def forget(self, stream_id: int) -> None:
-        """Let frames of the stream that are on their way be no fault."""
+        """Accept frames of the stream that are still in transit; they are not a fault."""
         self.let_go[stream_id] = None
         if len(self.let_go) > _LET_GO_MAX:
             oldest = next(iter(self.let_go))
@@ -175,10 +176,10 @@ class Outbound:
             self.open_halves.discard(oldest)
 
     def close(self, stream: Stream) -> None:
-        """Be done with a stream, and let the peer stop sending if it has not.
+        """Close a stream; reset it if the peer has not ended its half.
 
-        Not so of one that goes both ways, whose peer ends its half when it reads the status. Clients on Rust's h2 0.3
-        are told a reset each time they ask again, and the official one does so without a pause, for ever.
+        A bidirectional stream gets no reset, because its peer ends its half when it reads the status. Clients on Rust's
+        h2 0.3 report a reset each time they poll again, and the official one polls without a pause, for ever.
         """
         if stream.is_closed:
             return
@@ -204,24 +205,24 @@ class Outbound:
             self.forget(stream.id)
 
     def hold(self, stream: Stream, size: int) -> None:
-        """Count bytes that are kept for a stream; a negative size gives them back."""
+        """Count buffered bytes of a stream; a negative size releases them."""
         self.held += size
         stream.account.hold(size)
 
     def hold_input(self, size: int) -> None:
-        """Count bytes of input that were not read yet; a negative size gives them back."""
+        """Count unread input bytes; a negative size releases them."""
         self.held += size
         self.account.hold(size)
 
     def charge(self, stream: Stream, account: Account) -> None:
-        """Let the bytes of a stream count in another account from now on."""
+        """Move the bytes of a stream to another account, for now and later."""
         held = stream.unread + len(stream.pending)
         stream.account.hold(-held)
         stream.account = account
         account.hold(held)
 
     def widen(self, size: int) -> None:
-        """The peer takes ``size`` bytes more on the connection. Raises ConnectionFault."""
+        """Widen the connection's send window by ``size`` bytes. Raises ConnectionFault."""
         was_shut = self.send_left <= 0
         self.send_left += size
         if self.send_left > WINDOW_MAX:
@@ -230,10 +231,10 @@ class Outbound:
             self.pump()
 
     def rewindow(self, window: int) -> None:
-        """Change the window of all streams, new and open, without touching them. Raises ConnectionFault."""
+        """Change the initial window of all streams, new and open, without visiting each one. Raises ConnectionFault."""
         is_wider = window > self.window
         self.window = window
-        if window + self.granted_max > WINDOW_MAX:  # it may have been a stream that is closed
+        if window + self.granted_max > WINDOW_MAX:  # the largest grant may belong to a closed stream
             self.granted_max = max((stream.granted for stream in self.streams.values()), default=0)
             if window + self.granted_max > WINDOW_MAX:
                 raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of a stream above the largest")
@@ -244,7 +245,7 @@ class Outbound:
                 self.blocked[stream.id] = stream
 
     def widen_one(self, stream: Stream, size: int) -> None:
-        """The peer takes ``size`` bytes more of a stream: send what waits for it. Raises StreamFault."""
+        """Widen a stream's send window by ``size`` bytes, and send its pending data. Raises StreamFault."""
         stream.granted += size
         if stream.granted > self.granted_max:
             self.granted_max = stream.granted
@@ -263,7 +264,7 @@ class Outbound:
         return self.send_left > 0 and not self.is_paused and self.part_bytes < WRITE_BYTES
 
     def pump(self) -> None:
-        """Send what waits and may go now, one frame of each stream in turn."""
+        """Send pending data that the windows allow, one frame of each stream in turn."""
         blocked = self.blocked
         while blocked and self.may_queue:
             stream_id, stream = blocked.popitem(last=False)
@@ -288,7 +289,7 @@ class Outbound:
         self.put(frames.header_block(stream.id, block, ends=False))
 
     def _offer(self, stream: Stream) -> bool:
-        """Send of ``pending`` what may go now; True if that is all."""
+        """Send the allowed part of ``pending``; return True if that is all."""
         self.hold(stream, len(stream.pending))
         stream.waits_since_s = 0.0
         if not self._go(stream):
@@ -338,7 +339,7 @@ class Outbound:
         self.close(stream)
 
     def tell(self, stream: Stream, news: int) -> None:
-        """Note that something happened to a stream."""
+        """Record news of a stream."""
         if not stream.news:
             self.changed.append(stream)
         stream.news |= news

@@ -1,4 +1,4 @@
-"""One client's socket on the event loop: bytes to the machine, bytes from it, and the clock's say in it."""
+"""One client's socket on the event loop: passes bytes to and from the connection, and applies the time limits."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from dmq.http2.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
 
 PlainServedTo = Literal["all", "loopback", "none"]
 
-_STALLED_LOOKS: Final = 8  # as often it is looked for stalled calls in the time that they have
-_LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
+_STALLED_LOOKS: Final = 8  # checks for stalled calls per request_s
+_LINGER_S: Final = 5.0  # to send the last bytes to a peer that may not read them
 _LEAVE_S: Final = 0.5  # for the peer to end its halves of streams
-_USEFUL_BYTES: Final = 16 * 1024  # of text in a slice of ciphertext
-_READ_BYTES: Final = 64 * 1024  # who sent so much at once is read on in its turn: the loop would read on at length
-_MUCH_BYTES: Final = 1024 * 1024  # in such reads, before others have
+_USEFUL_BYTES: Final = 16 * 1024  # plain text per slice of ciphertext below which there is a pause
+_READ_BYTES: Final = 64 * 1024  # after a read of this size the client waits for its turn: the loop would keep reading
+_MUCH_BYTES: Final = 1024 * 1024  # in such reads, before a pause for others
 _MUCH_PAUSE_S: Final = 0.001
-_PAUSE_S: Final = 0.002  # behind frames that begin no call: they are in no hurry
-_STREAMS_LOOKED_AT: Final = 8  # to find out whether a connection serves any
+_PAUSE_S: Final = 0.002  # after frames that start no call, which are not urgent
+_STREAMS_LOOKED_AT: Final = 8  # to decide whether a connection is busy
 
 log = structlog.get_logger("dmq.http2")
 
 
 class Host(Protocol):
-    """What the connections of a server share."""
+    """The shared state of a server's connections."""
 
     limits: Limits
     accounts: Accounts
@@ -54,28 +54,28 @@ class Host(Protocol):
     certificate_fault: CertificateFault
 
     def joined(self, client: ClientProtocol) -> Place:
-        """A client is there: say where it is let in."""
+        """Register a client; return the decision about its admission."""
         ...
 
     def left(self, client: ClientProtocol) -> None:
-        """A client is gone."""
+        """Remove a disconnected client."""
         ...
 
     def watch(self, at_s: float) -> None:
-        """A call has a deadline."""
+        """Register the deadline of a call."""
         ...
 
 
 class ClientProtocol(asyncio.Protocol):
-    """One connection: the loop's side of ``Connection``.
+    """One connection: the event loop's side of ``Connection``.
 
-    Writes are collected: one for what a read brought about, one per turn of the loop for what handlers finished.
+    Writes are combined: one for the output of a read, and one per loop iteration for finished handlers.
     """
 
     def __init__(self, host: Host, peer: object) -> None:
-        """``peer`` is the address that the connection was accepted from.
+        """``peer`` is the address from which the connection was accepted.
 
-        The socket does not know it any more if its peer has reset it meanwhile, though it still gives what was sent.
+        The socket cannot report it after a reset by the peer, although it still returns the received bytes.
         """
         self._host = host
         self.peer = _peer(peer)
@@ -84,14 +84,14 @@ class ClientProtocol(asyncio.Protocol):
         self._pipe: TlsPipe | None = None
         self._is_first = True
         self._is_flush_due = False
-        self._is_write_due = False  # more is to be written in the loop's next turn
-        self._unsent_held = 0  # bytes that the socket has not taken, as the account counts them
+        self._is_write_due = False  # a write is scheduled for the next loop iteration
+        self._unsent_held = 0  # unsent bytes in the write buffer, as counted in the account
         self._is_reading = True
         self._is_closing = False
         self._is_waiting = False  # see ``Backpressure``
-        self._much = 0  # bytes of large reads since others last had a pause
+        self._much = 0  # bytes of large reads since the last pause for others
         self._is_behind = False  # input waits in the connection, or in the pipe
-        self._due_s = math.inf  # no call has a deadline before
+        self._due_s = math.inf  # no call has an earlier deadline
         self._lingering: asyncio.TimerHandle | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self._place = Place.NOWHERE
@@ -123,9 +123,9 @@ class ClientProtocol(asyncio.Protocol):
         )
         self._made_s = self._heard_s = self._busy_s = now_s
         self._probed_s = self._drained_s = 0.0
-        self._stalled_s = now_s  # when it was last looked for stalled calls
-        self._unsent = 0  # bytes that the socket did not take until then
-        self._unsent_s = now_s  # when that last was less than before
+        self._stalled_s = now_s  # time of the last check for stalled calls
+        self._unsent = 0  # unsent bytes at that time
+        self._unsent_s = now_s  # the last time when that number decreased
         self._place = host.joined(self)
         if self._place is Place.NOWHERE:
             self._transport.abort()
@@ -141,7 +141,7 @@ class ClientProtocol(asyncio.Protocol):
             if not self._choose(data[0]):
                 return
         if self._pipe is not None:
-            if not self._pipe.is_open or self._pipe.is_behind:  # a handshake costs a slice: one in a turn of the loop
+            if not self._pipe.is_open or self._pipe.is_behind:  # a handshake costs a slice: one per loop iteration
                 self._pipe.put(data)
                 self._fall_behind()
                 return
@@ -164,9 +164,9 @@ class ClientProtocol(asyncio.Protocol):
         self._host.turns.heard(self, len(connection.streams))
 
     def read_on(self) -> None:
-        """Read the next slice of the input that waits; then wait for another turn, or for the socket.
+        """Read the next slice of the buffered input; then wait for another turn, or for the socket.
 
-        There is a pause before the next one unless this one began a call or brought much, and no calls that take long.
+        The next slice follows without a pause if this one started calls or delivered much data, and no call was slow.
         """
         self._is_behind = False
         if self._is_closing:
@@ -176,7 +176,7 @@ class ClientProtocol(asyncio.Protocol):
         connection, pipe = self.connection, self._pipe
         self.calls.has_begun, pause_s = False, 0.0
         if self.calls.is_behind:
-            pass  # before more is read
+            pass  # advance before reading more
         elif connection.is_behind:
             pause_s = _PAUSE_S
             connection.read_on(now_s)
@@ -197,7 +197,7 @@ class ClientProtocol(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Input waits, in the calls, in the connection or in TLS."""
+        """True if input waits in the calls, in the connection or in TLS."""
         return self.calls.is_behind or self.connection.is_behind or (self._pipe is not None and self._pipe.is_behind)
 
     def _fall_behind(self, pause_s: float = 0.0) -> None:
@@ -208,7 +208,7 @@ class ClientProtocol(asyncio.Protocol):
             self._host.slices.wait(self, pause_s)
 
     def _advance_last(self) -> None:
-        """See to the calls of a client that is gone, some in each turn of the loop: they are cancelled."""
+        """Cancel the calls of a disconnected client, a limited number per loop iteration."""
         pause_s = self.calls.advance()
         if self.calls.is_behind:
             self._fall_behind(pause_s)
@@ -218,7 +218,7 @@ class ClientProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def use(self) -> tuple[Use, float]:
-        """Return what the connection is used for, and since when."""
+        """Return the use of the connection, and the monotonic time of its start."""
         connection = self.connection
         if self._is_closing or connection.is_over:
             return Use.LEAVING, self._made_s
@@ -243,7 +243,7 @@ class ClientProtocol(asyncio.Protocol):
         self._unsent_held = size
 
     def _write_more(self) -> None:
-        """Queue what waits in streams and may go now, and write it."""
+        """Queue pending data of streams that the windows allow, and write it."""
         self._is_write_due = False
         if self._is_closing:
             return
@@ -272,7 +272,7 @@ class ClientProtocol(asyncio.Protocol):
     # -- called by the server ------------------------------------------------------------------------------------------
 
     def check(self, now_s: float) -> None:
-        """Do what time asks for: see to clients that say nothing, that are idle, and that are here too long."""
+        """Apply the time limits: probe silent clients, and close idle, stalled and old connections."""
         limits = self._host.limits
         connection, control = self.connection, self.connection.control
         if self._ends_for_certificate() or not self._is_prefaced(now_s):
@@ -282,9 +282,9 @@ class ClientProtocol(asyncio.Protocol):
             return
         connection.check(now_s)
         if self._is_waiting or self._is_behind:
-            self._heard_s = now_s  # it may have spoken
+            self._heard_s = now_s  # unread input may be waiting
         if self._heard_s > self._probed_s:
-            control.is_probing = False  # whatever it says, it is alive
+            control.is_probing = False  # any frame proves that it is alive
         if control.is_probing:
             if now_s - self._probed_s > limits.ping_answer_s:
                 self.abort("peer_vanished")
@@ -317,7 +317,7 @@ class ClientProtocol(asyncio.Protocol):
             self.abort("answers_not_taken")
 
     def _is_deaf(self, now_s: float) -> bool:
-        """Say whether the peer has taken nothing of what was written for as long as a request may take."""
+        """Return True if the peer has read none of the written bytes for longer than the time limit of a request."""
         unsent = self._transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent or not self._out.is_paused:
             self._unsent_s = now_s
@@ -335,7 +335,7 @@ class ClientProtocol(asyncio.Protocol):
         self.calls.let_go(account)
 
     def _admit_operator(self, path: str, headers: RequestHeaders, address: str) -> Admission:
-        """As ``Admit``, of a connection in the reserve."""
+        """Admit a call on a connection in the reserve, as ``Admit``; refuse callers other than operators."""
         admission = self._host.admit(path, headers, address)
         if not admission.is_operator:
             text = "all connections are taken; the last ones of this host are kept for operators and health checks"
@@ -344,7 +344,7 @@ class ClientProtocol(asyncio.Protocol):
         return admission
 
     def drain(self, now_s: float) -> None:
-        """Ask the client to go elsewhere, and close when its calls are over."""
+        """Send the first GOAWAY, and close when the calls have ended."""
         if not self.connection.is_ready:
             self.abort("drained")
             return
@@ -353,7 +353,7 @@ class ClientProtocol(asyncio.Protocol):
         self.flush()
 
     def finish(self) -> None:
-        """End what is left of the calls, and close."""
+        """End the remaining calls, and close."""
         if self._is_closing:
             return
         self.connection.control.finish(self.connection.last_id)
@@ -361,8 +361,8 @@ class ClientProtocol(asyncio.Protocol):
         self.flush()
 
     def expire(self, now_s: float) -> float | None:
-        """End calls whose deadline is over; return the next deadline."""
-        if now_s < self._due_s:  # its streams need not be looked at
+        """End calls whose deadline has passed; return the next deadline."""
+        if now_s < self._due_s:  # no deadline has passed
             return None if self._due_s == math.inf else self._due_s
         next_s = self.calls.expire(now_s)
         self._due_s = math.inf if next_s is None else next_s
@@ -375,17 +375,17 @@ class ClientProtocol(asyncio.Protocol):
             self._host.watch(at_s)
 
     def pause(self) -> None:
-        """As ``Reader.pause``."""
+        """Stop reading, as ``Reader.pause``."""
         self._is_waiting = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        """As ``Reader.resume``."""
+        """Resume reading, as ``Reader.resume``."""
         self._is_waiting = False
         self._resume_reading()
 
     def make_room(self) -> None:
-        """Close for the sake of another: at once, but not without a word to one that understands it."""
+        """Close for a new connection: at once, with a GOAWAY if the peer has completed its preface."""
         if self.connection.is_ready:
             self.finish()
             self._leave()
@@ -393,7 +393,7 @@ class ClientProtocol(asyncio.Protocol):
             self.abort("room_for_another")
 
     def abort(self, why: str) -> None:
-        """Close without a word."""
+        """Close without a GOAWAY."""
         log.debug("connection_aborted", peer=self.peer, why=why)
         self._is_closing = True
         self._transport.abort()
@@ -401,20 +401,20 @@ class ClientProtocol(asyncio.Protocol):
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Write what is queued at the end of the loop's turn."""
+        """Write queued bytes at the end of the loop iteration."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what is queued, and close if that was all."""
+        """Write queued bytes, and close if the connection is over."""
         self._is_flush_due = False
         if self._is_closing:
             self._out.parts.clear()
             return
         is_over = self.connection.is_over
         if self._out.is_paused and not is_over:
-            # What is queued now are answers to PINGs and the like: read no more of them from one who does not read.
+            # Only answers to PINGs and similar frames are queued now: read no more from a peer that does not read them.
             if self._is_reading and self._out.part_bytes > self._host.limits.control_unsent_max:
                 self._is_reading = False
                 self._transport.pause_reading()
@@ -422,7 +422,7 @@ class ClientProtocol(asyncio.Protocol):
         if self._out.parts and not self._is_first and (self._pipe is None or self._pipe.is_open):
             self._write(self._out.take())
         if self._out.blocked and self._out.may_queue and not self._is_write_due:
-            self._is_write_due = True  # a turn of the loop for each write: others have theirs meanwhile
+            self._is_write_due = True  # one write per loop iteration, so that others have their turn
             self._loop.call_soon(self._write_more)
         if not self._is_reading and not self._out.is_paused:
             self._is_reading = True
@@ -433,7 +433,7 @@ class ClientProtocol(asyncio.Protocol):
             self._leaving = self._loop.call_later(_LEAVE_S, self._leave)
 
     def _leave(self) -> None:
-        """Close, whatever the peer has not ended."""
+        """Close without waiting for the peer's half-open streams."""
         self.connection.leave()
         self.flush()
 
@@ -447,7 +447,7 @@ class ClientProtocol(asyncio.Protocol):
             data = self._pipe.take()
         try:
             self._transport.write(data)
-        except RuntimeError:  # uvloop's, of a connection that was reset; its end is heard of in the next turn
+        except RuntimeError:  # uvloop raises it for a reset connection; connection_lost is called in the next iteration
             log.debug("connection_closed_already", peer=self.peer)
 
     def _close(self) -> None:
@@ -456,13 +456,13 @@ class ClientProtocol(asyncio.Protocol):
             log.debug("connection_ended", peer=self.peer, code=fault.code.name, why=fault.text)
         self.calls.advance()
         self._is_closing = True
-        self._transport.close()  # behind what is written
+        self._transport.close()  # after the written bytes
         self._lingering = self._loop.call_later(_LINGER_S, self._transport.abort)
 
     # -- TLS -----------------------------------------------------------------------------------------------------------
 
     def _choose(self, first: int) -> bool:
-        """Tell TLS from plain text by the first byte."""
+        """Distinguish TLS from plain text by the first byte; return False if the connection is refused."""
         tls = self._host.tls
         if tls is not None and first == HANDSHAKE:
             try:
@@ -481,7 +481,7 @@ class ClientProtocol(asyncio.Protocol):
         return to == "all" or (to == "loopback" and self.is_local)
 
     def _ends_for_certificate(self) -> bool:
-        """End the connection if its client would not be accepted any more; return True if so."""
+        """End the connection if its client's certificate is no longer accepted; return True if so."""
         pipe = self._pipe
         if pipe is None or not pipe.is_open or self._is_closing:
             return False
@@ -503,12 +503,12 @@ class ClientProtocol(asyncio.Protocol):
             return b""
         if answer := pipe.take():
             self._transport.write(answer)
-        if not was_open and self._ends_for_certificate():  # a session that is resumed is not verified again
+        if not was_open and self._ends_for_certificate():  # TLS does not verify a resumed session again
             return b""
         if pipe.is_ended:
             self._transport.close()
         elif pipe.is_open and not text:
-            self.flush()  # the handshake is done: greet
+            self.flush()  # the handshake is complete: send the greeting
         return text
 
 

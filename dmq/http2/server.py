@@ -1,4 +1,4 @@
-"""The server: one port, any number of connections, deadlines, and the way to stop."""
+"""The server: one port, its connections, deadlines, and shutdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dmq.http2.tls import CertificateFault, no_certificate_fault
 
 _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0
-_NAP_S_MIN: Final = 0.005  # deadlines that are closer to each other end together
+_NAP_S_MIN: Final = 0.005  # closer deadlines expire together
 _CLOSE_S_MAX: Final = 1.0
 _CHECKED_PER_TURN: Final = 128
 
@@ -35,20 +35,20 @@ log = structlog.get_logger("dmq.http2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A server at one moment."""
+    """A snapshot of a server's metrics."""
 
     connections: int
     streams: int
-    held_bytes: int  # requests no handler is done with, and answers no peer has taken
+    held_bytes: int  # unfinished requests, and answers that no peer has read
     opened_connections: int  # since the start
     refused_connections: int
 
 
 class Http2Server:
-    """Serves methods of gRPC on one port. Make and use it on one event loop, asyncio's own or uvloop's.
+    """A server of gRPC methods on one port. Create and use it on one event loop, asyncio's own or uvloop's.
 
-    ``monotonic_s`` is the clock. ``tls`` gives the context for the next connection, so a new certificate needs no
-    restart. TLS and plain text share the port, told apart by the first byte, if ``plain_served_to`` says so.
+    ``monotonic_s`` is the clock. ``tls`` returns the context for the next connection, so a new certificate needs no
+    restart. TLS and plain text share the port if ``plain_served_to`` allows it; the first byte distinguishes them.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Http2Server:
         share_of: ShareOf = lambda _, __: None,
         on_left: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``.
+        """Create the server without listening. ``methods`` are keyed by path, such as ``/package.Service/Method``.
 
-        A connection for which ``certificate_fault`` returns an event name is logged as that and ends within a second.
-        ``admit`` judges each call by its headers, ``share_of`` says how many bytes may wait for an address or a key.
-        While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called; while
-        ``is_full`` does, no client that says anything.
-        ``on_left`` hears of each connection that ends, by its address.
+        A connection for which ``certificate_fault`` returns a reason is logged with it and ends within a second.
+        ``admit`` decides about each call from its headers. ``share_of`` returns the limit of buffered bytes for an
+        address or a key. While ``is_busy`` returns True, heavy senders are not read, until ``turns.go_on`` is called.
+        While ``is_full`` returns True, every client is paused after its next read. ``on_left`` is called with the
+        address of each connection that ends.
         """
         self.limits = limits or Limits()
         self.methods = Methods(methods)
@@ -92,21 +92,21 @@ class Http2Server:
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
         self._doors = Doors(self.limits, self._clients.keys)
         self._opened = self._refused = 0
-        self._watched_s = math.inf  # the deadline the alarm is set for
+        self._watched_s = math.inf  # the deadline of the timer
         self._alarm: asyncio.TimerHandle | None = None
         self._checking: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
         self._on_left = on_left
 
     async def start(self) -> int:
-        """Listen, serve, and return the port (the system's choice if 0 was asked for). Raises OSError."""
+        """Listen, serve, and return the port (chosen by the system if 0 was configured). Raises OSError."""
         self._loop = asyncio.get_running_loop()
         port = await self._listener.start()
         self.begin()
         return port
 
     def begin(self) -> None:
-        """Serve connections that are ``take``n; ``start`` listens, too."""
+        """Serve connections passed to ``take``, without listening; ``start`` also listens."""
         self._loop = asyncio.get_running_loop()
         self._check()
 
@@ -121,9 +121,9 @@ class Http2Server:
             self._on_left(address_of(peer))
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections, let clients go elsewhere, and give calls in flight ``grace_s`` to finish.
+        """Stop accepting connections, drain the clients, and wait up to ``grace_s`` for calls in flight.
 
-        Calls that are left then end with UNAVAILABLE, and all connections are closed.
+        The remaining calls then end with UNAVAILABLE, and all connections are closed.
         """
         if self._is_stopped:
             return
@@ -144,7 +144,7 @@ class Http2Server:
                 timer.cancel()
 
     def figures(self) -> Figures:
-        """Return what is going on; from any thread."""
+        """Return a snapshot of the metrics; safe from any thread."""
         clients = list(self._clients)
         return Figures(
             connections=len(clients),
@@ -167,7 +167,7 @@ class Http2Server:
     # -- called by connections -----------------------------------------------------------------------------------------
 
     def joined(self, client: ClientProtocol) -> Place:
-        """Count a client, and say where it is let in."""
+        """Register a client, and return the decision about its admission."""
         place, victim = self._doors.admit(client, self.monotonic_s())
         if place is Place.NOWHERE:
             self._refused += 1
@@ -180,7 +180,7 @@ class Http2Server:
         return place
 
     def left(self, client: ClientProtocol) -> None:
-        """Forget a client."""
+        """Remove a disconnected client."""
         del self._clients[client]
         self._doors.left(client)
         self.turns.left(client)
@@ -189,7 +189,7 @@ class Http2Server:
             self._is_empty.set()
 
     def watch(self, at_s: float) -> None:
-        """Be awake when a deadline is over. One alarm serves all calls: most are done long before it."""
+        """Set the timer for a deadline. One timer serves all calls, because most end long before their deadline."""
         if at_s < self._watched_s:
             self._set_alarm(at_s)
 
@@ -214,7 +214,7 @@ class Http2Server:
         self._check_some(list(self._clients))
 
     def _check_some(self, clients: list[ClientProtocol]) -> None:
-        """Look at some of the clients, and at the others in the next turns of the loop."""
+        """Check some of the clients, and the others in the next loop iterations."""
         limits = self.limits
         now_s = self.monotonic_s()
         for client in clients[-_CHECKED_PER_TURN:]:

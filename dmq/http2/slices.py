@@ -1,6 +1,6 @@
-"""Input in slices: one slice of one client in each turn of the loop, and those who cost much wait between theirs.
+"""Scheduling of input: one slice of one client per loop iteration, with pauses between expensive slices.
 
-Two queues, so that a client whose input waits since it is much is not kept waiting by those whose input is slow.
+There are two queues, so that a client with much input is not delayed by clients with slow input.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import asyncio
 from collections import deque
 from typing import Final, Protocol
 
-_PAUSE_S: Final = 0.001  # between two that wait for a pause, at least; timers of uvloop have whole milliseconds
+_PAUSE_S: Final = 0.001  # minimum between two paused clients; uvloop's timers have a resolution of 1 ms
 
 
 class Sliced(Protocol):
-    """One client, whose input waits."""
+    """A client with buffered input."""
 
     def read_on(self) -> None:
-        """Read the next slice, and ``wait`` again if there is more."""
+        """Read the next slice, and call ``Slices.wait`` again if there is more."""
         ...
 
 
 class Slices:
-    """Whose input is read on next. Belongs to the event loop."""
+    """The queues of clients with buffered input. The event loop owns the object."""
 
     def __init__(self) -> None:
         self._soon: deque[Sliced] = deque()
@@ -29,7 +29,7 @@ class Slices:
         self._is_soon_due = self._is_later_due = False
 
     def wait(self, client: Sliced, pause_s: float) -> None:
-        """Have a client read on in its turn: at once, or when the others of its kind and it have paused."""
+        """Schedule a client's next slice: in its turn without a delay, or in its turn after a pause."""
         if pause_s:
             self._later.append(client)
             self._pause(pause_s)
@@ -51,7 +51,7 @@ class Slices:
         self._is_soon_due = False
         try:
             self._soon.popleft().read_on()
-        finally:  # whatever one client does: the others are read on
+        finally:  # an exception of one client must not stop the others
             if self._soon:
                 self._hurry()
 

@@ -1,4 +1,4 @@
-"""gRPC's words in headers: the constant blocks of responses, status trailers, timeouts."""
+"""gRPC header fields: the constant response blocks, status trailers, timeouts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dmq.http2.hpack import literal
 RESPONSE_BLOCK: Final = b"\x88\x0f\x10\x10application/grpc"
 OK_TRAILERS: Final = literal("grpc-status", b"0")
 ACCEPTED: Final = literal("grpc-accept-encoding", b"identity,gzip")
-_TEXT_CHARS_MAX: Final = 1000  # clients take 8 KiB of headers by default; encoded, a character can take 12 bytes
+_TEXT_CHARS_MAX: Final = 1000  # clients accept 8 KiB of headers by default; an encoded character has up to 12 bytes
 
 _TIMEOUT_DIGITS: Final = 8
 _UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 def trailers(status: Status, text: str) -> bytes:
-    """The block that ends a call. The text is cut at 1000 characters."""
+    """Return the block that ends a call. The text is cut at 1000 characters."""
     block = literal("grpc-status", str(int(status)).encode())
     if text:
         block += literal("grpc-message", percent_encoded(text[:_TEXT_CHARS_MAX]))
@@ -26,13 +26,13 @@ def trailers(status: Status, text: str) -> bytes:
 
 
 def percent_encoded(text: str) -> bytes:
-    """Encode a status text: UTF-8, with ``%XX`` for all but printable ASCII, and for ``%``."""
+    """Encode a status text: UTF-8, with ``%XX`` for ``%`` and every byte outside printable ASCII."""
     raw = text.encode("utf-8", "replace")
     return b"".join(bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in raw)
 
 
 def timeout_s(text: str) -> float | None:
-    """Read a ``grpc-timeout``; None if it is none. Clients send anything from nanoseconds to sixty years."""
+    """Return a ``grpc-timeout`` in seconds; None if invalid. Clients send from nanoseconds to sixty years."""
     unit_s = _UNIT_S.get(text[-1:])
     digits = text[:-1]
     if unit_s is None or len(digits) > _TIMEOUT_DIGITS or not (digits.isascii() and digits.isdecimal()):

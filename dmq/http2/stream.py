@@ -1,4 +1,4 @@
-"""One stream: its state, its windows, and what waits in it."""
+"""One stream: its state, its windows, and its buffered data."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dmq.http2.headers import RequestHeaders, Shape
 if TYPE_CHECKING:
     from dmq.http2.methods import Bidirectional, NotGrpc, Streaming, Unary
 
-# What happened to a stream since it was last looked at.
+# News of a stream since it was last processed.
 OPENED: Final = 1
 ARRIVED: Final = 2  # bytes of the request
 ENDED: Final = 4  # the whole request is here
-GONE: Final = 8  # the peer or a fault ended it: nothing that is sent will arrive
-DRAINED: Final = 16  # what waited to be sent has been sent
+GONE: Final = 8  # the peer or a fault ended it: no answer can arrive
+DRAINED: Final = 16  # the pending data has been sent
 
 
 class Stream:
     """One call on a connection.
 
-    The peer's half is ``is_ended`` when its request is whole. ``is_closed``: over, and unknown to the connection.
-    ``receive_left`` is the window of the peer. ``granted`` is what the peer has granted beyond its initial window,
-    less what was sent: our window is this and ``Outbound.window``, so that SETTINGS touch no stream. Either may be
-    negative.
+    ``is_ended``: the peer's half has ended, so its request is complete. ``is_closed``: the stream is over and removed
+    from the connection. ``receive_left`` is the peer's remaining window. ``granted`` is the sum of the peer's grants
+    beyond its initial window, minus the bytes sent. Our window is ``granted`` plus ``Outbound.window``, so that
+    SETTINGS changes no stream. Both may be negative.
     """
 
     __slots__ = (
@@ -63,25 +63,25 @@ class Stream:
         self.id = stream_id
         self.headers = headers
         self.shape = shape
-        self.account = account  # where its bytes count
-        self.body: bytes | bytearray = b""  # of the request, not taken yet
-        self.body_left = -1  # what the content-length leaves; -1 without one
+        self.account = account  # counts its bytes
+        self.body: bytes | bytearray = b""  # unread bytes of the request
+        self.body_left = -1  # bytes left of the content-length; -1 without one
         self.unread = 0  # bytes of the request that count as held
-        self.waits_since_s = 0.0  # when the peer was first seen to owe us bytes, or to take bytes; 0: it was not
+        self.waits_since_s = 0.0  # first check at which it waited for the peer; 0: it does not wait
         self.news = 0
         self.is_ended = False
         self.is_closed = False
-        self.has_answered = False  # the response's HEADERS are out
+        self.has_answered = False  # the response's HEADERS are queued
         self.receive_left = receive_left
         self.granted = 0
-        self.list_bytes = 0  # what the stream and its headers count in the account of lists
+        self.list_bytes = 0  # size of the stream and its headers in the account of lists
         self.pending = b""  # the message that is being sent, with its prefix
-        self.sent = 0  # of pending
-        self.trailers: bytes | None = None  # what ends the stream behind it
+        self.sent = 0  # sent bytes of pending
+        self.trailers: bytes | None = None  # the header block that ends the stream after pending
         self.deadline_at_s: float | None = None
-        # Of those who serve it. A stream without its task is one whose handler was not called yet.
+        # State of the call layer. A stream without a task has not called its handler yet, or its answer is a Deferred.
         self.method: Unary | Streaming | Bidirectional | None = None
-        self.refusal: NotGrpc | None = None  # the answer to a request that is no gRPC, once it is whole
+        self.refusal: NotGrpc | None = None  # the answer to a request that is not gRPC, sent once it is complete
         self.encoding = ""
         self.request_max = 0  # bytes of a message
         self.task: asyncio.Task[None] | None = None

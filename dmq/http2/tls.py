@@ -1,6 +1,7 @@
-"""TLS without a socket: ciphertext in and out, so that one port serves TLS and plain text alike.
+"""TLS without a socket: ciphertext in and out, so that one port serves TLS and plain text.
 
-The event loop's own TLS wants to know before the first byte. This one is started when that byte says so, with any loop.
+The event loop's own TLS has to be chosen before the first byte. This implementation starts after that byte, with any
+loop.
 """
 
 from __future__ import annotations
@@ -19,47 +20,47 @@ _HANDSHAKE_SLICE_BYTES: Final = 16 * 1024
 _SLICE_RECORDS: Final = 256
 
 
-# Returns why a connection has to end whose client was accepted by a context with a certificate that is valid until an
-# epoch time in seconds; empty: it may go on.
+# Returns the reason why a connection has to end; empty if it may continue. Arguments: the context that accepted the
+# client, and the expiry of the client's certificate in epoch seconds.
 CertificateFault = Callable[[ssl.SSLContext, float], str]
 
 
 def no_certificate_fault(_context: ssl.SSLContext, _until_s: float) -> str:
-    """Accept every certificate for as long as its connection lasts."""
+    """Accept every certificate for the duration of its connection."""
     return ""
 
 
 class TlsFault(Http2Error):
-    """The peer cannot be talked to. What ``take`` still returns tells it why."""
+    """TLS with the peer failed. ``take`` still returns the alert to be sent."""
 
 
 class TlsPipe:
-    """The server's side of one TLS connection; ALPN must come to h2."""
+    """The server's side of one TLS connection; ALPN must select h2."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.context = context
-        self.until_s = math.inf  # until when the client's certificate is valid, in epoch seconds
+        self.until_s = math.inf  # expiry of the client's certificate, in epoch seconds
         self.is_open = False
-        self.is_ended = False  # the peer has said that nothing follows
+        self.is_ended = False  # the peer has sent close_notify
         self._ahead = b""  # ciphertext for the next slice
-        self._has_more = False  # records whose text was not read yet
+        self._has_more = False  # records that are not decrypted yet
 
     @property
     def is_behind(self) -> bool:
-        """Ciphertext waits for the next ``receive``."""
+        """True if ciphertext waits for the next ``receive``."""
         return self._has_more or bool(self._ahead)
 
     def put(self, data: bytes) -> None:
-        """Take ciphertext for the next ``receive``."""
+        """Buffer ciphertext for the next ``receive``."""
         self._ahead += data
 
     def receive(self, data: bytes) -> bytes:
-        """Take ciphertext and return the text of a slice of it: more is there if ``is_behind``. Raises TlsFault.
+        """Accept ciphertext and return the plain text of one slice; ``is_behind`` if there is more. Raises TlsFault.
 
-        What a slice costs is bounded by the bytes, and by the records, that may be tiny.
+        The cost of a slice is bounded by its bytes and by its number of records, because records may be tiny.
         """
         if self._ahead:
             data = self._ahead + data
@@ -96,26 +97,26 @@ class TlsPipe:
             raise TlsFault(error.reason or "TLS failed") from error
 
     def take(self) -> bytes:
-        """Return the ciphertext to be written: of what was sent, of the handshake, of an alert."""
+        """Return the ciphertext to be written: application data, handshake or alert."""
         return self._outgoing.read() if self._outgoing.pending else b""
 
     def _check_protocol(self) -> None:
         self.is_open = True
-        if shown := self._tls.getpeercert():  # of one that is verified
+        if shown := self._tls.getpeercert():  # empty unless the certificate is verified
             self.until_s = float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
         if self._tls.selected_alpn_protocol() != "h2":
             raise TlsFault("the peer does not offer h2 by ALPN")
 
 
 def make_context(certificate: str, key: str, client_ca: str = "") -> ssl.SSLContext:
-    """Make a context for files in PEM form; with ``client_ca`` clients must show a certificate that it signed.
+    """Return a context for PEM files; with ``client_ca`` clients must present a certificate that it signed.
 
     Raises OSError or ssl.SSLError, also for a key with a passphrase.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.load_cert_chain(certificate, key, password="")  # without one, OpenSSL asks for it at a terminal and waits
+    context.load_cert_chain(certificate, key, password="")  # otherwise OpenSSL prompts at a terminal
     context.set_alpn_protocols(["h2"])
     if client_ca:
         context.load_verify_locations(client_ca)

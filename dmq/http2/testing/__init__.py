@@ -1,3 +1,3 @@
-"""For tests alone: a peer in memory, one on a socket, and a service. Nothing of the server imports it."""
+"""Test support only: a peer in memory, one on a socket, and a service. The server does not import it."""
 
 from __future__ import annotations

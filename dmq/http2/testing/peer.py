@@ -1,6 +1,7 @@
-"""The other side, for tests: what a client says, byte by byte, and what the server's bytes mean.
+"""The peer's side for tests: encodes a client's bytes and decodes the server's.
 
-It keeps to no rule that it is not told to keep to. Not a client: nothing here waits, retries or opens a socket.
+It enforces no protocol rules except those that a test requests. It is not a client: it never waits, retries or opens a
+socket.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ REQUEST: Fields = (
 
 
 class Frame(NamedTuple):
-    """A frame as it came."""
+    """A received frame."""
 
     kind: int
     flags: int
@@ -38,7 +39,7 @@ class Frame(NamedTuple):
 
 
 def split(data: bytes) -> list[Frame]:
-    """Cut bytes into frames; nothing may be left over."""
+    """Split bytes into frames; no bytes may remain."""
     found = []
     while data:
         high, low, kind, flags, stream_id = frames.HEAD.unpack_from(data)
@@ -50,7 +51,7 @@ def split(data: bytes) -> list[Frame]:
 
 
 def integer(value: int, bits: int, first: int) -> bytes:
-    """Encode a number of HPACK behind the flags in ``first``."""
+    """Encode an HPACK integer after the flags in ``first``."""
     full = (1 << bits) - 1
     if value < full:
         return bytes((first | value,))
@@ -64,7 +65,7 @@ def integer(value: int, bits: int, first: int) -> bytes:
 
 
 def text(value: bytes, *, is_huffman: bool) -> bytes:
-    """Encode a text of HPACK."""
+    """Encode an HPACK text."""
     if is_huffman:
         raw = huffman_encode(value)
         return integer(len(raw), 7, 0x80) + raw
@@ -72,7 +73,7 @@ def text(value: bytes, *, is_huffman: bool) -> bytes:
 
 
 class Encoder:
-    """An encoder that uses everything HPACK has, with the table exactly as the RFC counts it."""
+    """An encoder with all features of HPACK, and a table with the exact sizes of the RFC."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, str]] = []  # the newest first
@@ -84,21 +85,21 @@ class Encoder:
 
     @property
     def table(self) -> list[tuple[str, str]]:
-        """The entries, the newest first."""
+        """The entries, newest first."""
         return list(self._entries)
 
     def resize(self, size_max: int) -> bytes:
-        """Change the size of the table; the bytes belong at the beginning of the next block."""
+        """Change the table size; the returned bytes belong at the start of the next block."""
         self._size_max = size_max
         self._evict()
         return integer(size_max, 5, 0x20)
 
     def encode(self, fields: Iterable[tuple[str, str]], *, is_huffman: bool = True, is_kept: bool = True) -> bytes:
-        """Encode a block; without ``is_kept`` nothing is added to the table."""
+        """Encode a block; without ``is_kept`` the table is unchanged."""
         return b"".join(self.field(field, is_huffman=is_huffman, is_kept=is_kept) for field in fields)
 
     def field(self, field: tuple[str, str], *, is_huffman: bool, is_kept: bool, is_never: bool = False) -> bytes:
-        """Encode one field, by its index if there is one."""
+        """Encode one field, by its index if it has one."""
         whole = [(name, value_of(wire)) for name, wire, _ in STATIC[1:]] + self._entries
         if field in whole:
             return integer(whole.index(field) + 1, 7, 0x80)
@@ -120,12 +121,12 @@ class Encoder:
 
 
 def grpc_message(body: bytes, *, flag: int = 0) -> bytes:
-    """A message with its prefix."""
+    """Return a message with its prefix."""
     return bytes((flag,)) + len(body).to_bytes(4, "big") + body
 
 
 class Peer:
-    """A client in memory, in front of a ``Connection``. Its methods say something, and return nothing."""
+    """A client in memory, connected to a ``Connection``. Its methods send frames or read the answers."""
 
     def __init__(
         self,
@@ -164,20 +165,20 @@ class Peer:
         return stream_id
 
     def data(self, stream_id: int, payload: bytes, *, ends: bool = False) -> None:
-        """Send DATA, in as many frames as it takes."""
+        """Send DATA, in as many frames as needed."""
         for at in range(0, len(payload) or 1, frames.FRAME_BYTES):
             piece = payload[at : at + frames.FRAME_BYTES]
             is_last = ends and at + frames.FRAME_BYTES >= len(payload)
             self.frame(frames.DATA, frames.END_STREAM if is_last else 0, stream_id, piece)
 
     def call(self, body: bytes = b"hello", fields: Fields = REQUEST) -> int:
-        """Send a whole request."""
+        """Send a complete request."""
         stream_id = self.open(fields)
         self.data(stream_id, grpc_message(body), ends=True)
         return stream_id
 
     def hear(self) -> list[Frame]:
-        """Return what the server sent since."""
+        """Return the frames that the server has sent since the last call."""
         return split(self.connection.out.take())
 
     def changed(self) -> list[tuple[Stream, int]]:
@@ -193,6 +194,6 @@ class Peer:
         return self.connection.streams[stream_id]
 
     def fields(self, block: bytes) -> list[tuple[str, str]]:
-        """Decode a block of the server's."""
+        """Decode a header block of the server."""
         names, values, _ = self._decoder.decode(block)
         return [(name, value_of(wire)) for name, wire in zip(names, values, strict=True)]

@@ -1,4 +1,4 @@
-"""A service for tests: its methods do what they are called, and tell what became of them."""
+"""A service for tests: each method is named after its behaviour, and counts its outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 
 
 class Tally:
-    """A number that grows, and can be waited for."""
+    """A counter that can be awaited."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -25,20 +25,20 @@ class Tally:
         self._changed = asyncio.Event()
 
     async def reach(self, count: int, limit_s: float = 20) -> None:
-        """Wait until so many have been counted. Raises TimeoutError."""
+        """Wait until the counter is at least ``count``. Raises TimeoutError."""
         async with asyncio.timeout(limit_s):
             while self.count < count:
                 await self._changed.wait()
 
 
 class Service:
-    """The handlers. ``waiting``: calls of Wait that have begun; ``ended``: handlers that were cancelled."""
+    """The handlers. ``waiting`` counts started calls of Wait; ``ended`` counts cancelled handlers."""
 
     def __init__(self) -> None:
         self.waiting = Tally()
         self.made = Tally()  # messages of streams
         self.ended = Tally()
-        self.later: dict[bytes, Deferred[bytes]] = {}  # answers to Deferred that nobody gave yet, by message
+        self.later: dict[bytes, Deferred[bytes]] = {}  # pending answers to Deferred, by message
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -76,7 +76,7 @@ class Service:
         raise CallEnded(Status(int(message)), "100 % nö\n")
 
     def _later(self, message: bytes, _: RequestHeaders) -> Deferred[bytes]:
-        """Answer when the test says so; "now" and "raise" do what they say."""
+        """Return a Deferred that the test completes; "now" is answered at once, and "raise" raises."""
         if message == b"raise":
             raise ValueError("a bug before there is anything to wait for")
         if message == b"now":

@@ -1,4 +1,4 @@
-"""A client on a socket that speaks frames, and a server for it on a clock of its own."""
+"""A frame-level client on a socket, and a server for it with its own clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAIT_S_MAX: Final = 20.0
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that only a figure shows. Raises TimeoutError."""
+    """Poll until the condition holds. Raises TimeoutError."""
     for _ in range(int(_WAIT_S_MAX / 0.01)):
         if is_so():
             return
@@ -29,14 +29,14 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class Caller:
-    """Makes requests, one stream after the other."""
+    """An encoder of requests, each on the next stream."""
 
     def __init__(self) -> None:
         self._encoder = Encoder()
         self._next_id = 1
 
     def request(self, name: str, body: bytes = b"", fields: Fields = (), *, ends: bool = True) -> bytes:
-        """Return a request of a method of ``Service``, whole if it ``ends``."""
+        """Return a request for a method of ``Service``; complete if it ``ends``."""
         head = [(key, f"/t.T/{name}" if key == ":path" else value) for key, value in REQUEST]
         stream_id, self._next_id = self._next_id, self._next_id + 2
         made = frames.header_block(stream_id, self._encoder.encode([*head, *fields]), ends=False)
@@ -44,7 +44,7 @@ class Caller:
 
 
 class Wire(Caller):
-    """A socket that speaks frames."""
+    """A socket that sends and receives frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ class Wire(Caller):
         return Frame(kind, flags, stream_id, await self._reader.readexactly(high << 8 | low))
 
     async def until(self, kind: int) -> Frame:
-        """Receive frames up to one of a kind."""
+        """Receive frames up to and including one of ``kind``."""
         while (frame := await self.frame()).kind != kind:
             pass
         return frame
 
     async def is_closed(self) -> bool:
-        """Wait until the server has closed."""
+        """Wait until the server has closed the connection."""
         try:
             while await asyncio.wait_for(self._reader.read(65536), _WAIT_S_MAX):
                 pass
@@ -106,7 +106,7 @@ class Rig:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[Rig, None]:
-        """Serve for a while."""
+        """Run the server for the duration of the context."""
         self.port = await self.server.start()
         try:
             yield self
@@ -116,7 +116,7 @@ class Rig:
             await self.server.stop(0)
 
     async def connect(self, said: bytes = GREETING, context: ssl.SSLContext | None = None) -> Wire:
-        """Connect; if anything is said, SETTINGS come back."""
+        """Connect; if ``said`` is not empty, send it and expect SETTINGS."""
         wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, ssl=context))
         self._wires.append(wire)
         if said:
@@ -126,7 +126,7 @@ class Rig:
         return wire
 
     async def check_serving(self) -> None:
-        """Have a call of another client answered."""
+        """Check that the server answers a call of another client."""
         wire = await self.connect()
         await wire.say(wire.request("Echo", b"hello"))
         answer = await wire.until(frames.DATA)
