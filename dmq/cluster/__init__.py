@@ -1,1 +1,1 @@
-"""In front of a cluster: what waits here goes there when it is due, and everything else is passed on."""
+"""A broker in front of a cluster: stores delayed messages until they are due, and relays all other calls."""

@@ -1,13 +1,13 @@
-"""The broker that clients meet in front of a cluster: what must wait is kept here, everything else is passed on.
+"""The broker in front of a cluster: stores messages that have to wait, and passes all other calls on.
 
-kept here       what is delayed, until it is due; what the cluster does not take now, if sends are accepted meanwhile;
-                what belongs to a message group of which something is here already; and what has an own key, since it
-                may take the place of what waits here
-passed on       all other sends, transactions, receives and what becomes of them, groups, routes
-own             topics that are not the cluster's: everything of them is the embedded broker's
+stored here     delayed messages, until they are due; messages that the cluster refuses now, if sends are accepted while
+                it is away; messages of a message group with earlier messages here; and messages with an own key, which
+                may replace a pending message
+passed on       all other sends, transactions, receives and their completion, groups, routes
+own             topics that do not belong to the cluster: the embedded broker serves them alone
 
-Where a group has something of a topic at both, dead letters, or what it failed and is kept here, a receive asks both.
-Whose a handle is, it says itself.
+A group may have messages of a topic at both places: dead letters, or retries that are kept here. A receive then asks
+both. A handle identifies the broker that issued it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from retry.failure_reason import FailureReason
 Receiving = asyncio.Task[Sequence[Delivery]]
 
 _UNSURE_MAX = 10_000
-_AWAY_WAIT_MS = 1_000  # of a receive that may find something here, so that it sees soon that the cluster is back
+_AWAY_WAIT_MS = 1_000  # bounds a receive that may find messages here, so that it soon detects a reachable cluster
 _DERIVED = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 
 
 class ClusterFront:
-    """Fits ``PopBroker`` and ``TransactionalBroker``. Belongs to the event loop."""
+    """A ``PopBroker`` and ``TransactionalBroker`` in front of a cluster. The event loop owns it."""
 
     def __init__(
         self,
@@ -61,23 +61,23 @@ class ClusterFront:
         self._forwarder = forwarder
         self._accepts_while_away = accepts_while_away
         self._timeout_s = timeout_ms / 1000
-        self._unsure: set[str] = set()  # groups that were told defaults while nobody could be asked
+        self._unsure: set[str] = set()  # groups that got default settings while the cluster was away
         self._names = local.names
         self._here = here
 
     async def close(self) -> None:
-        """Take over nothing more: what clients have is left to the cluster."""
+        """Stop taking over retries: the cluster handles deliveries that clients hold."""
         await self._here.close()
 
     @property
     def is_away(self) -> bool:
-        """Whether nothing of the cluster answers."""
+        """True if no part of the cluster answers."""
         return self._cluster.is_away
 
     # -- names --------------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRoute:
-        """As ``PopBroker.route``: what the cluster says, or said last; without it, one that takes everything."""
+        """Return the cluster's current or last known route; without either, one that accepts every type."""
         if self._is_own(topic):
             return await self._local.route(topic)
         try:
@@ -85,14 +85,18 @@ class ClusterFront:
         except Refused:
             if topic not in self._names.topics or not self._names.is_derived(topic):
                 raise
-            return await self._local.route(topic)  # dead letters that only are here
+            return await self._local.route(topic)  # dead letters that exist here only
 
     async def types_of(self, topic: str) -> Sequence[MessageType]:
-        """Return which messages a topic takes, as far as the cluster is there to say so; ``Refused`` if it has none."""
+        """Return the message types of a cluster's topic, empty for an own topic; raise ``Refused`` if it does not
+        exist.
+        """
         return () if self._is_own(topic) else (await self.route(topic)).types
 
     async def add_schedule(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
-        """As ``Schedules.add``; ``Refused`` also for what the cluster's topic does not take."""
+        """Add a schedule as ``Schedules.add``; raise ``Refused`` also for a type that the cluster's topic does not
+        accept.
+        """
         check_types(wanted.topic, await self.types_of(wanted.topic), is_grouped=bool(wanted.message_group))
         return await self._local.schedules.add(wanted, is_replacing=is_replacing)
 
@@ -108,7 +112,7 @@ class ClusterFront:
             return TopicRoute(topic, QUEUES_PER_TOPIC_DEFAULT)
 
     async def ensure_group(self, group: str) -> None:
-        """As ``PopBroker.ensure_group``; while the cluster is away a consumer may begin all the same, and wait."""
+        """Create a group as ``PopBroker.ensure_group``; while the cluster is away, a consumer may start and wait."""
         try:
             if not self.is_away:
                 await self._cluster.ensure_group(group)
@@ -117,7 +121,7 @@ class ClusterFront:
         except Refused:
             if self._names.stay == TopicPatterns():
                 raise
-            return  # it may be one of topics that are not the cluster's; of others the cluster hands it nothing
+            return  # the group may use own topics only; the cluster delivers nothing to it
         if self.is_away:
             if len(self._unsure) < _UNSURE_MAX:
                 self._unsure.add(group)
@@ -127,7 +131,7 @@ class ClusterFront:
             self.on_group_changed(group)
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
-        """As ``PopBroker.group_settings``: the cluster's, unless none of the topics is the cluster's."""
+        """Return the cluster's settings of a group; the local ones if none of the topics is the cluster's."""
         if topics and all(map(self._is_own, topics)):
             return self._local.group_settings(group, topics)
         if self._here.keeps(group):
@@ -135,7 +139,7 @@ class ClusterFront:
         return self._cluster.group_settings(group, topics)
 
     def is_known(self, kind: str, name: str) -> bool:
-        """As ``Catalog.is_known``: what the cluster has, or what waits for it, is not made by using it."""
+        """Return True if a use would not create the name: it exists here or there, as in ``Catalog.is_known``."""
         if kind == "topics" and self._is_own(name):
             return self._local.catalog.is_known(kind, name)
         if self._cluster.is_known(kind, name) or self._local.catalog.is_known(kind, name):
@@ -148,7 +152,7 @@ class ClusterFront:
     # -- producing ----------------------------------------------------------------------------------------------------
 
     def send(self, envelopes: Sequence[Envelope]) -> Awaitable[Sequence[SendReceipt]]:
-        """As ``PopBroker.send``: durable here, or at the cluster."""
+        """Send as ``PopBroker.send``: durable here, or at the cluster."""
         own = [each for each in envelopes if self._is_own(each.topic)]
         if len(own) == len(envelopes):
             return self._local.send(envelopes)
@@ -168,7 +172,7 @@ class ClusterFront:
         return self._local.send(envelopes)
 
     async def _keep_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
-        """Keep what is delayed, of topics that nothing is known of yet."""
+        """Store delayed messages of topics without a known route."""
         for each in envelopes:
             if not self.is_away or self._cluster.known_route(each.topic) is not None:
                 try:
@@ -204,8 +208,8 @@ class ClusterFront:
     async def _keep(
         self, envelopes: Sequence[Envelope], error: BrokerUnavailable | None = None, *, is_in_doubt: bool = False
     ) -> Sequence[SendReceipt]:
-        """Keep what the cluster does not take now, or must not take yet."""
-        is_derived = any(each.topic.startswith(_DERIVED) for each in envelopes)  # those here never leave
+        """Store messages that the cluster refuses now, or must not get yet."""
+        is_derived = any(each.topic.startswith(_DERIVED) for each in envelopes)  # local ones are never forwarded
         if error is not None and (is_derived or not self._accepts_while_away):
             raise error
         receipts = await self._local.sends.send(envelopes, _in_doubt if is_in_doubt else None, is_spent=True)
@@ -213,33 +217,37 @@ class ClusterFront:
         return receipts
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
-        """As ``PopBroker.recall``, where the message is; of what the cluster delays its answer is the cluster's."""
+        """Recall as ``PopBroker.recall``, at the owner of the handle; the cluster recalls messages that it delays
+        itself.
+        """
         owner = self._cluster if self._cluster.owns(recall_handle) else self._local
         return await owner.recall(topic, recall_handle)
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def attach(self, checker: Checker) -> None:
-        """As ``TransactionalBroker.attach``."""
+        """Attach the checker to both brokers, as ``TransactionalBroker.attach``."""
         self._cluster.attach(checker)
         self._local.transactions.attach(checker)
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
-        """As ``TransactionalBroker.prepare``."""
+        """Store half messages, as ``TransactionalBroker.prepare``; a message of a cluster's topic cannot have an own
+        key.
+        """
         if all(self._is_own(half.envelope.topic) for half in halves):
             return await self._local.transactions.prepare(halves)
         for half in halves:
-            if half.envelope.own_key:  # the cluster keeps it, and knows nothing of what waits here
+            if half.envelope.own_key:  # the cluster would store it, and cannot see pending messages here
                 why = "a half message of a cluster's topic cannot have an own key"
                 raise Refused(Rule.PROPERTY_KEY, why, value=half.envelope.own_key)
         return await self._cluster.prepare(halves)
 
     async def commit(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.commit``."""
+        """Commit as ``TransactionalBroker.commit``, at the owner of the transaction."""
         await self._decider(transaction_id).commit(topic, transaction_id)
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.roll_back``."""
+        """Roll back as ``TransactionalBroker.roll_back``, at the owner of the transaction."""
         await self._decider(transaction_id).roll_back(topic, transaction_id)
 
     def _decider(self, transaction_id: str) -> TransactionalBroker:
@@ -257,7 +265,9 @@ class ClusterFront:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        """As ``PopBroker.receive``. While the cluster is away it says so at once, or soon, of a topic that it has."""
+        """Receive as ``PopBroker.receive``; raise ``BrokerAway`` at once or soon for a cluster's topic while it is
+        away.
+        """
         asked = Asked(group, subscription, batch_max, invisible_ms, renew_for)
         if self._is_own(subscription.topic):
             return await self._receive_here(asked, wait_ms)
@@ -271,14 +281,14 @@ class ClusterFront:
         receiving = self._receive_there(asked, wait_ms)
         if wait_ms >= POLLING_MS_MIN:
             return await receiving
-        try:  # a proxy waits for longer than that: what it brings afterwards is for the next receive
+        try:  # a proxy waits for longer than that; its later messages are for the next receive
             async with asyncio.timeout(max(1, wait_ms) / 1000):
                 return await receiving
         except TimeoutError:
             return ()
 
     def _has_here(self, group: str, topic: str) -> bool:
-        """Say whether a group may find something here of a topic that is the cluster's."""
+        """Return True if a group may have messages of a cluster's topic here."""
         found = self._names.topics.get(topic)
         if self._names.is_derived(topic):
             return found is not None
@@ -290,7 +300,7 @@ class ClusterFront:
     async def _receive_here(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
         subscription = asked.subscription
         if self._names.leaves(subscription.topic):
-            subscription = subscription._replace(queue_id=-1)  # of such a topic there is the lane alone
+            subscription = subscription._replace(queue_id=-1)  # only the lane of such a topic can be received here
         return await self._local.receive(
             asked.group,
             subscription,
@@ -301,7 +311,7 @@ class ClusterFront:
         )
 
     async def _receive_there(self, asked: Asked, wait_ms: int, *, is_kept: bool = False) -> Sequence[Delivery]:
-        """Receive at the cluster; ``is_kept``: what the group fails is kept here."""
+        """Receive at the cluster; ``is_kept``: the group's retries are kept here."""
         return await self._cluster.receive(
             asked.group,
             asked.subscription,
@@ -312,7 +322,7 @@ class ClusterFront:
         )
 
     async def _receive_both(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
-        """Return what comes first, here or at the cluster. What the other one brings later is for the next receive."""
+        """Return the first result of both brokers. Later messages of the other one are for the next receive."""
         topic = asked.subscription.topic
         is_there = await self._is_there(topic)
         if found := await self._receive_here(asked, 0 if is_there else wait_ms):
@@ -344,19 +354,19 @@ class ClusterFront:
         return found
 
     async def _is_there(self, topic: str) -> bool:
-        """Say whether the cluster has a topic, as far as is known: dead letters may only be here."""
+        """Return True if the cluster has a topic or may have it: dead letters may exist here only."""
         if self.is_away or self._cluster.known_route(topic) is not None:
             return True
         try:
             await self._cluster.route(topic)
         except Refused:
-            if topic not in self._names.topics:  # nobody has it: nothing is made for that
+            if topic not in self._names.topics:  # neither has it, and a receive must not create it
                 raise
             return False
         return True
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
-        """As ``PopBroker.ack``."""
+        """Acknowledge as ``PopBroker.ack``, each handle at its owner."""
         there = [each for each in receipt_handles if self._cluster.owns(each)]
         if not there:
             return await self._local.ack(group, topic, receipt_handles)
@@ -378,17 +388,17 @@ class ClusterFront:
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
-        """As ``PopBroker.change_invisible``."""
+        """Change an invisible duration as ``PopBroker.change_invisible``, at the owner of the handle."""
         owner = self._here if self._cluster.owns(receipt_handle) else self._local
         return await owner.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
     def note_failure(self, group: str, receipt_handle: str, reason: FailureReason) -> bool:
-        """As ``ServedBroker.note_failure``; of the cluster's messages only where their retries are kept here."""
+        """Store a reason as ``ServedBroker.note_failure``; for a cluster's message only with local retries."""
         owner = self._here if self._cluster.owns(receipt_handle) else self._local
         return owner.note_failure(group, receipt_handle, reason)
 
     async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
-        """As ``ServedBroker.not_taken``; the cluster's come again at the cost of no attempt."""
+        """End deliveries as ``ServedBroker.not_taken``; those of the cluster are redelivered as the same attempt."""
         await self._local.not_taken(group, [each for each in leased if not self._cluster.owns(each[1])])
         for topic, receipt_handle in leased:
             if self._cluster.owns(receipt_handle):
@@ -396,17 +406,17 @@ class ClusterFront:
                     await self._here.change_invisible(group, topic, receipt_handle, 0, suspend=True)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
-        """As ``PopBroker.dead_letter``."""
+        """Give up a delivery as ``PopBroker.dead_letter``, at the owner of the handle."""
         owner = self._here if self._cluster.owns(receipt_handle) else self._local
         await owner.dead_letter(group, topic, receipt_handle, attempts=attempts)
 
     def client_seen(self, client_id: str) -> None:
-        """As ``PopBroker.client_seen``."""
+        """Record activity of a client at both brokers, as ``PopBroker.client_seen``."""
         self._cluster.client_seen(client_id)
         self._local.client_seen(client_id)
 
     def client_gone(self, client_id: str) -> None:
-        """As ``PopBroker.client_gone``."""
+        """Remove a client from both brokers, as ``PopBroker.client_gone``."""
         self._here.client_gone(client_id)
         self._cluster.client_gone(client_id)
         self._local.client_gone(client_id)
@@ -417,19 +427,19 @@ def _brought(receiving: Receiving) -> Sequence[Delivery]:
 
 
 async def _call_off(asked: Asked, receiving: Receiving, owner: PopBroker) -> None:
-    """End a receive that nobody waits for, and give back what it has brought already, at the cost of no attempt.
+    """Cancel an unused receive, and release its deliveries without counting an attempt.
 
-    What the cluster brings to one that was called off is for the next one that asks for the same.
+    Messages that the cluster returns to a cancelled receive are for the next one with the same parameters.
     """
     receiving.cancel()
     await asyncio.gather(receiving, return_exceptions=True)
     for each in _brought(receiving):
-        with suppress(BrokerError):  # else it comes back when its invisible duration is over
+        with suppress(BrokerError):  # on an error its invisible duration expires
             await owner.change_invisible(asked.group, each.topic, each.receipt_handle, 0, suspend=True)
 
 
 def _with_delays(route: TopicRoute) -> TopicRoute:
-    """Let clients know that the daemon delays what the cluster's topic cannot."""
+    """Add DELAY to the types of a route, because the daemon delays messages for a topic that cannot."""
     types = set(route.types)
     if types & {MessageType.NORMAL, MessageType.FIFO}:
         types.add(MessageType.DELAY)
@@ -437,7 +447,7 @@ def _with_delays(route: TopicRoute) -> TopicRoute:
 
 
 def _check_delay(envelope: Envelope, types: Sequence[MessageType]) -> None:
-    """Refuse now what the cluster would refuse when it is due."""
+    """Refuse a delayed message now if the cluster would refuse it at its delivery time."""
     if not envelope.deliver_at_ms:
         return
     if forwarded_type(types, is_grouped=bool(envelope.message_group)) is None:

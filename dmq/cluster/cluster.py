@@ -1,4 +1,4 @@
-"""What the daemon needs of a cluster beyond the broker contract."""
+"""The interface of a cluster, an extension of the broker contract."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from broker_adapter.contracts.transactions import TransactionalBroker
 
 
 class Cluster(PopBroker, TransactionalBroker, Protocol):
-    """A cluster behind an adapter, which finds out by itself whether it can be reached."""
+    """A cluster behind an adapter, which detects on its own whether the cluster is reachable."""
 
     @property
     def is_away(self) -> bool:
-        """Whether nothing of it answers."""
+        """True if no part of the cluster answers."""
         ...
 
     @property
     def errors(self) -> Mapping[str, str]:
-        """Why parts of it do not answer, by their addresses."""
+        """The errors of its parts that do not answer, by address."""
         ...
 
     def owns(self, handle: str) -> bool:
-        """Say whether it gave a handle, or what tells a transaction."""
+        """Return True if the cluster issued a handle or a transaction id."""
         ...
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """Return what it said of a topic last, however long ago; ``None`` if it never did."""
+        """Return the last known route of a topic, of any age; ``None`` if there is none."""
         ...
 
     def is_known(self, kind: str, name: str) -> bool:
-        """Say whether it was heard to have one of ``topics`` or ``groups``."""
+        """Return True if the cluster is known to have one of ``topics`` or ``groups``."""
         ...
 
     async def close(self) -> None:
-        """Say goodbye to it and close all connections."""
+        """Announce the termination of the client, and close all connections."""
         ...

@@ -1,4 +1,4 @@
-"""All lanes: one for each topic that holds something for the cluster."""
+"""All lanes: one for each topic with messages for the cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dmq.store.writer.operations import Appended
 
 log = structlog.get_logger("dmq.cluster")
 
-_AT_ONCE = 32  # topics looked at together at the start
+_AT_ONCE = 32  # topics read at the same time at the start
 _FAILED_PAUSE_S = 1.0
 
 
 class Forwarder:
-    """Sends what is due to the cluster. Belongs to the event loop; ``start`` and ``close`` it once."""
+    """The sender of due messages to the cluster. The event loop owns it; call ``start`` and ``close`` once each."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class Forwarder:
         self._in_flight_max = in_flight_max
         self._reach = Reach()
         self._doubt = Doubt.NOTHING
-        self._states: Mapping[Place, QueueState] = {}  # when this run began
+        self._states: Mapping[Place, QueueState] = {}  # at the start of this run
         self._opened_at_ms = clock.now_ms()
         self._to_look_at: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin; what lies here from before is found in the background.
+        """Start; messages of earlier runs are found in the background.
 
-        To be called before the scheduler hands messages over: what is in the queues by then is from earlier runs.
+        Call it before the scheduler hands over messages: all messages in the queues at that time are from earlier runs.
         """
         self._doubt = await self._forwards.open()
         if self._doubt is not Doubt.NOTHING:
@@ -69,18 +69,18 @@ class Forwarder:
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="dmq-forwarder")
 
     async def close(self, grace_s: float) -> None:
-        """Send nothing new, and wait a little for answers."""
+        """Stop sending, and wait up to ``grace_s`` for answers."""
         self._broker.on_appended = lambda _: None
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.gather(*(lane.close(grace_s) for lane in self.lanes.values()))
         if not self._to_look_at and all(lane.is_settled for lane in self.lanes.values()):
-            with suppress(BrokerError):  # the store is ending: the next run takes this one for killed
+            with suppress(BrokerError):  # the store is closing: the next run treats this one as crashed
                 await self._forwards.settle()
 
     def lane(self, topic: str) -> Lane:
-        """Return the lane of a topic."""
+        """Return the lane of a topic, created if it is new."""
         lane = self.lanes.get(topic)
         if lane is None:
             lane = self.lanes[topic] = Lane(
@@ -101,7 +101,7 @@ class Forwarder:
         return [(place, self._states[place]) for place in places if place in self._states]
 
     def _suspects(self, topic: str) -> Suspects:
-        has_bounds = self._doubt is Doubt.IN_FLIGHT  # the bounds of a copy tell nothing of the original
+        has_bounds = self._doubt is Doubt.IN_FLIGHT  # the bounds of a copy do not cover later sends of the original
         return Suspects(
             self._doubt,
             {
@@ -114,33 +114,34 @@ class Forwarder:
         )
 
     def failed(self, topic: str, message_ids: Sequence[str], why: str) -> None:
-        """Note that the cluster did not take messages that were passed on.
+        """Record that the cluster did not accept messages that were passed on.
 
-        Of no more topics than there can be: clients name what they like, and need not have anything of it kept.
+        The number of lanes is bounded by the maximum number of topics: clients choose the names, and their messages may
+        not be stored.
         """
         if topic in self.lanes or len(self.lanes) < TOPICS_MAX:
             self.lane(topic).gate.failed(message_ids, why)
 
     def is_busy(self, topic: str) -> bool:
-        """Whether anything of a topic is here that the cluster does not have, or may be."""
+        """Return True if messages of a topic are here that the cluster does not have, or may not have."""
         lane = self.lanes.get(topic)
         return topic in self._to_look_at or (lane is not None and lane.is_busy)
 
     def away(self) -> None:
-        """Try nothing until ``back``: no proxy of the cluster answers."""
+        """Stop all attempts until ``back``: no proxy of the cluster answers."""
         self._reach.away()
 
     def back(self) -> None:
-        """Go on: one answers."""
+        """Resume: a proxy answers."""
         self._reach.back()
 
     def try_now(self) -> None:
-        """Ask the cluster again without waiting: something of it has come back."""
+        """Retry without waiting: a part of the cluster is reachable again."""
         for lane in self.lanes.values():
             lane.gate.try_now()
 
     async def _look(self) -> None:
-        """Find what lies here from before; of a topic that was not looked at yet nothing new is sent."""
+        """Find messages of earlier runs. A topic sends no new messages before it has been read."""
         topics = sorted(self._to_look_at)
         for first in range(0, len(topics), _AT_ONCE):
             await asyncio.gather(*(self._look_at(topic) for topic in topics[first : first + _AT_ONCE]))
@@ -149,14 +150,14 @@ class Forwarder:
         while True:
             try:
                 await self._forwards.look_at(topic)
-            except Refused:  # it was removed
+            except Refused:  # the topic was removed
                 break
             except (BrokerError, StoreError) as error:
                 log.warning("lane_cannot_read", topic=topic, error=str(error))
                 await asyncio.sleep(_FAILED_PAUSE_S)
             else:
                 break
-        self._to_look_at.discard(topic)  # and nothing is awaited from here on
+        self._to_look_at.discard(topic)  # no await may follow
         if self._forwards.has_more(topic):
             self.lane(topic).grown()
 

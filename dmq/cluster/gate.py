@@ -1,4 +1,4 @@
-"""Whether messages of one topic may be sent to the cluster now: breaker and ramp, and who waits for them, in turn."""
+"""Flow control of one topic's sends to the cluster: circuit breaker, ramp, and a queue of waiting sends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from retry.hook.ramp import Ramp
 
 
 class Gate:
-    """One topic's way to the cluster. Belongs to the event loop."""
+    """The gate of one topic's sends. The event loop owns it."""
 
     def __init__(self, clock: Clock) -> None:
-        self.error = ""  # what went wrong last, if nothing has gone well since
+        self.error = ""  # the last error, if there was no success after it
         self._clock = clock
         self._breaker = Breaker()
         self._ramp = Ramp()
@@ -24,11 +24,13 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether the cluster takes messages of the topic, as far as is known."""
+        """True if the cluster accepts messages of the topic, as far as is known."""
         return self._breaker.state is BreakerState.CLOSED
 
     async def enter(self, messages: int) -> bool:
-        """Return when ``messages`` may be sent; ``True``: as a probe. End it with one of the next three."""
+        """Wait until ``messages`` may be sent; return True for a probe. Call ``succeeded``, ``failed`` or ``void``
+        after it.
+        """
         if self.is_open and self._ramp.rate_per_s is None and not self._turn.locked():
             return False
         async with self._turn:
@@ -48,7 +50,7 @@ class Gate:
                     await asyncio.wait_for(self._changed.wait(), wait_s)
 
     def succeeded(self) -> bool:
-        """The cluster took them, or said clearly why not; say whether it did not before."""
+        """Record an acceptance, or a definite refusal; return True if the previous result was a failure."""
         if self._breaker.on_success():
             self._ramp.start(self._clock.monotonic_s())
             self._changed.set()
@@ -57,26 +59,26 @@ class Gate:
         return bool(was_error)
 
     def failed(self, message_ids: Iterable[str], why: str, *, is_probe: bool = False) -> bool:
-        """The cluster did not take them; say whether it did before."""
+        """Record that the cluster did not accept messages; return True if there was no earlier failure."""
         now_s = self._clock.monotonic_s()
         was_error, self.error = self.error, why
         self._ramp.on_failure(now_s)
         if is_probe:
             self._breaker.on_probe_failed(now_s)
-            self._changed.set()  # who waits has reckoned with the time that this one could have taken
+            self._changed.set()  # waiters computed their delay with the time limit of this probe
         else:
             for each in message_ids:
                 self._breaker.on_failure(each.encode(), now_s)
         return not was_error
 
     def void(self, *, is_probe: bool) -> None:
-        """Nothing was asked after all."""
+        """Record that the send was not made."""
         if is_probe:
             self._breaker.on_probe_void(self._clock.monotonic_s())
             self._changed.set()
 
     def try_now(self) -> None:
-        """Let the next probe begin: something of the cluster has come back."""
+        """Allow the next probe at once: a part of the cluster is reachable again."""
         if not self.is_open:
             self._breaker.next_probe_s = min(self._breaker.next_probe_s, self._clock.monotonic_s())
             self._changed.set()

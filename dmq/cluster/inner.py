@@ -1,8 +1,8 @@
-"""Taking messages from an inner topic of the cluster: kept here, then acknowledged there.
+"""Transfer of messages from an inner topic of the cluster: stored here, then acknowledged there.
 
-A message is acknowledged once it is durable here. A kill in between has it fetched again, and its id is known. One that
-cannot be read goes into the dead-letter queue of the group, with why, and stands in nobody's way. While the store has
-no room nothing is acknowledged: it comes again when its invisible duration is over.
+A message is acknowledged once it is durable here. After a crash in between it is fetched again and recognized by its
+id. An unreadable message is put into the dead-letter queue of the group, with the reason, and blocks no other message.
+While the store has no room no message is acknowledged: it is redelivered when its invisible duration expires.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = structlog.get_logger("dmq.cluster")
 
 _RECEIVERS = 4
 _BATCH = 32
-_INVISIBLE_MS = 30_000  # after which others get what a daemon fetched that was killed before it was kept
+_INVISIBLE_MS = 30_000  # after it others get messages that a crashed daemon fetched but did not store
 _WAIT_MS = 20_000
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _WHY_CHARS_MAX = 300
@@ -43,16 +43,16 @@ _U64 = 2**64 - 1
 
 
 class Fate(IntEnum):
-    """What became of a message of the inner topic."""
+    """The outcome of a message of the inner topic."""
 
     ACCEPTED = 1
-    KNOWN = 2  # its id waits here, or is remembered: nothing was stored
-    DUE_BEFORE = 3  # passed over, as was asked
+    KNOWN = 2  # its id is pending or remembered here: not stored again
+    DUE_BEFORE = 3  # skipped because of due_after_ms
     UNREADABLE = 4  # in the dead-letter queue of the group
 
 
 class Taken(NamedTuple):
-    """A message that was looked at. ``why`` is of one that cannot be read; that has no time."""
+    """A processed message. Only an unreadable one has ``why``, and it has no due time."""
 
     fate: Fate
     due_ms: int = 0
@@ -60,7 +60,7 @@ class Taken(NamedTuple):
 
 
 class InnerTopic:
-    """Belongs to the event loop; ``start`` and ``close`` it once."""
+    """The consumer of the inner topic. The event loop owns it; call ``start`` and ``close`` once each."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class InnerTopic:
         self.topic = topic
         self.fetched_total = 0
         self.unreadable_total = 0
-        self.error = ""  # why nothing is taken now
+        self.error = ""  # the current error; empty while it receives
         self._cluster = cluster
         self._local = local
         self._clock = clock
@@ -87,17 +87,17 @@ class InnerTopic:
         self._back = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to take messages."""
+        """Start to receive messages."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(), name="dmq-inner") for _ in range(_RECEIVERS)]
 
     def try_now(self) -> None:
-        """Ask the cluster again without waiting: something of it has come back."""
+        """Retry without waiting: a part of the cluster is reachable again."""
         self._back.set()
         self._back.clear()
 
     async def close(self) -> None:
-        """Take no more. What was taken and is not kept comes again."""
+        """Stop. Received messages that are not stored yet are redelivered."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -107,7 +107,7 @@ class InnerTopic:
         while True:
             try:
                 await self._turn()
-            except Exception as error:  # whatever it is, the topic is not left alone
+            except Exception as error:  # no error may end the loop
                 if not isinstance(error, BrokerError | StoreError):
                     log.exception("inner_topic_failed", topic=self.topic)
                 elif not self.error:
@@ -131,22 +131,23 @@ class InnerTopic:
         kept = await asyncio.gather(*(self._keep(each) for each in found), return_exceptions=True)
         handles = [each.receipt_handle for each, error in zip(found, kept, strict=True) if error is None]
         if handles:
-            await self._cluster.ack(self._group, self.topic, handles)  # one that fails has it fetched again
+            await self._cluster.ack(self._group, self.topic, handles)  # after an error it is fetched again
         for error in kept:
             if isinstance(error, BaseException):
                 raise error
 
     async def _keep(self, delivery: Delivery) -> None:
-        """Return once the message is durable here, or lies in the dead-letter queue."""
+        """Return once the message is durable here, or is in the dead-letter queue."""
         if (await self.take(delivery)).fate is Fate.UNREADABLE:
             self.unreadable_total += 1
         else:
             self.fetched_total += 1
 
     async def take(self, delivery: Delivery, *, due_after_ms: int = 0) -> Taken:
-        """Keep a message of the inner topic, unless it was due before ``due_after_ms``; say what became of it.
+        """Store a message of the inner topic, unless it was due before ``due_after_ms``; return the outcome.
 
-        Durable on return, also one that cannot be read: that is in the dead-letter queue. Raises what the store does.
+        The message is durable on return, also an unreadable one, which is in the dead-letter queue. Raises the store's
+        errors.
         """
         try:
             envelope = self.envelope_of(delivery)
@@ -161,9 +162,10 @@ class InnerTopic:
         return Taken(Fate.KNOWN if is_known else Fate.ACCEPTED, due_ms)
 
     def envelope_of(self, delivery: Delivery) -> Envelope:
-        """Return what is kept; a delay counts from when the cluster stored it, however late it is fetched.
+        """Return the envelope to store. A delay starts when the cluster stored the message, regardless of the time of
+        the fetch.
 
-        ``Refused`` for a message that cannot be read.
+        Raises ``Refused`` for an unreadable message.
         """
         wrapped = unwrap(delivery.payload, self.topic)
         if makes_schedule(wrapped.message.user_properties):

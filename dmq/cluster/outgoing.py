@@ -1,7 +1,7 @@
-"""What leaves for a cluster: read by one group of the daemon's own, and finished once the cluster has it.
+"""Local queues of messages for a cluster: read by a consumer group of the daemon, finished once the cluster has them.
 
-Leases of this group never end by time: who holds them is in this process, and they end with it. So nothing that
-happens to the cluster costs an attempt. After a kill what was on its way is handed out again.
+Leases of this group have no time limit: their holders are in this process, and the leases end with it. So a failure of
+the cluster costs no attempt. After a crash, messages in flight are handed out again.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _REDRIVEN = retry_topic(FORWARDER_GROUP)
 
 
 class Doubt(Enum):
-    """What is not known of earlier runs: which of what is not finished the cluster may have."""
+    """The unfinished messages that the cluster may have from earlier runs."""
 
     NOTHING = 0
-    IN_FLIGHT = 1  # the run before was killed
-    ALL = 2  # this is a copy of the store that they ran on
+    IN_FLIGHT = 1  # the last run crashed
+    ALL = 2  # this store is a copy of theirs
 
 
 class QueueState(NamedTuple):
-    """What a queue held when this run began, before any message of this run."""
+    """The state of a queue at the start of this run, before any message of this run."""
 
     end: int
-    bound: int | None  # below it messages may have been forwarded; None: all of the queue
+    bound: int | None  # messages below it may have been forwarded; None: all messages
 
 
 class Forwards:
-    """The forwarder's side of the local queues. Belongs to the event loop."""
+    """The forwarder's access to the local queues. The event loop owns it."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._store_number = broker.store.identity.number
@@ -61,9 +61,9 @@ class Forwards:
         self._reader = broker.reader
 
     async def open(self) -> Doubt:
-        """Make the group, durable on return; say what is not known of earlier runs.
+        """Create the group, durable on return; return the doubt about earlier runs.
 
-        Where it begins in a topic that groups read here before, ``Subscriptions`` says.
+        ``Subscriptions`` determines the start of the group in a topic that other groups have already read.
         """
         names = self._names
         if names.forwarder_id:
@@ -79,41 +79,41 @@ class Forwards:
         (row,) = await self._reader.values(Family.META, [META_BORDER])
         left = decode_border(row) if row is not None else None
         if left is None or left.store_number != self._store_number:
-            return Doubt.ALL  # and so in the next run, unless this one settles it
+            return Doubt.ALL  # also in the next run, unless this one settles it
         if not left.is_settled:
             return Doubt.IN_FLIGHT
         await self._commits.commit([self._border(is_settled=False)])
         return Doubt.NOTHING
 
     async def settle(self) -> None:
-        """Note that nothing is in doubt, durable on return: from here on nothing is sent."""
+        """Record that no message is in doubt, durable on return. No message is sent after it."""
         await self._commits.commit([self._border(is_settled=True)])
 
     def _border(self, *, is_settled: bool) -> Put:
         return Put(Family.META, META_BORDER, encode_border(Border(self._store_number, is_settled)))
 
     def topics(self) -> list[str]:
-        """Return the topics whose messages leave."""
+        """Return the topics whose messages are forwarded."""
         return [name for name in self._names.topics if self._names.leaves(name)]
 
     def topic_of(self, topic_id: int) -> str:
-        """Return the topic of a queue that has grown, if its messages leave, else nothing."""
+        """Return the topic of an extended queue if its messages are forwarded, else the empty string."""
         names = self._names
         found = names.topics_by_id.get(topic_id)
-        if found is None:  # a lane that went with its topic
+        if found is None:  # a lane that was removed with its topic
             return ""
-        if found.name == _REDRIVEN:  # letters that are sent again
+        if found.name == _REDRIVEN:  # redriven letters
             of_topic = next(key[1] for key, lane in names.lanes.items() if lane.topic_id == topic_id)
             found = names.topics_by_id[of_topic]
         return found.name if names.leaves(found.name) else ""
 
     async def look_at(self, topic: str) -> None:
-        """Find out what of a topic is not finished; ``Refused`` if it is gone: none is made by asking."""
+        """Load the unfinished messages of a topic; raise ``Refused`` if it does not exist: the call creates none."""
         self._catalog.known_topic(topic)
         await self._subscriptions.subscribe(FORWARDER_GROUP, topic)
 
     def places(self, topic: str) -> list[Place]:
-        """Return the queues of a topic, the queue of its redriven dead letters included."""
+        """Return the queues of a topic, including the queue of its redriven dead letters."""
         known = self._names.topics.get(topic)
         if known is None:
             return []
@@ -122,7 +122,7 @@ class Forwards:
         return queues if lane is None else [*queues, Place(lane.topic_id, 0)]
 
     async def states(self, topics: Iterable[str]) -> dict[Place, QueueState]:
-        """Return the state of each queue of these topics as it is on disk."""
+        """Return the state of each queue of these topics on disk."""
         places = [place for topic in topics for place in self.places(topic)]
 
         def read(store: Store) -> dict[Place, QueueState]:
@@ -135,9 +135,9 @@ class Forwards:
         return await self._reader.run(read)
 
     def bound(self, bounds: Mapping[Place, int | None]) -> asyncio.Future[list[Receipt]]:
-        """Store below which offset messages of a queue may have been forwarded; ``None`` removes the bound.
+        """Store the offset below which messages of a queue may have been forwarded; ``None`` removes the bound.
 
-        The bound holds once the result is ``durable``. Raises if the store is ending or busy.
+        The bound applies once the result is ``durable``. Raises if the store is closing or busy.
         """
         done = self._commits.submit(
             [
@@ -151,45 +151,47 @@ class Forwards:
         return done
 
     def floors(self, topic: str) -> dict[Place, int]:
-        """Return below which offset each queue is finished."""
+        """Return the offset of each queue below which all messages are finished."""
         return {Place(each.topic_id, each.queue_id): each.floor for each in self._queues(topic)}
 
     @staticmethod
     def place_of(delivery: Delivery) -> Place:
-        """Return the queue that a delivery came from."""
+        """Return the queue of a delivery."""
         receipt = read_handle(delivery.receipt_handle)
         return Place(receipt.topic_id, receipt.queue_id)
 
     def waiting(self, topic: str) -> int:
-        """Return how many messages of a topic are here and not finished; those of a topic that was not looked at: 0."""
+        """Return the number of unfinished messages of a topic; 0 for a topic that was not loaded."""
         return sum(each.end - each.finished_count for each in self._queues(topic))
 
     def has_more(self, topic: str) -> bool:
-        """Say whether a topic holds anything that is not finished, as far as it was looked at."""
+        """Return True if a topic has unfinished messages, as far as it was loaded."""
         return any(each.floor < each.end for each in self._queues(topic))
 
     async def receive(self, topic: str, *, batch_max: int, wait_ms: int) -> Sequence[Delivery]:
-        """As ``PopBroker.receive``, of any queue; ``Refused`` of a topic that is gone."""
+        """Receive as ``PopBroker.receive``, from any queue; raise ``Refused`` for a topic that does not exist."""
         self._catalog.known_topic(topic)
         return await self._deliveries.receive(
             FORWARDER_GROUP, Wanted(topic), batch_max=batch_max, invisible_ms=_LEASE_MS, wait_ms=wait_ms
         )
 
     def held(self, topic: str, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Return those that are still to be sent: what was removed with its topic is not."""
+        """Return the deliveries that are still to be sent; those removed with their topic are omitted."""
         found = self._found(topic)
         if found is None or found.is_retired:
             return []
         return [each for each in deliveries if self._deliveries.is_held(found, each.receipt_handle)]
 
     async def forwarded(self, topic: str, sent: Sequence[Forwarded]) -> None:
-        """Finish what the cluster has, durable on return. What left otherwise, with its topic say, is passed over."""
+        """Finish forwarded messages, durable on return. Messages that were removed meanwhile, with their topic for
+        example, are skipped.
+        """
         for result in await self._deliveries.forwarded(FORWARDER_GROUP, topic, sent):
             if result is not None and not (isinstance(result, Refused) and result.rule is Rule.RECEIPT_HANDLE):
                 raise result
 
     async def refused(self, topic: str, delivery: Delivery, code: int, why: str) -> None:
-        """Put what the cluster refuses for good into the group's dead-letter queue, durable on return."""
+        """Put a message that the cluster refuses for good into the group's dead-letter queue, durable on return."""
         try:
             await self._deliveries.refused(FORWARDER_GROUP, topic, delivery.receipt_handle, code, why)
         except Refused as refused:
@@ -197,9 +199,9 @@ class Forwards:
                 raise
 
     def in_doubt(self, topic: str, deliveries: Sequence[Delivery], times: int) -> asyncio.Future[list[Receipt]] | None:
-        """Leave in the trail that the cluster may have these; whoever sends them again waits until it is ``durable``.
+        """Write to the trail that the cluster may have these; the caller sends them again only once it is ``durable``.
 
-        ``None``: there is nothing to tell. Raises if the store is ending.
+        ``None`` if there is no event to write. Raises if the store is closing.
         """
         found = self._found(topic)
         if found is None:
@@ -213,7 +215,7 @@ class Forwards:
         return done
 
     async def durable(self, done: asyncio.Future[list[Receipt]]) -> None:
-        """Return once what was submitted is on disk."""
+        """Return once the submitted operations are on disk."""
         await self._commits.committed(done)
 
     def _queues(self, topic: str) -> Sequence[GroupQueue]:

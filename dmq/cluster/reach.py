@@ -1,16 +1,16 @@
-"""Whether the cluster can be reached at all: one answer for all lanes, so that not each of them finds out by itself."""
+"""Reachability of the cluster, shared by all lanes, so that each lane need not detect it separately."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
-_TOGETHER = 32  # lanes that go on at a time when it is back: each sends a call,
-_PAUSE_S = 0.01  # and others have the loop in between
+_TOGETHER = 32  # lanes released at a time, because each sends a call
+_PAUSE_S = 0.01  # between two releases, for other tasks of the loop
 
 
 class Reach:
-    """Belongs to the event loop."""
+    """The shared state, and the lanes that wait for it. The event loop owns it."""
 
     def __init__(self) -> None:
         self.is_there = True
@@ -18,17 +18,17 @@ class Reach:
         self._releasing: asyncio.TimerHandle | None = None
 
     def away(self) -> None:
-        """No proxy answers: nothing needs to be tried until one does."""
+        """Record that no proxy answers; lanes make no attempts until ``back``."""
         self.is_there = False
 
     def back(self) -> None:
-        """One answers."""
+        """Record that a proxy answers, and release waiting lanes in batches."""
         self.is_there = True
         if self._releasing is None:
             self._release()
 
     async def wait(self) -> None:
-        """Return when something may be sent, in turn."""
+        """Wait until sends are allowed, in turn."""
         while not self.is_there or self._releasing is not None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -42,7 +42,7 @@ class Reach:
             return
         for _ in range(min(_TOGETHER, len(self._waiting))):
             waiter = self._waiting.popleft()
-            if not waiter.done():  # else its lane is ending
+            if not waiter.done():  # done if its lane is closing
                 waiter.set_result(None)
         if self._waiting:
             self._releasing = asyncio.get_running_loop().call_later(_PAUSE_S, self._release)

@@ -1,12 +1,12 @@
-"""Retries that are kept here although the cluster hands the messages out: what a group fails there is taken over.
+"""Local retries of messages that the cluster delivers: a failed delivery of the group is taken over.
 
-What such a group is handed of the cluster's is remembered until it is finished. If it fails, a copy is durable here
-first, with the group's policy, and then the original is acknowledged at the cluster. A kill in between leaves it at
-both: when the cluster hands it out again, the copy that waits here, or lies dead here, is found by its id, and the
-cluster is told once more.
+A delivery of the cluster to such a group is remembered until it is finished. If it fails, a copy with the group's retry
+policy first becomes durable here. Then the original is acknowledged at the cluster. After a crash in between, both have
+it. When the cluster delivers it again, the pending or dead copy here is found by its id, and the acknowledgement is
+repeated.
 
-What is not remembered, since the daemon was started anew or has no room for it, fails as the cluster has it, and so
-does what belongs to a message group: a copy here would let those behind it pass.
+A delivery that is not remembered, after a restart or for lack of room, fails under the cluster's own policy. So does a
+message with a message group: with a copy here, later messages of the group would overtake it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from retry.policy import MAX_ATTEMPTS_LIMIT
 
 log = structlog.get_logger("dmq.cluster")
 
-LONGER_MS = 5_000  # than its invisible duration a message is hidden at the cluster, so that we are first
-HELD_MAX = 10_000  # deliveries that are remembered,
-HELD_BYTES_MAX = 64 * 1024 * 1024  # with their payloads
+LONGER_MS = 5_000  # margin of the invisible duration at the cluster, so that it expires here first
+HELD_MAX = 10_000  # remembered deliveries
+HELD_BYTES_MAX = 64 * 1024 * 1024  # bytes of their payloads
 _MOVED_KEPT = 4_096
-_GONE_MS = 1_000  # after its client said goodbye
+_GONE_MS = 1_000  # after its client announced its termination
 _NAP_S_MAX = 0.2
 _ACK_PAUSES_S = (0.5, 1.0)
 
 
 class Asked(NamedTuple):
-    """What a receive asks for."""
+    """The parameters of a receive."""
 
     group: str
     subscription: Subscription
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """A delivery of the cluster's that is not finished."""
+    """An unfinished delivery of the cluster."""
 
     group_id: int
     delivery: Delivery
@@ -65,7 +65,10 @@ class _Held:
 
 
 class RetriesHere:
-    """Belongs to the event loop; ``close`` it once. What is handed out then is left to the cluster."""
+    """The deliveries with local retries. The event loop owns the object; call ``close`` once.
+
+    Unfinished deliveries are then left to the cluster.
+    """
 
     def __init__(
         self, local: EmbeddedBroker, cluster: PopBroker, clock: Clock, *, default: Literal["here", "cluster"]
@@ -77,8 +80,8 @@ class RetriesHere:
         self._clock = clock
         self._default = default
         self._held: dict[str, _Held] = {}  # by receipt handle
-        self._renewed: dict[str, set[str]] = {}  # handles of what is renewed, by client
-        self._moved: dict[str, None] = {}  # handles of what was taken over, oldest first
+        self._renewed: dict[str, set[str]] = {}  # handles with renewed leases, by client
+        self._moved: dict[str, None] = {}  # handles of deliveries that were taken over, oldest first
         self._ends: list[tuple[int, str]] = []
         self._is_full = False
         self._sooner = asyncio.Event()
@@ -86,7 +89,7 @@ class RetriesHere:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Take over nothing more, and let what was taken over be acknowledged if that takes no time."""
+        """Stop taking over; wait shortly for acknowledgements of deliveries that were taken over."""
         if self._ending is not None:
             self._ending.cancel()
             await asyncio.gather(self._ending, return_exceptions=True)
@@ -100,7 +103,7 @@ class RetriesHere:
         return len(self._held)
 
     def keeps(self, group: str) -> bool:
-        """Say whether what a group fails is tried again here. The order of a FIFO group is the cluster's affair."""
+        """Return True if failed messages of a group are retried here. The cluster keeps the order of a FIFO group."""
         found = self._local.names.groups.get(group)
         retries = found.retries if found is not None and found.retries is not None else self._default
         return retries == "here" and not self._cluster.group_settings(group).is_fifo
@@ -109,11 +112,11 @@ class RetriesHere:
 
     @staticmethod
     def hidden_ms(asked: Asked) -> int:
-        """Return how long the cluster is to hide what is asked for."""
+        """Return the invisible duration to request from the cluster."""
         return min(asked.invisible_ms + LONGER_MS, INVISIBLE_MS_MAX)
 
     async def sift(self, asked: Asked, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Return what is to be handed out; what is here already, or is one attempt too many, is not."""
+        """Return the deliveries to hand out; those with a copy here, or beyond the maximum of attempts, are omitted."""
         group = await self._local.catalog.group(asked.group)
         max_attempts = self._local.catalog.policy(group.group_id).max_attempts
         passed: list[Delivery] = []
@@ -132,16 +135,16 @@ class RetriesHere:
 
     @staticmethod
     def _left_ms(asked: Asked, delivery: Delivery) -> int:
-        """Return for how long a consumer has a delivery: what is left of it at the cluster, less what we asked more."""
+        """Return the consumer's time for a delivery: the time left at the cluster, minus the margin that we added."""
         return max(1, min(asked.invisible_ms, delivery.invisible_ms - LONGER_MS))
 
     async def _is_here(self, group: Group, delivery: Delivery) -> bool:
-        """Say whether a copy of a message that a group failed waits here, or lies dead here."""
+        """Return True if a failed message of a group has a pending or dead copy here."""
         topic = self._local.names.topics.get(delivery.topic)
         return topic is not None and await self._local.failures.is_known(group, topic, pack_id(delivery.message_id))
 
     def hold(self, asked: Asked, deliveries: Sequence[Delivery]) -> None:
-        """Remember what is being handed out, as far as there is room."""
+        """Remember deliveries that are handed out, as far as there is room."""
         group = self._local.names.groups.get(asked.group)
         if group is None:
             return
@@ -173,14 +176,14 @@ class RetriesHere:
     def _watch(self, handle: str, held: _Held) -> None:
         if not self._ends or held.ends_ms < self._ends[0][0]:
             self._sooner.set()
-        if len(self._ends) >= 2 * HELD_MAX:  # most were finished long before their time
+        if len(self._ends) >= 2 * HELD_MAX:  # most are already finished
             self._ends = sorted((each.ends_ms, known) for known, each in self._held.items())
         heappush(self._ends, (held.ends_ms, handle))
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(), name="dmq-retries-here")
 
     def _taken(self, group: str, topic: str, handle: str) -> _Held | None:
-        """Return what a handle leads to, and forget it; ``None``: nothing, or it is of another group or topic."""
+        """Remove and return the delivery of a handle; ``None`` if there is none, or it is of another group or topic."""
         held, known = self._held.get(handle), self._local.names.groups.get(group)
         if held is None or known is None or (known.group_id, topic) != (held.group_id, held.delivery.topic):
             return None
@@ -199,21 +202,21 @@ class RetriesHere:
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     async def ack(self, group: str, topic: str, handles: Sequence[str]) -> Sequence[Exception | None]:
-        """As ``PopBroker.ack``, of the cluster's handles."""
+        """Acknowledge handles of the cluster, as ``PopBroker.ack``."""
         results: dict[str, Exception | None] = {each: _given_back(each) for each in handles if each in self._moved}
         asked = [each for each in handles if each not in results]
         held = {each: found for each in asked if (found := self._taken(group, topic, each)) is not None}
         try:
             if asked:
                 results |= zip(asked, await self._cluster.ack(group, topic, asked), strict=True)
-        finally:  # what the cluster may not know of goes on as it was
+        finally:  # a delivery without a definite answer is held again
             for each, found in held.items():
                 if each not in results or not isinstance(results[each], Refused | None):
                     self._remember(each, found)
         return [results[each] for each in handles]
 
     def note_failure(self, group: str, handle: str, reason: FailureReason) -> bool:
-        """As ``ServedBroker.note_failure``, of the cluster's handles; False if the cluster keeps the retries."""
+        """Store a reason as ``ServedBroker.note_failure``; return False if the cluster keeps the retries."""
         held, known = self._held.get(handle), self._local.names.groups.get(group)
         if held is None or known is None or known.group_id != held.group_id:
             return False
@@ -223,7 +226,7 @@ class RetriesHere:
     async def change_invisible(
         self, group: str, topic: str, handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
-        """As ``PopBroker.change_invisible``, of a handle of the cluster's."""
+        """Change an invisible duration as ``PopBroker.change_invisible``, for a handle of the cluster."""
         if handle in self._moved:
             raise _given_back(handle)
         held = self._taken(group, topic, handle)
@@ -246,7 +249,7 @@ class RetriesHere:
         return new
 
     async def dead_letter(self, group: str, topic: str, handle: str, *, attempts: int) -> None:
-        """As ``PopBroker.dead_letter``, of a handle of the cluster's."""
+        """Give up a delivery as ``PopBroker.dead_letter``, for a handle of the cluster."""
         if handle in self._moved:
             raise _given_back(handle)
         held = self._taken(group, topic, handle)
@@ -260,18 +263,18 @@ class RetriesHere:
         await self._cluster.dead_letter(group, topic, handle, attempts=attempts)
 
     def client_gone(self, client_id: str) -> None:
-        """Let what a push consumer has end soon."""
+        """Shorten the leases of a push consumer that disconnects."""
         soon_ms = self._clock.boot_ms() + _GONE_MS
         for handle in self._renewed.get(client_id, ()):
             held = self._held[handle]
-            if held.renew_until_ms:  # else it said so before
+            if held.renew_until_ms:  # 0 if it announced it before
                 held.renew_until_ms, held.ends_ms = 0, min(held.ends_ms, soon_ms)
                 self._watch(handle, held)
 
     # -- taking over --------------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
-        """Take over what nobody finished in its time."""
+        """Take over deliveries whose lease expires."""
         clients = self._local.lease_ends.clients
         while True:
             self._sooner.clear()
@@ -287,7 +290,7 @@ class RetriesHere:
                 _, handle = heappop(self._ends)
                 held = self._held.get(handle)
                 if held is None or held.ends_ms > now_ms:
-                    continue  # finished, or hidden anew and watched anew
+                    continue  # finished, or extended and watched under its new time
                 if now_ms < held.renew_until_ms and clients.is_alive(held.renew_for):
                     held.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms)
                     self._watch(handle, held)
@@ -297,18 +300,18 @@ class RetriesHere:
     async def _expire(self, handle: str) -> None:
         held = self._held.get(handle)
         if held is None or held.ends_ms > self._clock.boot_ms():
-            return  # finished, or hidden anew, since its time was seen to be over
+            return  # finished or extended since its expiry was detected
         self._forget(handle, held)
         await self._take_over(held.group_id, held.delivery, LeaseExpired())
 
     async def _take_over(self, group_id: int, delivery: Delivery, failure: Failure, *, attempts_told: int = 0) -> bool:
-        """Make a failure durable here and have the cluster told; ``False``: it is the cluster's as before."""
+        """Make a failure durable here and acknowledge it at the cluster; ``False`` if it remains with the cluster."""
         names = self._local.names
         group = names.groups_by_id[group_id]
         if group.name not in names.groups or names.groups[group.name].group_id != group_id:
             return False  # it was removed meanwhile
         handle = delivery.receipt_handle
-        self._moved[handle] = None  # from here on: an acknowledgement meanwhile must not be OK
+        self._moved[handle] = None  # set first: a concurrent acknowledgement must not be OK
         if len(self._moved) > _MOVED_KEPT:
             del self._moved[next(iter(self._moved))]
         try:
@@ -317,7 +320,7 @@ class RetriesHere:
                 self._moved.pop(handle, None)
                 return False
             await self._local.failures.take_over(group, topic, delivery, failure, attempts_told=attempts_told)
-        except (BrokerError, StoreError) as error:  # it may be here all the same: then it is found when it comes again
+        except (BrokerError, StoreError) as error:  # a copy may exist: it is found at the next delivery
             log.warning("not_taken_over", group=group.name, topic=delivery.topic, why=str(error))
             self._moved.pop(handle, None)
             return False
@@ -329,7 +332,7 @@ class RetriesHere:
         self._spawn(self._told(group, delivery))
 
     async def _told(self, group: str, delivery: Delivery) -> None:
-        """Acknowledge at the cluster what is durable here; else it comes again, and is told then."""
+        """Acknowledge a durable copy at the cluster; after an error it is redelivered, and acknowledged then."""
         error: Exception | None = None
         for pause_s in (0.0, *_ACK_PAUSES_S):
             await asyncio.sleep(pause_s)

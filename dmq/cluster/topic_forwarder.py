@@ -1,14 +1,14 @@
-"""One topic's messages on their way to the cluster.
+"""The forwarding of one topic's messages to the cluster.
 
-What is read together is sent together: messages without a message group in one call, those of a group one after
-another. A message is marked as forwarded after the cluster's OK. One without an answer is sent again under its id, and
-the trail says so each time, since the cluster may have all of them.
+Messages that are read together are sent together: those without a message group in one call, those of a group one after
+another. A message is marked as forwarded after the cluster's OK. A message without an answer is sent again under its
+id. Each time the trail records it, because the cluster may have all copies.
 
-    the cluster says                                        what follows
-    OK                                                      marked, and gone from here
-    no answer, an error of its own, too many requests       sent again, in the same order, as its gate allows
-    something about the message                             a dead letter of the forwarder, with the code
-    any other refusal: no such topic, the key may not, ...  sent again too: an operator can mend it
+    answer of the cluster                                   result
+    OK                                                      marked as forwarded, and finished here
+    no answer, an internal error, too many requests         sent again, in the same order, as its gate allows
+    a refusal of the message                                a dead letter of the forwarder, with the code
+    any other refusal: no such topic, no permission, ...    sent again as well: an operator can fix the cause
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from dmq.errors import StoreError
 
 log = structlog.get_logger("dmq.cluster")
 
-HELD_BYTES_MAX = 64 * 1024 * 1024  # of all lanes; beyond it each holds what it has, or one message
-TOGETHER_MAX = 32  # messages in one call,
-TOGETHER_BYTES_MAX = 512 * 1024  # far below what a cluster takes
-IDLE_MS = 60_000  # after which a lane without messages ends; it begins anew with the next one
-_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # of one message that fails while others do not
-_JITTER = 0.25  # of a pause, so that many topics do not try together
-_LOGGED_MAX = 20  # topics whose trouble is in the log at a time; dmq status counts them all
+HELD_BYTES_MAX = 64 * 1024 * 1024  # of all lanes; above it a lane reads only if it holds no message, and then one
+TOGETHER_MAX = 32  # messages in one call
+TOGETHER_BYTES_MAX = 512 * 1024  # far below the limit of a cluster
+IDLE_MS = 60_000  # after it a lane without messages ends; the next message restarts it
+_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # retries of one message that fails while others succeed
+_JITTER = 0.25  # part of a pause, so that topics do not retry at the same time
+_LOGGED_MAX = 20  # failing topics logged at a time; dmq status counts all
 _STORE_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
 class Totals:
-    """What all lanes did since the start of the process."""
+    """Counters of all lanes since the start of the process."""
 
     forwarded: int = 0
     refused: int = 0
     in_doubt: int = 0
     held_bytes: int = 0  # read and not finished
-    failing: int = 0  # topics whose messages the cluster does not take now
-    observe: Callable[[Sequence[int]], None] = field(default=lambda _: None)  # lateness of what was delayed, in ms
+    failing: int = 0  # topics with a current failure
+    observe: Callable[[Sequence[int]], None] = field(default=lambda _: None)  # lateness of delayed messages, in ms
 
 
 class Lane:
-    """Belongs to the event loop. ``grown`` starts it."""
+    """The lane of one topic. The event loop owns it. ``grown`` starts it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Lane:
         bounds: Bounds,
     ) -> None:
         self.topic = topic
-        self.suspects = suspects  # what earlier runs may have sent
+        self.suspects = suspects  # messages that earlier runs may have sent
         self.gate = Gate(clock)
         self._bounds = bounds
         self._raising = asyncio.Lock()
@@ -94,32 +94,32 @@ class Lane:
         self._running: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self._marking: set[asyncio.Task[None]] = set()
-        self._is_unsure = False  # something may be at the cluster, and the trail does not say so
+        self._is_unsure = False  # the cluster may have messages that the trail does not record
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything of the topic is here that the cluster does not have, or may be."""
+        """True if messages of the topic are here that the cluster does not have, or may not have."""
         return self.in_flight > 0 or not self._was_read or self._forwards.has_more(self.topic)
 
     @property
     def waiting(self) -> int:
-        """How many messages of the topic are here that the cluster does not have, as far as is known."""
+        """The number of messages here that the cluster does not have, as far as is known."""
         return self._forwards.waiting(self.topic)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the trail says of everything that the cluster may have it."""
+        """True if the trail records every message that the cluster may have."""
         return not self._is_unsure and not self.suspects.are_left(self._forwards.floors(self.topic))
 
     def grown(self) -> None:
-        """Go on: there is something to send."""
+        """Start or resume the lane: there are messages to send."""
         self._is_grown = True
         if self._running is None or self._running.done():
             self._running = asyncio.get_running_loop().create_task(self._run(), name=f"dmq-lane {self.topic}")
             self._running.add_done_callback(self._ended)
 
     async def close(self, grace_s: float) -> None:
-        """Read no more, send no more, and let what was sent be answered within ``grace_s``."""
+        """Stop reading and sending, and wait up to ``grace_s`` for answers."""
         self._is_closing = True
         if self._running is not None:
             self._running.cancel()
@@ -141,7 +141,7 @@ class Lane:
             try:
                 found = await self._forwards.receive(self.topic, batch_max=room, wait_ms=IDLE_MS)
             except Refused as refused:  # the topic was removed
-                if self._is_grown:  # and made anew
+                if self._is_grown:  # and created again
                     continue
                 log.info("lane_ended", topic=self.topic, why=str(refused))
                 return
@@ -159,10 +159,10 @@ class Lane:
                 self._send_on(self._carry_in_order(load) if load[0].message_group else self._carry(load))
 
     def _room_now(self) -> int:
-        """Return how many messages may be read now.
+        """Return the number of messages that may be read now.
 
-        While the cluster does not take them, or much is held by all lanes, there is no use in reading on; but that one
-        topic's trouble is no other's, each may hold something.
+        Reading is useless while the cluster refuses messages, or while all lanes together hold many bytes. But a lane
+        without messages may always read, so that lanes do not block each other.
         """
         is_full = self._totals.held_bytes >= HELD_BYTES_MAX
         if self.in_flight and (is_full or not self.gate.is_open or not self._reach.is_there):
@@ -180,7 +180,7 @@ class Lane:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            exc_info = None if isinstance(error, BrokerError | StoreError) else error  # the store is ending
+            exc_info = None if isinstance(error, BrokerError | StoreError) else error  # the store is closing
             log.error("lane_failed", topic=self.topic, error=str(error), exc_info=exc_info)
 
     async def _tell_suspects(self, found: Sequence[Delivery]) -> None:
@@ -194,28 +194,28 @@ class Lane:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _carry_in_order(self, load: Sequence[Delivery]) -> None:
-        """Send messages of one message group, each after the one before is at the cluster, or given up."""
+        """Send messages of one message group, each after the previous one is forwarded or given up."""
         for each in load:
             await self._carry([each])
 
     async def _carry(self, load: Sequence[Delivery]) -> None:
-        """Send messages in one call, again and again, until it is known what became of them."""
+        """Send messages in one call, and repeat it until their outcome is known."""
         times = failures = 0
         while True:
             await self._reachable()
-            if self._is_closing:  # nor does what comes behind it in its message group go
+            if self._is_closing:  # later messages of its message group must not be sent either
                 raise asyncio.CancelledError
             is_probe = await self.gate.enter(len(load))
             load = self._still_here(load)
             if not load:
                 self.gate.void(is_probe=is_probe)
                 return None
-            if is_probe and len(load) > 1:  # one is enough to ask; each that gets no answer leaves an event
+            if is_probe and len(load) > 1:  # one is enough for a probe; each one without an answer writes an event
                 self._send_on(self._carry(load[1:]))
                 load = load[:1]
             try:
                 envelopes = await self._envelopes(load)
-                if len(load) > 1 and envelopes[0].deliver_at_ms:  # a cluster takes these one by one
+                if len(load) > 1 and envelopes[0].deliver_at_ms:  # a cluster accepts delayed messages one at a time
                     self.gate.void(is_probe=is_probe)
                     return await self._split(load)
                 await self._raise_bounds(load)
@@ -241,12 +241,12 @@ class Lane:
             failures += 1
 
     def _still_here(self, load: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Return what was not given up meanwhile with its topic."""
+        """Return the deliveries that were not removed with their topic meanwhile."""
         held = self._forwards.held(self.topic, load)
         if len(held) < len(load):
             self._release([each for each in load if each not in held])
             if not held:
-                self.gate.error = ""  # whatever it was, it is no trouble any more
+                self.gate.error = ""  # the error is obsolete without messages
                 self._fails_no_more()
         return held
 
@@ -256,15 +256,15 @@ class Lane:
         await self._reach.wait()
 
     def _lower_bounds(self) -> None:
-        """Store how far sending has begun, so that a kill leaves no doubt about messages that wait for the cluster."""
+        """Store the progress of sending, so that pending messages are not in doubt after a crash."""
         lower = self._bounds.lowered({place: self.suspects.end(place) for place in self._forwards.places(self.topic)})
         if lower:
-            with suppress(BrokerError):  # the store is busy or ending
-                _ = self._forwards.bound(lower)  # nothing waits for it: until then more is in doubt than need be
+            with suppress(BrokerError):  # the store is busy or closing
+                _ = self._forwards.bound(lower)  # not awaited: until it is durable, more messages are in doubt
                 self._bounds.were_lowered(lower)
 
     async def _raise_bounds(self, load: Sequence[Delivery]) -> None:
-        """Return once no bound says of these messages that they were not sent."""
+        """Return once no durable bound marks these messages as unsent."""
         messages: list[tuple[Place, int]] = [(self._forwards.place_of(each), each.queue_offset) for each in load]
         self._bounds.begin(messages)
         if not self._bounds.exceeded(messages):
@@ -285,13 +285,13 @@ class Lane:
         except BrokerUnavailable:
             await self._doubted(load, times)
             raise
-        except asyncio.CancelledError:  # at the end of the run, which waits for nothing more
+        except asyncio.CancelledError:  # at the end of the run, without time to await durability
             with suppress(BrokerError):
                 self._doubt(load, times)
             raise
 
     async def _envelopes(self, load: Sequence[Delivery]) -> list[Envelope]:
-        """Return what the cluster gets: of a delayed message, what its topic takes, due at once."""
+        """Return the envelopes to send: a delayed message gets a type that its topic accepts, and is due at once."""
         types = (await self._cluster.route(self.topic)).types
         return [_envelope(self.topic, each, types) for each in load]
 
@@ -321,7 +321,7 @@ class Lane:
             log.info("forwarding_resumed", topic=self.topic)
 
     async def _doubted(self, load: Sequence[Delivery], times: int) -> None:
-        """Return once the trail says that the cluster may have these: not before are they sent again."""
+        """Return once the trail records that the cluster may have these. They are sent again only after that."""
         done = self._doubt(load, times)
         if done is not None:
             await self._forwards.durable(done)
@@ -338,7 +338,7 @@ class Lane:
 
     async def _mark(self, load: Sequence[Delivery], receipts: Sequence[SendReceipt], times: int) -> None:
         now_ms = self._clock.now_ms()
-        # Not less than nothing: the clock may have been stepped back since it was due.
+        # At least 0: the clock may have been stepped back since the message was due.
         self._totals.observe([max(0, now_ms - each.deliver_at_ms) for each in load if each.deliver_at_ms])
         sent = [
             Forwarded(each.receipt_handle, times, receipt.queue_offset)
@@ -358,7 +358,7 @@ class Lane:
         self._totals.refused += 1
 
     async def _settle(self, load: Sequence[Delivery], write: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Write down what became of them; a full disk is waited for, since they must not be sent again for it."""
+        """Write the outcome; wait while the disk is full, because that must not cause another send."""
         while True:
             try:
                 await write()
@@ -375,7 +375,7 @@ class Lane:
 
 
 def forwarded_type(types: Sequence[MessageType], *, is_grouped: bool) -> MessageType | None:
-    """Return as what a delayed message goes to a topic of the cluster once it is due; ``None``: it takes none."""
+    """Return the message type used to forward delayed messages to a topic, or None if it cannot accept them."""
     plain = MessageType.FIFO if is_grouped else MessageType.NORMAL
     if plain in types:
         return plain
@@ -383,7 +383,7 @@ def forwarded_type(types: Sequence[MessageType], *, is_grouped: bool) -> Message
 
 
 def _loads(found: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-    """Divide what was read into what is sent together, or one after another."""
+    """Divide deliveries into loads, which are sent in one call or, for a message group, one after another."""
     groups: dict[str, list[Delivery]] = {}
     together: list[Delivery] = []
     size = 0
@@ -408,5 +408,5 @@ def _size(load: Sequence[Delivery]) -> int:
 def _envelope(topic: str, delivery: Delivery, types: Sequence[MessageType]) -> Envelope:
     is_grouped = bool(delivery.message_group)
     is_delay = delivery.deliver_at_ms and forwarded_type(types, is_grouped=is_grouped) is MessageType.DELAY
-    due_ms = delivery.deliver_at_ms if is_delay else 0  # it has passed: the cluster does not wait for it
+    due_ms = delivery.deliver_at_ms if is_delay else 0  # already past, so the cluster adds no delay
     return Envelope(topic, delivery.message_id, delivery.payload, "", delivery.message_group, due_ms)

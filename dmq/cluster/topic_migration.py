@@ -1,9 +1,9 @@
-"""Topics that went from a cluster to this broker since the run before, or back: nothing is lost, nothing comes twice.
+"""Topics that moved from a cluster to this broker since the last run, or back: no message is lost or duplicated.
 
-Of a topic that was the cluster's and is this broker's now, groups here do not get what the cluster has. Of one that was
-this broker's and is the cluster's now, the cluster does not get what all groups that read it here have finished. What
-is passed over for that has its FILTERED event. A group that only begins later begins accordingly: see
-``Subscriptions``. It is done before anybody reads, again after a kill; then the forwarder's settings say how it is now.
+After a move from the cluster to this broker, groups here do not receive messages that the cluster has. After a move to
+the cluster, it does not receive messages that all groups have finished here. Each skipped message has a FILTERED event.
+A group that starts later begins at the matching position: see ``Subscriptions``. The migration runs before any reader,
+and is repeated after a crash. At its end the forwarder's settings record the new state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOGETHER = 64  # messages in one unit; each may be 4 MiB in memory while it is 
 
 
 class MovedTopics:
-    """Belongs to the event loop. ``settle`` it before anything reads or is sent."""
+    """The migration of moved topics. The event loop owns it. Call ``settle`` before any message is read or sent."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._names = broker.names
@@ -40,12 +40,12 @@ class MovedTopics:
         self._placement = broker.placement
 
     async def settle(self) -> None:
-        """Let each topic that moved go on where it is now, durable on return."""
+        """Migrate each moved topic, durable on return."""
         names = self._names
         forwarder = names.groups.get(FORWARDER_GROUP)
         if forwarder is None or forwarder.stay == str(names.stay):
             return
-        await self._procedures.ended()  # which move groups as well
+        await self._procedures.ended()  # these also move group positions
         before = parse_topic_patterns(forwarder.stay or "none")
         for topic in [each for each in names.topics.values() if not names.is_derived(each.name)]:
             if before.has(topic.name) != names.stay.has(topic.name):
@@ -70,7 +70,7 @@ class MovedTopics:
         log.info("topic_moved", topic=topic.name, to="cluster" if to_cluster else "here", passed_over=passed)
 
     async def _pass_over(self, found: Subscription, queue: GroupQueue, others: Sequence[int]) -> int:
-        """Finish for a group what all ``others`` have finished of a queue."""
+        """Finish for a group the messages of a queue that all ``others`` have finished."""
         place = Place(queue.topic_id, queue.queue_id)
         there = await self._reader.run(partial(finished_by_all, place=place, groups=others, end=queue.end))
         if there is None:
@@ -82,7 +82,7 @@ class MovedTopics:
         return len(offsets)
 
     async def _empty_lane(self, topic: Topic) -> None:
-        """Put letters of the forwarder that were sent again into their topic: they do not leave any more."""
+        """Move redriven letters of the forwarder into their topic, because they are no longer forwarded."""
         found = await self._progress.load(self._names.forwarder_id, topic)
         lane = found.lane
         if lane is None:
