@@ -1,4 +1,4 @@
-"""What a client of the daemon asks its admin service for: the one place here that knows ``dmq.admin``."""
+"""The client's calls to the admin service: the only module of the package that imports ``dmq.admin``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["AdminClient", "CallRefused", "NotFound", "admin", "admin_wire", "ope
 
 @contextmanager
 def admin(calls: Calls) -> Iterator[AdminClient]:
-    """Open a connection to the admin service of the daemon that ``calls`` go to; its errors are those of a sink.
+    """Open a connection to the admin service of the daemon of ``calls``; its errors are raised as sink errors.
 
-    A new one each time: one that failed would wait long before it connects again.
+    Each use opens a new connection, because a failed one would wait for long before it reconnects.
     """
     try:
         with AdminClient(calls.address, timeout_s=calls.timeout_s, signer=calls.signer, tls=calls.tls) as client:

@@ -1,7 +1,6 @@
-"""Calls to a daemon whose answers come as futures, and the thread that completes these.
+"""Calls to a daemon with callbacks for their answers, and the thread that runs the callbacks.
 
-Nothing here waits for a daemon that is away: a call fails at once or at its deadline, and the channel connects again
-by itself.
+No call waits for an unavailable daemon: it fails at once or at its deadline. The channel reconnects on its own.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _OPTIONS = (
 _CLOSE_S = 2.0
 _clock = SystemClock()
 
-Told = Callable[[Any, SinkError | None], None]  # the answer, or what went wrong
+Told = Callable[[Any, SinkError | None], None]  # the answer, or the error
 
 
 class HoldLost(SinkError):
-    """The receipt handle is no longer good: the message is finished, or somebody else's by now."""
+    """The receipt handle is no longer valid: the message is finished, or another consumer now holds it."""
 
 
 class Calls:
-    """One connection. ``told`` functions run one after the other in a thread of their own, and must not wait."""
+    """One connection. ``told`` callbacks run one after another in their own thread, and must not block."""
 
     def __init__(
         self, address: str, *, timeout_s: float, signer: Signer | None = None, tls: ClientTls | None = None
@@ -76,7 +75,7 @@ class Calls:
             request_serializer=REPORT.request_class.SerializeToString,
             response_deserializer=REPORT.response_class.FromString,
         )
-        self._reports_again_s = 0.0  # by the monotonic clock: when a daemon that keeps no reasons is asked again
+        self._reports_again_s = 0.0  # monotonic time of the next report to a daemon that does not store reasons
         receive = wire.METHODS["ReceiveMessage"]
         self._receive = self._channel.unary_stream(
             receive.path,
@@ -97,7 +96,10 @@ class Calls:
         return self._own_metadata if self.signer is None else (*self._own_metadata, *self.signer.metadata())
 
     def ask(self, rpc: str, request: Message, told: Told) -> None:
-        """Make a call and return; ``told`` is called once, in another thread, whatever happens."""
+        """Start a call and return; ``told`` is called exactly once, also after an error.
+
+        It runs in the callback thread, or at once in the caller's if the connection is closed.
+        """
         with self._changed:
             is_over = self._is_over
             self._in_flight += not is_over
@@ -113,7 +115,7 @@ class Calls:
         call.add_done_callback(lambda done: self._queue.put(lambda: self._settle(done, told)))
 
     def report(self, group: str, receipt_handle: str, error: str) -> None:
-        """Report why a delivery fails, ahead of its failure on this connection; nothing waits for the answer."""
+        """Report the reason of a failure ahead of the failure itself on this connection; the answer is not awaited."""
         if not error or self._is_over or _clock.monotonic_s() < self._reports_again_s:
             return
 
@@ -130,7 +132,7 @@ class Calls:
             self._report.future(request, timeout=TIMEOUT_S, metadata=self._metadata).add_done_callback(told)
 
     def ask_now(self, rpc: str, request: Message) -> Any:  # noqa: ANN401 - one class of answers per RPC
-        """Make a call and return its answer, or raise what went wrong."""
+        """Make a call and return its answer, or raise its error."""
         try:
             answer = self._calls[rpc](request, timeout=self.timeout_s, metadata=self._metadata)
         except (ValueError, grpc.RpcError) as error:
@@ -139,7 +141,7 @@ class Calls:
         return answer
 
     def poll(self, request: wire.ReceiveMessageRequest, wait_s: float) -> Iterator[wire.ReceiveMessageResponse]:
-        """Make a long poll and return its frames as they come; ended early by ``end_polls``."""
+        """Make a long poll and yield its frames as they arrive; ``end_polls`` ends it early."""
         with self._changed:
             if self._is_closing:
                 return
@@ -156,7 +158,7 @@ class Calls:
                 self._polls.discard(call)
 
     def end_polls(self) -> None:
-        """End what waits, and let nothing wait from here on."""
+        """End all long polls now; later ones return at once."""
         with self._changed:
             self._is_closing = True
             polls = list(self._polls)
@@ -164,10 +166,10 @@ class Calls:
             call.cancel()
 
     def close(self) -> None:
-        """Wait for the calls under way, up to their deadline, and close the connection."""
+        """Wait for calls in flight, up to their deadline, and close the connection."""
         self.end_polls()
         self._drain(self.timeout_s)
-        self._channel.close()  # what is still under way is cancelled, and told so
+        self._channel.close()  # cancels the calls in flight; their callbacks get an error
         self._drain(_CLOSE_S)
         with self._changed:
             self._is_over = True
@@ -187,7 +189,7 @@ class Calls:
                 continue
             try:
                 work()
-            except Exception:  # whatever it is: without this thread nobody is told anything any more
+            except Exception:  # no error may end the thread, or no callback runs any more
                 log.exception("answer_not_told")
 
     def _settle(self, done: Any, told: Told) -> None:  # noqa: ANN401 - grpc.Future has no useful type
@@ -218,7 +220,7 @@ class Calls:
 
 
 def failure_of(answer: Any) -> SinkError | None:  # noqa: ANN401 - one class of answers per RPC
-    """Return what an answer of the public protocol says went wrong; ``None`` if nothing did."""
+    """Return the error in an answer of the public protocol; ``None`` if it succeeded."""
     status: wire.Status = answer.status
     code = int(status.code)
     if code in {wire.OK, wire.MESSAGE_NOT_FOUND}:
@@ -234,7 +236,7 @@ def failure_of(answer: Any) -> SinkError | None:  # noqa: ANN401 - one class of 
 
 
 def check(answer: Any) -> None:  # noqa: ANN401 - one class of answers per RPC
-    """Raise what an answer says went wrong."""
+    """Raise the error in an answer, if there is one."""
     failure = failure_of(answer)
     if failure is not None:
         raise failure

@@ -1,8 +1,8 @@
-"""The dead set of a client: dead letters of the group, and a note on each that says what the daemon cannot.
+"""The dead set of a client: dead letters of the group, and a note on each with facts that the daemon cannot store.
 
-A forward tells the daemon neither why an entry is dead nor its last error. Both go, before the forward, into a *note*:
-a message in the dead-letter queue of another group, under an id made from that of the letter. A note without its
-letter (a crash in between) means nothing; a letter without its note still tells its reason and its attempts.
+A forward carries neither the cause of death of an entry nor its last error. Both are stored before the forward in a
+*note*: a message in the dead-letter queue of another group, with an id derived from the letter's. A note without its
+letter (after a crash in between) has no effect. A letter without its note still has its reason and its attempts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _WHY = "the entry was requeued"
 
 class _Counted(NamedTuple):
     dead: int
-    of: int  # in all topics, when it was counted
+    of: int  # dead letters of all topics at that time
     until_s: float
 
 
 class DeadSet:
-    """What was buried. Thread-safe; everything but ``bury`` and ``forward`` waits for the daemon."""
+    """The dead entries. Thread-safe; all methods except ``bury`` and ``forward`` block until the daemon answers."""
 
     def __init__(self, clock: Clock, calls: Calls) -> None:
         self._clock = clock
@@ -57,11 +57,11 @@ class DeadSet:
         self._counted: dict[str, _Counted] = {}
 
     def close(self) -> None:
-        """Let those return who wait for a job; it goes on in the daemon."""
+        """Stop waiting for running jobs; they continue in the daemon."""
         self._closing.set()
 
     def bury(self, hold: Hold, entry: Entry, death: Death, told: Told) -> None:
-        """Write the note, then forward the message."""
+        """Write the note, then forward the message to the dead letters."""
         note = encode_note(dead_letter_topic(NOTES_GROUP), hold.message_id, entry, death)
 
         def noted(_: object, failure: SinkError | None) -> None:
@@ -83,7 +83,7 @@ class DeadSet:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def page(self, type_name: str, after: bytes, limit: int) -> list[DeadEntry]:
-        """Return dead entries in the order of their uids. Looks at every dead letter of the type."""
+        """Return dead entries ordered by uid. The cost is a scan of all dead letters of the type."""
         with admin(self._calls) as client:
             letters = self._letters(client, type_name)
             uids = sorted(uid for uid in letters if uid > after)[:limit]
@@ -95,7 +95,7 @@ class DeadSet:
         return [
             _dead_entry(type_name, letter, notes.get(letter.message_id))
             for uid in uids
-            if (letter := whole.get(letters[uid].message_id)) is not None  # else it was requeued meanwhile
+            if (letter := whole.get(letters[uid].message_id)) is not None  # None if it was requeued meanwhile
         ]
 
     def _letters(self, client: AdminClient, type_name: str) -> dict[bytes, admin_wire.DeadLetter]:
@@ -126,7 +126,7 @@ class DeadSet:
     # -- sending again ------------------------------------------------------------------------------------------------
 
     def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
-        """Send dead entries again; say how many there were."""
+        """Redrive dead entries; return the number of entries."""
         with admin(self._calls) as client:
             letters = self._letters(client, type_name)
             ids = list({letters[uid].message_id: None for uid in uids if uid in letters})
@@ -144,11 +144,11 @@ class DeadSet:
     def _purge_notes(self, client: AdminClient, type_name: str, ids: Sequence[str]) -> None:
         chosen = admin_wire.DeadFilter(message_ids=[note_id_of(topic_of(type_name), each) for each in ids])
         request = admin_wire.StartJobRequest(kind=admin_wire.PURGE, group=NOTES_GROUP, filter=chosen, why=_WHY)
-        with suppress(CallRefused):  # another one runs: a note that stays says nothing about the next letter
+        with suppress(CallRefused):  # another job runs: a remaining note does not affect the next letter
             client.start_job(request)
 
     def _run(self, client: AdminClient, request: admin_wire.StartJobRequest) -> int:
-        """Run a job to its end and return how many it moved; waits its turn behind another job of the group."""
+        """Run a job to its end and return the number of moved letters; wait while another job of the group runs."""
         until_s = self._clock.monotonic_s() + _JOB_S_MAX
         job: admin_wire.Job | None = None
         while job is None or job.state == admin_wire.RUNNING:
@@ -174,7 +174,9 @@ class DeadSet:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def stats(self, type_name: str, *, held: int, hidden: int) -> SinkStats:
-        """Return what the daemon knows of one type, or of all; ``hidden`` is what this client gave back."""
+        """Return the daemon's figures for one type, or for all; ``hidden`` is the number of entries that this client
+        postponed.
+        """
         with admin(self._calls) as client:
             try:
                 dead = client.group(GROUP).dead
@@ -195,7 +197,7 @@ class DeadSet:
         return [name.removeprefix(TOPIC_PREFIX) for name in names if name.startswith(TOPIC_PREFIX)]
 
     def _dead_of(self, client: AdminClient, topic: str, dead: int) -> int:
-        """Return how many of the group's ``dead`` letters are of one topic; it costs a look at each, so not always."""
+        """Return the number of the group's ``dead`` letters in one topic; cached, because it scans all of them."""
         now_s = self._clock.monotonic_s()
         counted = self._counted.get(topic)
         if counted is None or counted.of != dead or counted.until_s < now_s:
@@ -218,7 +220,7 @@ def _listed(
     while offset >= 0:
         try:
             page = client.dead_letters(group, chosen, offset=offset, limit=limit, with_body=with_body)
-        except NotFound:  # nothing has died yet
+        except NotFound:  # there is no dead letter yet
             return
         yield from page.letters
         offset = page.next_offset
@@ -230,7 +232,7 @@ def _slices(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _entry_of(type_name: str, letter: admin_wire.DeadLetter) -> tuple[Entry, Death]:
-    """Return what a letter says of itself."""
+    """Return the entry and the cause of death in a letter."""
     body = letter.content.body
     try:
         found = decode(type_name, dict(letter.content.properties), body, stored_at_ms=letter.first_failed_at_ms)

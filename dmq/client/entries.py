@@ -1,8 +1,8 @@
-"""How an entry of the hook is a message of the daemon, and back. Pure.
+"""Conversion between the hook's entries and the daemon's messages. Pure.
 
-The body is the payload; what else an entry knows rides in user properties, all of them beginning with ``DMQ_``.
-A message id is made from the uid, so that a put that is repeated is stored once. *Turn* counts how often an entry was
-put anew: each turn is a message of its own, and has its own id.
+The body is the payload. The other fields of an entry are user properties with the prefix ``DMQ_``. The message id is
+derived from the uid, so that a repeated put is stored once. The *turn* counts how often an entry was put again. Each
+turn is a message of its own, with its own id.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DIGEST_BYTES = 16
 
 
 class Stored(NamedTuple):
-    """An entry as its message says it was put, and how often it was put before."""
+    """An entry as it was put, decoded from its message, and the number of earlier puts."""
 
     entry: Entry
     turn: int
 
 
 class Facts(NamedTuple):
-    """What a client knows of an entry since its message was put, and the daemon has no place for."""
+    """Facts about an entry that arose after its put and that the daemon cannot store."""
 
     error: str
     is_uncertain: bool
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
 
 
 def topic_of(type_name: str) -> str:
-    """Return the topic of a type; a name that leaves no room for the prefix is cut, and marked with its digest."""
+    """Return the topic of a type; a name too long for the prefix is cut and gets its digest as a suffix."""
     topic = TOPIC_PREFIX + type_name
     if len(topic) <= TOPIC_CHARS_MAX:
         return topic
@@ -54,22 +54,23 @@ def topic_of(type_name: str) -> str:
 
 
 def message_id_of(uid: bytes, turn: int) -> str:
-    """Return the id of the message that an entry is in its ``turn``: a protocol's id, from 0 on."""
+    """Return the protocol's message id of an entry in its ``turn``, from 0."""
     if turn:
         uid = blake2b(uid + turn.to_bytes(8, "big"), digest_size=UID_BYTES).digest()
     return f"01{uid.hex().upper()}"
 
 
 def note_id_of(topic: str, message_id: str) -> str:
-    """Return the id of the note on the death of a message; ids of messages are unique in their topic only."""
+    """Return the id of the note on a dead message; message ids are unique only within their topic."""
     return f"01{blake2b(f'{topic} {message_id}'.encode(), digest_size=UID_BYTES).hexdigest().upper()}"
 
 
 def encode(entry: Entry, turn: int) -> wire.Message:
     """Return the message of an entry.
 
-    One without a key is delayed until it is due. One with a key is visible at once, in the order of acceptance of its
-    key; whoever takes it first hides it until it is due, and those behind it wait.
+    An entry without a key is delayed until it is due. An entry with a key is visible at once, in the order of
+    acceptance of its key. The first consumer that receives it hides it until it is due, and later entries of the key
+    wait.
     """
     message = wire.Message(body=entry.payload or _NOTHING)
     message.topic.name = topic_of(entry.type_name)
@@ -79,7 +80,7 @@ def encode(entry: Entry, turn: int) -> wire.Message:
     set_timestamp(system.born_timestamp, max(0, entry.created_at_ms))
     if entry.key:
         system.message_type = wire.FIFO
-        system.message_group = _digest(entry.key.encode(errors="surrogatepass"))  # its limit is shorter than a key's
+        system.message_group = _digest(entry.key.encode(errors="surrogatepass"))  # its limit is lower than a key's
         properties[KEY] = _escaped(entry.key)
     else:
         system.message_type = wire.DELAY
@@ -99,9 +100,9 @@ def encode(entry: Entry, turn: int) -> wire.Message:
 
 
 def decode(type_name: str, properties: dict[str, str], body: bytes, *, stored_at_ms: int) -> Stored:
-    """Undo ``encode``. Of a message that was redriven the attempts are 0, and it is due since it was stored.
+    """Return the entry of a message. A redriven one has 0 attempts, and is due since the time it was stored.
 
-    Raises ValueError or KeyError for a message that is not one of ours.
+    Raises ValueError or KeyError for a message without an entry.
     """
     uid = bytes.fromhex(properties[UID])
     if len(uid) != UID_BYTES:
@@ -122,7 +123,7 @@ def decode(type_name: str, properties: dict[str, str], body: bytes, *, stored_at
 
 
 def encode_note(topic: str, message_id: str, entry: Entry, death: Death) -> wire.Message:
-    """Return the note, for ``topic``, on the death of the message ``message_id``, whose entry is as given now."""
+    """Return the note, for ``topic``, on the dead message ``message_id``, with the current state of its entry."""
     note = wire.Message(body=_NOTHING)
     note.topic.name = topic
     note.system_properties.message_id = note_id_of(topic_of(entry.type_name), message_id)
@@ -137,7 +138,7 @@ def encode_note(topic: str, message_id: str, entry: Entry, death: Death) -> wire
 
 
 def decode_note(properties: dict[str, str], entry: Entry) -> tuple[Entry, Death]:
-    """Return a dead entry as its note says it died; as it is given, if the note cannot be read."""
+    """Return a dead entry with the facts of its note; unchanged if the note cannot be read."""
     try:
         noted = replace(
             entry,
@@ -152,13 +153,13 @@ def decode_note(properties: dict[str, str], entry: Entry) -> tuple[Entry, Death]
 
 
 def unreadable(type_name: str, message_id: str, body: bytes, at_ms: int) -> Entry:
-    """Return an entry that stands for a message which is none of ours; its uid is made from the message id."""
+    """Return a substitute entry for a message without one; its uid is derived from the message id."""
     uid = blake2b(message_id.encode(), digest_size=UID_BYTES).digest()
     return Entry(type_name=type_name, uid=uid, payload=body, created_at_ms=at_ms, due_at_ms=at_ms)
 
 
 def death_of(reason: str) -> Death:
-    """Return what the name of a dead letter's reason means to the hook, if no note says more."""
+    """Return the hook's cause of death for a dead letter's reason, for a letter without a note."""
     return {"TOO_OLD": Death.TOO_OLD, "OPERATOR": Death.OPERATOR}.get(reason, Death.EXHAUSTED)
 
 
@@ -167,7 +168,7 @@ def _digest(value: bytes) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text for a property, which may hold no control characters."""
+    """Return a text for a property, which must not contain control characters."""
     if text.isprintable() and "%" not in text:
         return text
     return "".join(

@@ -1,7 +1,7 @@
-"""What a client has in hand, and the thread that keeps it there.
+"""Deliveries that a client holds, and the thread that extends their invisible durations.
 
-A receive hides a message for ``HOLD_MS``. Who holds it longer has it hidden anew, again and again, in the protocol's
-*suspended* way: if the process dies then, the message comes back and its delivery attempt is not counted.
+A receive hides a message for ``HOLD_MS``. A longer hold is extended repeatedly, with the protocol's *suspended* flag:
+if the process then dies, the message is redelivered and its delivery attempt is not counted.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ log = structlog.get_logger("dmq.client")
 
 HOLD_MS = 30_000
 FACTS_MAX = 10_000
-_PROTECT_AFTER_S = 1.0  # most entries are finished before, and cost no further call
+_PROTECT_AFTER_S = 1.0  # most entries are finished earlier, without a further call
 _EXTEND_EVERY_S = HOLD_MS / 1000 / 3
-_AGAIN_S = 1.0  # after an extension that failed
+_AGAIN_S = 1.0  # after a failed extension
 _TICK_S = 0.25
 
-Place = tuple[str, int, int]  # topic, queue, offset: where a message lies as long as it lives
+Place = tuple[str, int, int]  # topic, queue, offset: the fixed position of a message
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """A message in this client's hands: the ticket of an entry. Changed under the lock of ``Holds``."""
+    """A delivery that this client holds: the ticket of an entry. Changed under the lock of ``Holds``."""
 
     type_name: str
     place: Place
@@ -46,16 +46,16 @@ class Hold:
     is_extending: bool = False
     is_ending: bool = False
     is_over: bool = False
-    after: Callable[[], None] | None = None  # what waits for an extension under way
+    after: Callable[[], None] | None = None  # called after the extension in flight
 
     @property
     def topic(self) -> str:
-        """Where it was sent to."""
+        """The topic of the message."""
         return self.place[0]
 
 
 class Holds:
-    """All that a client has in hand. Thread-safe."""
+    """All holds of a client. Thread-safe."""
 
     def __init__(self, calls: Calls, clock: Clock) -> None:
         self._calls = calls
@@ -69,18 +69,18 @@ class Holds:
         self._keeper.start()
 
     def count(self, topic: str = "") -> int:
-        """Return how many entries of a topic, or of all, are in hand."""
+        """Return the number of held entries of a topic, or of all."""
         with self._changed:
             return sum(topic in {"", hold.topic} for hold in self._holds.values())
 
     def hidden(self, topic: str = "") -> int:
-        """Return how many of a topic, or of all, this client gave back until a time that has not come."""
+        """Return the number of entries of a topic, or of all, that this client postponed to a future time."""
         now_ms = self._clock.now_ms()
         with self._changed:
             return sum(topic in {"", key[0]} and facts.due_at_ms > now_ms for key, facts in self._facts.items())
 
     def add(self, hold: Hold) -> bool:
-        """Keep a delivery. False if its message is in hand already: then only the handle is the new one."""
+        """Add a delivery. Return False if its message is already held; only the handle is then updated."""
         with self._changed:
             if self._is_closing:
                 self.give_back(hold)
@@ -91,14 +91,14 @@ class Holds:
                 known.handle = hold.handle
                 known.extend_at_s = hold.extend_at_s
                 return False
-            if known is not None:  # given back a moment ago, and here again before the answer was told
+            if known is not None:  # just released, and delivered again before the answer
                 known.is_over = True
             self._holds[hold.place] = hold
             self._changed.notify_all()
             return True
 
     def end(self, hold: Hold, then: Callable[[], None]) -> bool:
-        """Let ``then`` end a hold, now or when the extension under way is answered. False if it is over already."""
+        """Call ``then`` to end a hold, now or after the extension in flight. Return False if it has already ended."""
         with self._changed:
             if hold.is_over:
                 return False
@@ -110,7 +110,7 @@ class Holds:
         return True
 
     def ended(self, hold: Hold, failure: SinkError | None) -> None:
-        """Note what ending came to: after a failure the entry is in hand as before."""
+        """Record the result of an ending; after a failure the entry is held as before."""
         with self._changed:
             hold.is_ending = False
             if failure is None or isinstance(failure, HoldLost):
@@ -120,7 +120,7 @@ class Holds:
                 hold.extend_at_s = self._clock.monotonic_s()
 
     def close(self) -> None:
-        """Stop keeping, and give back what is in hand: it is visible at once, and no attempt is counted."""
+        """Stop extending, and release all holds: messages are visible at once, and no attempt is counted."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -139,13 +139,13 @@ class Holds:
             self._keeper.join(2 * _TICK_S)
 
     def give_back(self, hold: Hold) -> None:
-        """Make a message visible at once. Nobody waits for it: otherwise its invisible duration ends by itself."""
+        """Make a message visible at once. The answer is ignored: after an error its invisible duration expires."""
         hide(self._calls, hold, 0, is_suspended=True, told=_ignore)
 
-    # -- what the daemon has no place for -----------------------------------------------------------------------------
+    # -- facts that the daemon cannot store ---------------------------------------------------------------------------
 
     def remember(self, topic: str, message_id: str, facts: Facts) -> None:
-        """Keep facts about a message that was given back; the oldest are forgotten."""
+        """Store facts about a postponed message; above ``FACTS_MAX`` the oldest are evicted."""
         with self._changed:
             self._facts[topic, message_id] = facts
             self._facts.move_to_end((topic, message_id))
@@ -153,12 +153,12 @@ class Holds:
                 self._facts.popitem(last=False)
 
     def facts(self, topic: str, message_id: str) -> Facts | None:
-        """Return what this client knows about a message."""
+        """Return the facts about a message, or None."""
         with self._changed:
             return self._facts.get((topic, message_id))
 
     def forget(self, topic: str, message_id: str) -> None:
-        """The message is finished, or dead."""
+        """Remove the facts of a message that is finished or dead."""
         with self._changed:
             self._facts.pop((topic, message_id), None)
 
@@ -190,7 +190,7 @@ class Holds:
             with self._changed:
                 hold.is_extending = False
                 after, hold.after = hold.after, None
-                is_current = hold.handle == handle  # else it was handed out to us again meanwhile
+                is_current = hold.handle == handle  # False if it was delivered to us again meanwhile
                 if answer is not None and failure is None and is_current:
                     hold.handle = answer.receipt_handle or handle
                 is_good = failure is None or not is_current
@@ -213,7 +213,7 @@ class Holds:
 
 
 def hide(calls: Calls, hold: Hold, invisible_ms: int, *, is_suspended: bool, told: Told) -> None:
-    """Set when a message is visible again; suspended, its next delivery is no further attempt."""
+    """Set the invisible duration of a message; if suspended, its next delivery is not a further attempt."""
     request = wire.ChangeInvisibleDurationRequest(
         receipt_handle=hold.handle, message_id=hold.message_id, suspend=is_suspended
     )
@@ -223,4 +223,4 @@ def hide(calls: Calls, hold: Hold, invisible_ms: int, *, is_suspended: bool, tol
 
 
 def _ignore(_answer: object, _failure: SinkError | None) -> None:
-    """Nobody waits for it."""
+    """Ignore the answer."""

@@ -1,4 +1,4 @@
-"""What the daemon must know before the first message of a type: the group, its policy, the topic, the subscription."""
+"""Preparation of a type in the daemon before its first message: group, retry policy, topic and subscription."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger("dmq.client")
 
 Then = Callable[[SinkError | None], None]
 
-# The hook decides when an entry is dead. A delay is asked for with each failure, so this one is never used.
+# The hook decides when an entry is dead. Each failure requests its own delay, so this one is never used.
 _POLICY = admin_wire.Policy(fixed=admin_wire.FixedBackoff(delay_ms=0), max_attempts=MAX_ATTEMPTS_LIMIT)
 
 
 class Setup:
-    """Prepares topics, each once, and again after the daemon was away: it may have come back with an empty store."""
+    """Preparation of topics, once each, and again after an outage: the daemon may have returned with an empty store."""
 
     def __init__(self, calls: Calls, timeout_s: float) -> None:
         self._calls = calls
@@ -35,12 +35,12 @@ class Setup:
         self._telling = 0
 
     def close(self) -> None:
-        """Wait, up to the deadline of a call, until those who wait for a topic were told."""
+        """Wait, up to the deadline of a call, until all callbacks of pending preparations have run."""
         with self._lock:
             self._lock.wait_for(lambda: not self._waiting and not self._telling, self._timeout_s)
 
     def reset(self) -> None:
-        """Forget what the daemon knows."""
+        """Prepare the group and all topics again at their next use."""
         with self._lock:
             self._has_group = False
             self._topics.clear()
@@ -60,7 +60,7 @@ class Setup:
             threading.Thread(target=self._work, args=(topic,), name="dmq-sidecar-setup", daemon=True).start()
 
     def prepare_now(self, topic: str) -> None:
-        """Return when the topic is ready; raise ``SinkError`` if it cannot be."""
+        """Return when the topic is ready; raise ``SinkError`` if the preparation fails."""
         with self._lock:
             if topic in self._topics:
                 return
@@ -68,7 +68,7 @@ class Setup:
         route = wire.QueryRouteRequest()
         route.topic.name = topic
         self._calls.ask_now("QueryRoute", route)
-        with admin(self._calls) as client:  # also in a daemon whose new groups begin at the end
+        with admin(self._calls) as client:  # subscribe now, for daemons with new groups that start at the end
             client.subscribe(GROUP, topic)
         with self._lock:
             self._topics.add(topic)
@@ -79,7 +79,7 @@ class Setup:
             self.prepare_now(topic)
         except SinkError as error:
             failure = error
-        except Exception as error:  # whatever it is: callers wait for an answer
+        except Exception as error:  # callers wait for a result in any case
             log.exception("setup_failed", topic=topic)
             failure = SinkError(f"the topic {topic} could not be prepared: {error}")
         with self._lock:
@@ -92,7 +92,7 @@ class Setup:
             self._lock.notify_all()
 
     def _prepare_group(self) -> None:
-        """Let the daemon never give up before the hook does, unless an operator set a policy for the group."""
+        """Set a policy with the maximum of attempts, so that only the hook gives up; an operator's policy is kept."""
         with self._lock:
             if self._has_group:
                 return

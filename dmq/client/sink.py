@@ -1,4 +1,4 @@
-"""A client of the daemon: fits ``retry.sink.DelaySink``, so that many processes share one store.
+"""A client of the daemon that implements ``retry.sink.DelaySink``, so that many processes share one store.
 
 put      SendMessage, delayed until the entry is due         take    ReceiveMessage of a simple consumer
 finish   AckMessage                                          again   ChangeInvisibleDuration
@@ -51,27 +51,28 @@ _FORKED = "the client was made before this process was forked: make it in the wo
 
 
 class SidecarClient:
-    """Keeps entries in the daemon at ``address``; see ``DelaySink`` for what its methods promise.
+    """A sink that stores entries in the daemon at ``address``; ``DelaySink`` has the contracts of its methods.
 
-    What is particular to it:
+    Differences from other sinks:
 
-    - ``can_hold`` is False: to write ahead, the daemon would have to give a message back that nobody took.
-    - ``has_waiting`` is True for every key. Only the daemon knows what other processes left there, so ordered sends
-      all go through it, and it keeps the order: entries of a key are accepted in their order, and a later one is not
-      handed out before the first is finished or dead.
-    - The daemon keeps an entry as it was put, and counts its attempts. The last error, and the exact due time of a
-      repetition, are known to the process that gave the entry back, not to others. That an attempt may have succeeded
-      is stored for entries without a key. Why an entry is dead is stored.
-    - Entries of one type come from several queues: the longest due is first within what one ``take`` returns. Over
-      all it is first within the bound of GUARANTEES, section 2.
-    - A repetition of an entry with a key is never hidden for longer than 12 h at a time. If its process ends
-      meanwhile, another one may get it after that.
-    - A process that dies within a second of taking an entry may cost it an attempt.
-    - ``stats`` counts what has not come due since it was put, or since this process gave it back. What is due and not
-      taken yet is not counted: the daemon does not say. Bytes and the oldest entry are not known either.
+    - ``can_hold`` is False: for a write-ahead, the daemon would have to return a message that no consumer received.
+    - ``has_waiting`` is True for every key. Only the daemon has the entries of other processes, so all ordered sends
+      pass through it. It keeps the order: entries of a key are accepted in order, and the next one is handed out
+      after the previous one is finished or dead.
+    - The daemon stores an entry as it was put, and counts its attempts. Only the process that postponed an entry has
+      its last error and the exact due time of the retry. The flag that an attempt may have succeeded is stored for
+      entries without a key. The cause of death is stored.
+    - Entries of one type come from several queues. Within one ``take`` they are ordered by due time. Across calls
+      the order is within the bound of GUARANTEES, section 2.
+    - A retry of an entry with a key is hidden for at most 12 h at a time. If its process ends meanwhile, another one
+      may receive it after that.
+    - The death of a process within a second of receiving an entry may cost it an attempt.
+    - ``stats`` counts entries that are not due since their put, or since this process postponed them. Due entries that
+      no consumer holds are not counted, because the daemon does not report them. Bytes and the oldest entry are
+      unknown as well.
 
-    Nothing connects before the first call. Every call has a deadline of ``timeout_s``; a daemon that is away is found
-    again by itself. Raises ImportError if the packages of the extra ``client`` are missing.
+    The client connects at the first call. Every call has a deadline of ``timeout_s``. After an outage of the daemon it
+    reconnects on its own. The import of this package raises ImportError if the extra ``client`` is missing.
     """
 
     can_hold = False
@@ -86,9 +87,10 @@ class SidecarClient:
         secret_key: str = "",
         tls: ClientTls | None = None,
     ) -> None:
-        """``access_key`` and ``secret_key`` are for daemons that want them; without ``tls`` nothing is encrypted.
+        """Daemons with access control need ``access_key`` and ``secret_key``; without ``tls`` the connection is plain
+        text.
 
-        ``dmq.config.contexts.ContextError`` if a file of ``tls`` cannot be used.
+        Raises ``dmq.config.contexts.ContextError`` if a file of ``tls`` cannot be used.
         """
         self.address = address
         self._clock = clock or SystemClock()
@@ -98,15 +100,15 @@ class SidecarClient:
         self._holds = Holds(self._calls, self._clock)
         self._dead = DeadSet(self._clock, self._calls)
         self._setup = Setup(self._calls, timeout_s)
-        self._batches: dict[str, int] = {}  # by topic: how many to ask for at once
+        self._batches: dict[str, int] = {}  # batch size by topic
         self._is_closed = False
 
     @classmethod
     def from_context(cls, name: str = "", *, timeout_s: float = TIMEOUT_S, clock: Clock | None = None) -> Self:
-        """Return a client of the daemon to which a context leads, one that ``dmq context add`` made.
+        """Return a client for the daemon of a context, which ``dmq context add`` created.
 
-        Without a name that is the one of ``DMQ_CONTEXT``, or else the current one. Of the environment nothing else
-        counts. ``dmq.config.contexts.ContextError`` if there is none, or it names what cannot be used.
+        Without a name, the context is the one of ``DMQ_CONTEXT``, or else the current one. Other environment variables
+        are ignored. Raises ``dmq.config.contexts.ContextError`` if there is no context, or if it cannot be used.
         """
         target = target_of(name)
         return cls(
@@ -126,18 +128,20 @@ class SidecarClient:
 
     @property
     def clock(self) -> Clock:
-        """This host's clock. What is put is due by the daemon's, what is given back by the time between."""
+        """This host's clock. The daemon's clock determines when a put entry is due; a postponed one waits for a
+        duration.
+        """
         return self._clock
 
     @property
     def lost_total(self) -> int:
-        """How many entries came to somebody else while they were in hand: the daemon was out of reach for too long."""
+        """The number of held entries that other consumers received, because the daemon was unreachable for too long."""
         return self._holds.lost_total
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
     def put(self, entry: Entry, *, is_held: bool = False) -> Future[Held | None]:  # noqa: ARG002 - see can_hold
-        """Keep ``entry``; the result is ``None`` also with ``is_held``."""
+        """Store ``entry``; the result is ``None`` even with ``is_held``."""
         done: Future[Held | None] = _future()
         failure = self._refusal() or _refusal_of(entry)
         if failure is not None:
@@ -171,7 +175,7 @@ class SidecarClient:
             error=error[:ERROR_CHARS_MAX] or held.entry.error,
             is_uncertain=is_uncertain or held.entry.is_uncertain,
         )
-        # What must be stored goes with a new message; one with a key would lose its place.
+        # State that must be stored needs a new message; an entry with a key would lose its place in the order.
         is_new = due_at_ms - self._clock.now_ms() > INVISIBLE_MS_MAX or entry.is_uncertain > held.entry.is_uncertain
         if is_new and not entry.key:
             return self._end(held, partial(self._put_anew, entry))
@@ -201,7 +205,7 @@ class SidecarClient:
                 self._setup.reset()
                 if self._refusal() is None:
                     raise
-                break  # it was closed under the call
+                break  # closed during the call
             if taken or self._clock.monotonic_s() >= until_s:
                 return taken
         return []
@@ -243,13 +247,13 @@ class SidecarClient:
                 hide(self._calls, hold, min(early_ms, INVISIBLE_MS_MAX), is_suspended=True, told=_ignore)
             elif self._holds.add(hold):
                 taken.append(Held(entry, hold))
-        # The daemon hands out several of one key at once. To send most of them back each time would be a waste.
+        # The daemon hands out several entries of one key at once. A smaller batch avoids releasing most of them.
         self._batches[topic] = max(1, batch // 4) if followers else min(2 * batch, RECEIVE_BATCH_MAX)
         taken.sort(key=lambda each: each.entry.due_at_ms)
         return taken
 
     def _entry_of(self, hold: Hold, message: wire.Message) -> Entry | None:
-        """Return the entry of a delivery as it is now; one that is none is dead at once, and its bytes are kept."""
+        """Return the current entry of a delivery; dead-letter a message without an entry at once, with its bytes."""
         system = message.system_properties
         stored_at = system.store_timestamp
         stored_at_ms = stored_at.seconds * 1000 + stored_at.nanos // 1_000_000
@@ -292,7 +296,7 @@ class SidecarClient:
         self._calls.ask("AckMessage", request, told)
 
     def _hide(self, entry: Entry, hold: Hold, done: Future[None], *, is_counted: bool) -> None:
-        # Before the call: the message may be handed out to another thread before its answer is told.
+        # Before the call: another thread may receive the message before the answer is processed.
         facts = Facts(entry.error, entry.is_uncertain, entry.due_at_ms)
         self._holds.remember(hold.topic, hold.message_id, facts)
         if is_counted:
@@ -307,7 +311,7 @@ class SidecarClient:
         )
 
     def _put_anew(self, entry: Entry, hold: Hold, done: Future[None]) -> None:
-        """Put the entry as it is now, then acknowledge its message: after a crash in between it comes twice."""
+        """Put the current entry, then acknowledge its old message; after a crash in between both are delivered."""
         request = wire.SendMessageRequest(messages=[encode(entry, hold.turn + 1)])
 
         def told(_: object, failure: SinkError | None) -> None:
@@ -331,7 +335,7 @@ class SidecarClient:
         self._holds.ended(hold, failure)
         if isinstance(failure, HoldLost):
             log.warning("hold_lost", topic=hold.topic, message_id=hold.message_id, error=str(failure))
-            failure = None  # whoever has it now decides about it; nobody can do more from here
+            failure = None  # the new holder is responsible for the entry
         self._told(done, None, failure)
 
     def _told(self, done: Future[Any], _: object, failure: SinkError | None) -> None:
@@ -363,7 +367,7 @@ class SidecarClient:
         return self._dead.types()
 
     def close(self) -> None:
-        """Let go: what is held is visible to others at once. Waits for calls under way, up to their deadline."""
+        """Release all holds, so that they are visible at once. Wait for calls in flight, up to their deadline."""
         if os.getpid() != self._pid or self._is_closed:
             return
         self._is_closed = True
@@ -387,14 +391,14 @@ class SidecarClient:
 
 
 def _future() -> Future[Any]:
-    """Return a future that cannot be cancelled: its call is under way."""
+    """Return a future that cannot be cancelled, because its call is in flight."""
     made: Future[Any] = Future()
     made.set_running_or_notify_cancel()
     return made
 
 
 def _refusal_of(entry: Entry) -> SinkError | None:
-    """Return what is wrong with an entry, before anything is sent."""
+    """Return the error of an invalid entry, found before any call."""
     if len(entry.uid) != UID_BYTES:
         return SinkError(f"a uid has {UID_BYTES} bytes, not {len(entry.uid)}")
     if len(entry.key.encode(errors="surrogatepass")) > KEY_BYTES_MAX:
@@ -419,4 +423,4 @@ def _hold_of(type_name: str, topic: str, message: wire.Message) -> Hold:
 
 
 def _ignore(_answer: object, _failure: SinkError | None) -> None:
-    """Nobody waits for it: otherwise the message comes back when its invisible duration is over."""
+    """Ignore the answer: after an error the message is redelivered when its invisible duration expires."""
