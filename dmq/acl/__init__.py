@@ -1,9 +1,10 @@
-"""Who may do what: access keys, their rules, and the signature that official clients send. No transport, no protocol.
+"""Access control: access keys, their rules, and the signature of official clients. Independent of transport and
+protocol.
 
-    rules      what a key may do, and by which rule             pure
-    signature  the signature of a call, checked and made        pure
-    file       the file of keys, read again when it changes
-    guard      calls in, the key that may make them out
+    rules      permissions of a key, and the rule for each      pure
+    signature  parsing of a call's signature                    pure
+    file       the file of keys, reloaded when it changes
+    guard      authenticates and authorizes calls
 
-Its users are ``dmq.rocketmq_server.calls.access`` for the public protocol and ``dmq.admin.api.access`` for operators.
+Used by ``dmq.rocketmq_server.calls.access`` for the public protocol and by ``dmq.admin.api.access`` for operators.
 """

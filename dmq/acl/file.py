@@ -1,6 +1,6 @@
-"""The file of access keys (TOML), read again when it changes.
+"""The file of access keys (TOML), reloaded when it changes.
 
-signature_window = "15h"            # optional; "none": a signature is good for ever
+signature_window = "15h"            # optional; "none": a signature never expires
 
 [keys.shop]                         # the access key
 secret = "..."
@@ -37,23 +37,23 @@ from dmq.errors import DmqError
 
 log = structlog.get_logger("dmq.acl")
 
-# A date-time is local time: zones reach from 12 h behind UTC to 14 h before it. The rest is for clocks that differ.
+# A date-time is local time: zones range from UTC-12 to UTC+14. The rest is a margin for clock differences.
 WINDOW_MS_DEFAULT: Final = 15 * 3_600_000
 _BYTES_MAX: Final = 1024 * 1024
 _SECRET_CHARS_MAX: Final = 1024
-_LOOK_S: Final = 1.0  # how often the file is looked at
-_NAME = re.compile(r"[!-+\-.0-~]{1,128}")  # what a header can carry, without the comma and the slash that end it there
+_LOOK_S: Final = 1.0  # interval of the checks for a changed file
+_NAME = re.compile(r"[!-+\-.0-~]{1,128}")  # visible ASCII for a header, without its separators comma and slash
 _PATTERN = re.compile(r"[*%|a-zA-Z0-9_-]{1,255}")
 _Stamp = tuple[int, int, int, int]
 
 
 class AclError(DmqError):
-    """The file of access keys cannot be used; the text says where and why, and never holds a secret."""
+    """The file of access keys cannot be used; the text has the position and the reason, and never a secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Keys:
-    """The access keys by name, and how far the date of a signature may be from now (``None``: any)."""
+    """The access keys by name, and the maximum difference between a signature's date and now (``None``: any)."""
 
     by_name: Mapping[str, AccessKey]
     window_ms: int | None = WINDOW_MS_DEFAULT
@@ -61,9 +61,9 @@ class Keys:
 
 @dataclass(slots=True)
 class KeyFile:
-    """Gives the keys that count now. While a new file is wrong, the ones before count, and the log says so once.
+    """Source of the current keys. The last valid keys apply while a changed file is invalid, which is logged once.
 
-    ``problem`` is what is wrong with it meanwhile; empty: nothing. One that does not ``tell`` leaves the log to others.
+    ``problem`` is the error of the current file; empty if it is valid. Without ``tells`` another process logs it.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class KeyFile:
     _look_at_s: float = field(default=0.0, init=False)
 
     def keys(self) -> Keys:
-        """Return them; ``AclError`` if there never was a good file."""
+        """Return the current keys; raise ``AclError`` if no valid file was ever read."""
         now_s = self.clock.monotonic_s()
         if self._keys is not None and now_s < self._look_at_s:
             return self._keys
@@ -99,7 +99,7 @@ class KeyFile:
 
 
 def read(path: Path) -> Keys:
-    """Read a file of access keys that nobody but its owner, and at most its group, can read. Raises ``AclError``."""
+    """Read a file of access keys that only its owner, and at most its group, can read. Raises ``AclError``."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
@@ -117,12 +117,12 @@ def read(path: Path) -> Keys:
         return parse(content.decode())
     except UnicodeDecodeError:
         raise AclError(f"{path} is not in UTF-8") from None
-    except ValueError as error:  # TOML's own is one
+    except ValueError as error:  # tomllib's error is a ValueError
         raise AclError(f"{path}: {error}") from None
 
 
 def parse(text: str) -> Keys:
-    """Read the content of a file of access keys; ``ValueError`` says what is wrong, without values."""
+    """Parse the content of a file of access keys; raise ``ValueError`` with the reason, without values."""
     document = tomllib.loads(text)
     _check_names(document, {"signature_window", "keys"}, "")
     tables = document.get("keys", {})
@@ -133,7 +133,7 @@ def parse(text: str) -> Keys:
 
 
 def is_access_key(name: str) -> bool:
-    """Say whether ``name`` can be an access key."""
+    """Return True if ``name`` is a valid access key."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -215,7 +215,7 @@ def _check_names(table: Mapping[str, Any], known: set[str], where: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would block until it has a writer
 
 
 def _stamp_of(path: Path) -> _Stamp | None:
@@ -223,4 +223,4 @@ def _stamp_of(path: Path) -> _Stamp | None:
         state = path.stat()
     except OSError:
         return None
-    return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino  # a change of mode is in the second
+    return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino  # a change of mode changes ctime only

@@ -1,4 +1,4 @@
-"""Admission: who a call is from, and whether that one may make it at all, said by its headers alone."""
+"""Admission of calls by their headers: authentication, and the permissions that the RPC needs on any resource."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KEPT: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """What the headers of an RPC decide. Without ``lacks`` it needs no key.
+    """The header checks of one RPC. Without ``lacks`` it needs no key.
 
-    ``lacks`` says what a key has no rule for at all, whatever the request will name; None if there may be one.
+    ``lacks`` returns a permission that a key lacks for every resource; None if a rule may apply.
     """
 
     rpc: str
@@ -30,17 +30,17 @@ class Entrance:
 
 
 class Gate:
-    """Admits calls. With a guard a call of an entrance that has ``lacks`` needs a key. Belongs to the event loop."""
+    """Admission of calls. With a guard, RPCs with ``lacks`` need a key. The event loop owns it."""
 
     def __init__(self, entrances: Mapping[str, Entrance], guard: Guard | None, quotas: Quotas) -> None:
-        """``entrances`` are found by path; a path without one needs an admin key, if there are keys."""
+        """``entrances`` are keyed by path, with one for every served path."""
         self._entrances = dict(entrances)
         self._guard = guard
         self._quotas = quotas
         self._known: dict[tuple[str, str], Admission] = {}  # of calls that need no key
 
     def admit(self, path: str, headers: RequestHeaders, address: str) -> Admission:
-        """Judge a call. What is wrong is the ``refusal`` of the answer; nothing is raised."""
+        """Return the admission of a call. An error is its ``refusal`` and is not raised."""
         known = self._known.get((path, address))
         if known is not None:
             return known
@@ -53,7 +53,7 @@ class Gate:
         return known
 
     def judge(self, entrance: Entrance, header: Header, address: str) -> Admission:
-        """As ``admit``, of a call of any transport that needs a key."""
+        """Return the admission of a call that needs a key, from any transport."""
         assert self._guard is not None
         assert entrance.lacks is not None
         try:
@@ -69,7 +69,7 @@ class Gate:
 
 
 def holders_of(admission: Admission | None) -> tuple[Holder, ...]:
-    """Return who a call counts for; nobody if its transport does not say who it is from."""
+    """Return the quota holders of a call; empty if its transport does not identify the client."""
     if admission is None:
         return ()
     if not admission.address:

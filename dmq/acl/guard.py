@@ -1,4 +1,4 @@
-"""Lets calls through, or says why not."""
+"""Authentication and authorization of calls."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ log = structlog.get_logger("dmq.acl")
 
 _DECISIONS_KEPT: Final = 8192
 _LOG_EVERY_S: Final = 1.0  # a client repeats a refused call for ever
-# Who has no key takes as long to refuse as who has one.
+# Unknown keys are refused in the same time as known ones.
 _NOBODY: Final = AccessKey(name="", secret=b"nobody")
 
 
 class Guard:
-    """Knows the access keys, and judges calls by them. Belongs to the event loop.
+    """The check of calls against the access keys. The event loop owns it.
 
-    Raises ``Refused`` with ``UNAUTHORIZED`` or ``FORBIDDEN``. A call that is refused changed nothing.
+    Raises ``Refused`` with ``UNAUTHORIZED`` or ``FORBIDDEN``. A refused call has no effect.
     """
 
     def __init__(self, file: KeyFile, clock: Clock) -> None:
-        """Read ``file``; raises ``AclError`` if it cannot be used."""
+        """Read ``file``; raise ``AclError`` if it cannot be used."""
         self._file = file
         self._clock = clock
         self._keys = file.keys()
@@ -41,7 +41,7 @@ class Guard:
         self._unlogged = 0
 
     def admit(self, rpc: str, header: Header, needs: Iterable[Need]) -> AccessKey:
-        """Return the key that signed a call and is enough for all of ``needs``."""
+        """Return the key that signed a call and has all of ``needs``."""
         key: AccessKey | None = None
         try:
             key = self._signer(header)
@@ -52,7 +52,9 @@ class Guard:
         return key
 
     def enter(self, rpc: str, header: Header, lacks: Callable[[AccessKey], Need | None]) -> AccessKey:
-        """Return the key that signed a call, unless it ``lacks`` any rule for it; what it names is for ``check``."""
+        """Return the key that signed a call unless it ``lacks`` every rule for it; ``check`` covers the named
+        resources.
+        """
         key: AccessKey | None = None
         try:
             key = self._signer(header)
@@ -65,7 +67,7 @@ class Guard:
         return key
 
     def check(self, rpc: str, key: AccessKey, needs: Iterable[Need]) -> None:
-        """Judge what the request names of a call that ``enter`` let in."""
+        """Check the resources in the request of a call that ``enter`` admitted."""
         try:
             self._check(key, needs)
         except Refused as refused:
@@ -73,7 +75,7 @@ class Guard:
             raise
 
     def recheck(self, rpc: str, key: AccessKey, needs: Iterable[Need]) -> None:
-        """Judge a stream that ``key`` opened by the rules of now: the key may be gone, or allow less than then."""
+        """Check a stream of ``key`` against the current rules: the key may be removed, or have fewer permissions."""
         try:
             now = self._current().by_name.get(key.name)
             if now is None or now.secret != key.secret:
@@ -87,7 +89,7 @@ class Guard:
         keys = self._file.keys()
         if keys is not self._keys:
             self._keys = keys
-            self._decide.cache_clear()  # secrets that are gone stay in no cache
+            self._decide.cache_clear()  # removed secrets must not stay in the cache
         return keys
 
     def _signer(self, header: Header) -> AccessKey:
@@ -106,7 +108,7 @@ class Guard:
 
     def _check(self, key: AccessKey, needs: Iterable[Need]) -> None:
         for need in needs:
-            # Names have no bound before a service looks at them: long ones are judged, and not kept.
+            # The length of a name is not validated yet: long names are checked without the cache.
             if not (self._decide(key, need) if len(need.name) <= NAME_CHARS_MAX else key.may(need)):
                 raise Refused(Broken.FORBIDDEN, f"access key {key.name!r} lacks {need}")
 
@@ -115,7 +117,7 @@ class Guard:
         if now_s < self._log_at_s:
             self._unlogged += 1
             return
-        # Not what a stranger calls itself: it may be a secret in the wrong place.
+        # Not the name that an unauthenticated caller sends: it may be a misplaced secret.
         name = key.name if key is not None else ""
         log.warning("access_refused", rpc=rpc, access_key=name, why=str(refused), unlogged=self._unlogged)
         self._log_at_s, self._unlogged = now_s + _LOG_EVERY_S, 0

@@ -1,7 +1,7 @@
-"""How much one access key, and one client address, may have at a time: topics, groups, streams, polls, sends, bytes ...
+"""Quotas of one access key, and of one client address: topics, groups, streams, polls, sends, bytes ...
 
-A call counts for its key, if it has one, and for its address; what client it says it is does not matter here. Limits
-that nobody set are defaults that a sidecar does not feel: see ``DEFAULTS``.
+A call counts for its key, if it has one, and for its address; its client id is irrelevant. The default limits are high
+enough for the clients of a sidecar: see ``default_of``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dmq.store.schema.limits import Limit, decode_limits, encode_limits
 KEY: Final = "key"
 ADDRESS: Final = "address"
 LIMIT_MAX: Final = 2**40
-SET_MAX: Final = 10_000  # limits that are set; each is a few bytes in memory and in the store's one row of them
-RESERVE_PART: Final = 8  # of the bytes that may wait, operators and health checks on this host have one of so many
-_LOOK_AGAIN_S: Final = 1.0  # at thousands of names, to see which are there
+SET_MAX: Final = 10_000  # configured limits; each has a few bytes in memory and in the single row of the store
+RESERVE_PART: Final = 8  # operators and health checks on this host have this fraction of the buffered bytes
+_LOOK_AGAIN_S: Final = 1.0  # between two existence checks of thousands of names
 _HOLDERS_KEPT: Final = 20_000
-_OPERATORS_PART: Final = 20  # of what this host's clients share, operators keep a twentieth
+_OPERATORS_PART: Final = 20  # operators have a twentieth of this host's share
 _STRANGERS_PART: Final = 4
 
 
 class Quota(StrEnum):
-    """What is limited. The first four count what was made since the daemon started and is still there."""
+    """The limited resources. The first four count existing objects that were created since the start of the daemon."""
 
     TOPICS = "topics"
     GROUPS = "groups"
@@ -49,7 +49,7 @@ RATES_S: Final[Mapping[Quota, int]] = {Quota.NEW_PER_MIN: 60, Quota.SENDS_PER_S:
 
 
 class Holder(NamedTuple):
-    """Whose something is: ``key shop``, ``address 10.0.0.7``, ``address loopback``."""
+    """The key or address that a resource counts for: ``key shop``, ``address 10.0.0.7``, ``address loopback``."""
 
     kind: str
     name: str
@@ -60,7 +60,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What all holders together may have; the defaults of one are parts of it."""
+    """Limits of all holders together; the defaults of one holder are fractions of them."""
 
     streams: int = 10_000
     polls: int = 10_000
@@ -71,10 +71,10 @@ class Bounds:
 
 
 def default_of(quota: Quota, holder: Holder, bounds: Bounds, *, has_rules: bool = True) -> int | None:
-    """Return the limit that counts where none is set; None: there is none.
+    """Return the limit that applies if none is set; None if there is none.
 
-    All clients of a sidecar come from this host, which is one address, so that has what there is, without the
-    operators' part. An address elsewhere and a key have a quarter. A key without a single rule has next to nothing.
+    All clients of a sidecar come from this host, which counts as one address. Its limit is the whole bound without the
+    operators' part. A remote address and a key have a quarter. A key without any rule has a minimum.
     """
     if quota is Quota.SENDS_PER_S:
         return None
@@ -98,7 +98,7 @@ def default_of(quota: Quota, holder: Holder, bounds: Bounds, *, has_rules: bool 
 
 
 class OverQuota(Overloaded):
-    """A holder has all that its quota allows; the text names the quota, the value and the limit."""
+    """A holder has reached a quota; the text names the quota, the value and the limit."""
 
     def __init__(self, quota: Quota, holder: Holder, *, used: int, limit: int) -> None:
         super().__init__(f"quota {quota.value} of {holder}: {used} in use", limit=limit)
@@ -106,21 +106,21 @@ class OverQuota(Overloaded):
 
 @dataclass(slots=True)
 class _Use:
-    """What one holder has."""
+    """The resources in use by one holder."""
 
     held: dict[Quota, int] = field(default_factory=dict)
     names: dict[Quota, set[str]] = field(default_factory=dict)
-    looked_s: dict[Quota, float] = field(default_factory=dict)  # when it was seen last which of the names are there
-    left: dict[Quota, TokenBucket] = field(default_factory=dict)  # of a rate
+    looked_s: dict[Quota, float] = field(default_factory=dict)  # time of the last existence check of the names
+    left: dict[Quota, TokenBucket] = field(default_factory=dict)  # rates only
 
 
 def pair_name(group: str, topic: str) -> str:
-    """Return the name under which a subscription counts: no name of either has a slash."""
+    """Return the name of a subscription in quotas: neither of its parts contains a slash."""
     return f"{group}/{topic}"
 
 
 class Use(NamedTuple):
-    """A row of what operators see."""
+    """A row of the operators' report."""
 
     holder: Holder
     quota: Quota
@@ -130,10 +130,10 @@ class Use(NamedTuple):
 
 
 class Quotas:
-    """Counts what holders have, and refuses what is too much. Belongs to the event loop.
+    """Counters of the holders' resources; refuses use above the limits. The event loop owns it.
 
-    Two calls of one holder count together wherever they come from: a key's limit counts its calls from everywhere, an
-    address's those with any key. ``bytes_of`` and ``on_change`` belong to whoever counts the bytes.
+    All calls of one holder count together: those of a key from every address, those of an address with every key.
+    ``bytes_of`` and ``on_change`` are set by the owner of the byte accounts.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Quotas:
         *,
         is_known: Callable[[Quota, str], bool] = lambda _, __: True,
     ) -> None:
-        """``limits`` is what ``encoded`` returned; ``is_known`` says whether what was made is still there.
+        """``limits`` is a result of ``encoded``; ``is_known`` returns True if a created object still exists.
 
-        Raises ValueError if ``limits`` are no limits.
+        Raises ValueError if ``limits`` cannot be decoded.
         """
         self.bounds = bounds or Bounds()
         self._clock = clock
@@ -161,14 +161,14 @@ class Quotas:
     # -- what counts ---------------------------------------------------------------------------------------------------
 
     def judge(self, key: AccessKey) -> None:
-        """Note whether a key has any rule."""
+        """Record whether a key has any rule."""
         if key.is_admin or key.role or key.rules:
             self._ruleless.discard(key.name)
         elif len(self._ruleless) < _HOLDERS_KEPT:
             self._ruleless.add(key.name)
 
     def limit(self, quota: Quota, holder: Holder) -> int | None:
-        """Return the limit that counts."""
+        """Return the effective limit."""
         found = self._set.get((holder, quota))
         if found is not None:
             return found
@@ -176,7 +176,7 @@ class Quotas:
         return default_of(quota, holder, self.bounds, has_rules=has_rules)
 
     def take(self, quota: Quota, holders: tuple[Holder, ...]) -> None:
-        """Count one more of something that is held; ``free`` it later. Raises OverQuota, and then counts nothing."""
+        """Count one more held resource, to be released by ``free``. Raises OverQuota without counting it."""
         for holder in holders:
             used, limit = self._use(holder).held.get(quota, 0), self.limit(quota, holder)
             if limit is not None and used >= limit:
@@ -194,9 +194,9 @@ class Quotas:
                 del held[quota]
 
     def spend(self, quota: Quota, holders: tuple[Holder, ...], count: int = 1) -> None:
-        """Take ``count`` of a rate. Raises OverQuota, and then takes nothing.
+        """Use ``count`` tokens of a rate. Raises OverQuota without using any.
 
-        What is there at most is what one period brings, or a single call: a send of many messages waits, and is served.
+        The bucket holds the tokens of one period. A call with a larger count needs a full bucket and leaves a debt.
         """
         now_s, period_s = self._clock.monotonic_s(), RATES_S[quota]
         paid: list[tuple[_Use, TokenBucket]] = []
@@ -213,7 +213,7 @@ class Quotas:
             use.left[quota] = left
 
     def make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
-        """Count what is about to be made, by its name. Raises OverQuota, up to a second after another was removed."""
+        """Count an object before its creation. Raises OverQuota, up to a second after another object was removed."""
         for holder in holders:
             names, limit = self._use(holder).names.setdefault(quota, set()), self.limit(quota, holder)
             if limit is not None and len(names) >= limit and name not in names:
@@ -226,7 +226,7 @@ class Quotas:
             self._use(holder).names[quota].add(name)
 
     def _look_again(self, use: _Use, quota: Quota) -> None:
-        """Forget names that are not there any more; seldom, for each call beyond the limit asks for it."""
+        """Drop names of removed objects; rate-limited, because every call above the limit triggers it."""
         now_s, names = self._clock.monotonic_s(), use.names[quota]
         if now_s < use.looked_s.get(quota, -_LOOK_AGAIN_S) + _LOOK_AGAIN_S:
             return
@@ -234,14 +234,14 @@ class Quotas:
         names.intersection_update([name for name in names if self.is_known(quota, name)])
 
     def about_to_make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
-        """As ``make``, of what a call uses, and which is created if it does not exist."""
+        """Count as ``make`` does, if the object that a call uses does not exist yet."""
         if not self.is_known(quota, name):
             self.make(quota, holders, name)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def change(self, holder: Holder, quota: Quota, limit: int | None) -> bytes:
-        """Set a limit, or with None go back to the default; return what is to be kept. Counts at once."""
+        """Set a limit, or restore the default with None; effective at once. Return the encoded limits to store."""
         if limit is None:
             self._set.pop((holder, quota), None)
         elif (holder, quota) not in self._set and len(self._set) >= SET_MAX:
@@ -253,17 +253,17 @@ class Quotas:
         return self.encoded()
 
     def read(self, limits: bytes) -> None:
-        """Have the limits count that ``encoded`` returned, of another one of these, and no others."""
+        """Replace all limits by those that another instance's ``encoded`` returned."""
         self._set = dict(_decoded(limits)) if limits else {}
         self.limits_sends = self._has_send_limits()
         self.on_change()
 
     def encoded(self) -> bytes:
-        """Return the limits that are set, to be kept."""
+        """Return the configured limits, to be stored."""
         return encode_limits(Limit(*holder, quota.value, limit) for (holder, quota), limit in sorted(self._set.items()))
 
     def rows(self) -> Iterator[Use]:
-        """Give what each holder has or was given a limit for, by holder and quota."""
+        """Yield the use and limit of each holder with either, ordered by holder and quota."""
         for holder in sorted({*self._uses, *(holder for holder, _ in self._set)}):
             for quota in Quota:
                 used, is_set = self.used(quota, holder), (holder, quota) in self._set
@@ -271,7 +271,7 @@ class Quotas:
                     yield Use(holder, quota, used, self.limit(quota, holder), is_set)
 
     def used(self, quota: Quota, holder: Holder) -> int:
-        """Return how much of a quota a holder has in use."""
+        """Return the amount of a quota that a holder has in use."""
         use = self._uses.get(holder)
         if quota is Quota.BYTES:
             return self.bytes_of(holder)
@@ -287,7 +287,7 @@ class Quotas:
     def _use(self, holder: Holder) -> _Use:
         use = self._uses.get(holder)
         if use is None:
-            if len(self._uses) >= _HOLDERS_KEPT:  # rates that are full again are worth nothing
+            if len(self._uses) >= _HOLDERS_KEPT:  # a full bucket carries no information
                 self._uses = {who: use for who, use in self._uses.items() if use.held or use.names}
             use = self._uses[holder] = _Use()
         return use
@@ -299,5 +299,5 @@ class Quotas:
 def _decoded(kept: bytes) -> Iterator[tuple[tuple[Holder, Quota], int]]:
     known = {each.value for each in Quota}
     for kind, name, quota, limit in decode_limits(kept):
-        if quota in known:  # others are of a later version
+        if quota in known:  # unknown quotas come from a later version
             yield (Holder(kind, name), Quota(quota)), limit

@@ -1,8 +1,8 @@
-"""What an access key may do: nothing, but for what one of its rules allows.
+"""Permissions of an access key: only those that one of its rules grants.
 
-Rules only add up: none takes away what another gives. A ``*`` in a pattern stands for any characters, also none. A
-name that begins with ``%`` (``%RETRY%group``, ``%DLQ%group``) is matched only by a pattern that begins with ``%``: who
-may read all topics reads other groups' dead letters only if somebody meant that.
+Rules are additive: none revokes a permission of another. A ``*`` in a pattern matches any characters, also none. A name
+that begins with ``%`` (``%RETRY%group``, ``%DLQ%group``) matches only a pattern that begins with ``%``. So access to
+all topics does not include other groups' dead letters unless a rule grants it explicitly.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ TOPIC: Final = "topic"
 GROUP: Final = "group"
 PUB: Final = "PUB"  # send to a topic, end transactions, recall
 SUB: Final = "SUB"  # consume a topic; consume as a group
-ADMIN: Final = "ADMIN"  # look after a group: its policy, retries, dead letters; of an operator also after a topic
-OPERATE: Final = "OPERATE"  # what ADMIN means beside that in the hand of an operator; in no file
+ADMIN: Final = "ADMIN"  # manage a group: its policy, retries, dead letters; for an operator also a topic
+OPERATE: Final = "OPERATE"  # further permissions of an operator's ADMIN; not written in files
 
 ACTIONS: Mapping[str, frozenset[str]] = {TOPIC: frozenset({PUB, SUB, ADMIN}), GROUP: frozenset({SUB, ADMIN})}
 
-# Roles. Each may do what the ones before it may; what a key has beside its role are its rules.
-VIEWER: Final = "viewer"  # look at everything but message bodies
-OPERATOR: Final = "operator"  # and change the topics and groups that its rules give it with ADMIN
+# Roles. Each includes the permissions of the ones before it. The key's rules apply in addition.
+VIEWER: Final = "viewer"  # view everything except message bodies
+OPERATOR: Final = "operator"  # and change the topics and groups for which its rules grant ADMIN
 ADMINISTRATOR: Final = "admin"  # everything
 ROLES: Final = (VIEWER, OPERATOR, ADMINISTRATOR)
-BODIES: Final = "bodies"  # a viewer, or an operator, that may look at message bodies
+BODIES: Final = "bodies"  # a viewer, or an operator, with access to message bodies
 _ROLE_WORDS: Final = {VIEWER: "the role viewer", BODIES: "the role viewer with bodies = true"}
 ANY: Final = "*"  # no topic or group has this name
 NAME_CHARS_MAX: Final = max(DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX)
 
 
 class Need(NamedTuple):
-    """What a call takes: one of ``actions``, separated by ``|``, on a topic or group, or a role, or an admin key.
+    """The requirement of a call: one of ``actions``, separated by ``|``, on a topic or group, or a role, or an admin
+    key.
 
-    Without a kind no rule is enough.
+    Without a kind no rule is sufficient.
     """
 
     actions: str
     kind: str = ""
     name: str = ""
-    role: str = ADMINISTRATOR  # VIEWER or BODIES: whose keys need no rule
+    role: str = ADMINISTRATOR  # keys with VIEWER or BODIES need no rule
 
     def __str__(self) -> str:
         role = _ROLE_WORDS.get(self.role, "")
@@ -59,14 +60,14 @@ ADMIN_KEY: Final = Need(ADMIN)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Allows ``actions`` on every topic, or group, that ``pattern`` matches."""
+    """A grant of ``actions`` on every topic, or group, that ``pattern`` matches."""
 
     kind: str
     pattern: str
     actions: frozenset[str]
 
     def allows(self, need: Need) -> bool:
-        """Say whether this rule is enough for ``need``."""
+        """Return True if this rule is sufficient for ``need``."""
         return (
             need.kind == self.kind
             and not self.actions.isdisjoint(need.actions.split("|"))
@@ -75,7 +76,7 @@ class Rule:
 
     @property
     def written(self) -> list[str]:
-        """The actions, as the file has them."""
+        """The actions as written in the file."""
         return sorted(self.actions - {OPERATE})
 
     def __str__(self) -> str:
@@ -84,7 +85,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AccessKey:
-    """A key, and what it may do; an admin key may do everything. Its secret is in no ``repr``."""
+    """A key and its permissions; an admin key has all. Its ``repr`` excludes the secret."""
 
     name: str
     secret: bytes = field(repr=False)
@@ -94,17 +95,17 @@ class AccessKey:
     with_bodies: bool = False
 
     def has(self, role: str) -> bool:
-        """Say whether the key needs no rule for what takes ``role``."""
+        """Return True if the key has ``role``, and needs no rule for calls that require it."""
         if self.is_admin or role == ADMINISTRATOR:
             return self.is_admin
         return self.role in {VIEWER, OPERATOR} and (role == VIEWER or self.with_bodies)
 
     def rule_for(self, need: Need) -> Rule | None:
-        """Return the first rule that allows ``need``."""
+        """Return the first rule that allows ``need``, or None."""
         return next((rule for rule in self.rules if rule.allows(need)), None)
 
     def lacks(self, *needs: Need) -> Need | None:
-        """Return the first of ``needs``, whatever its name is, that no rule is of any use for."""
+        """Return the first of ``needs`` that no rule can satisfy for any name, or None."""
         if self.is_admin:
             return None
         for need in needs:
@@ -116,12 +117,12 @@ class AccessKey:
         return None
 
     def may(self, need: Need) -> bool:
-        """Say whether the key is enough for ``need``."""
+        """Return True if the key is sufficient for ``need``."""
         return self.has(need.role) or self.rule_for(need) is not None
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Say whether ``pattern`` matches the whole of ``name``; takes time in proportion to their lengths."""
+    """Return True if ``pattern`` matches the whole of ``name``, in time proportional to their lengths."""
     if len(name) > NAME_CHARS_MAX or (name.startswith("%") and not pattern.startswith("%")):
         return False
     first, *middle = pattern.split("*")

@@ -1,7 +1,7 @@
-"""What the signature on a call says (``broker_adapter.wire.signature`` has its form), as all official clients write it.
+"""Parsing of a call's signature in the form of all official clients (see ``broker_adapter.wire.signature``).
 
-The date-time is RFC 3339 in some clients, and the client's local time, whatever the Z says. The signature is in upper
-or lower case. What follows a ``/`` in the credential is a region or a product, of no meaning here.
+The date-time is RFC 3339 in some clients, and the client's local time in spite of the Z. The signature is in upper or
+lower case. The part after a ``/`` in the credential is a region or a product, and is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.errors import Rule as Broken
 from broker_adapter.wire.signature import ALGORITHM, AUTHORIZATION_HEADER, DATE_TIME_HEADER
 
-Header = Callable[[str], str | None]  # gives the value of a header, by its name in lower case
+Header = Callable[[str], str | None]  # returns the value of a header by its lower-case name
 
 _DATE_TIME_CHARS_MAX: Final = 64
 _AUTHORIZATION_CHARS_MAX: Final = 1024
@@ -23,7 +23,7 @@ _MS: Final = timedelta(milliseconds=1)
 
 
 class Claim(NamedTuple):
-    """What a call says of itself."""
+    """The unverified signature of a call."""
 
     access_key: str
     date_time: str
@@ -31,7 +31,7 @@ class Claim(NamedTuple):
 
 
 def claim_of(header: Header) -> Claim:
-    """Read who a call says it is from; ``Refused(UNAUTHORIZED)`` if it does not say, or not so that it can be read."""
+    """Return the signature in the headers; raise ``Refused(UNAUTHORIZED)`` if it is missing or malformed."""
     authorization, date_time = header(AUTHORIZATION_HEADER), header(DATE_TIME_HEADER)
     if not authorization:
         raise unauthorized(f"the call is not signed: the metadata entry {AUTHORIZATION_HEADER} is missing")
@@ -55,7 +55,7 @@ def claim_of(header: Header) -> Claim:
 
 
 def dated_ms(date_time: str) -> int:
-    """Return what a date-time says in epoch milliseconds, taking it at its word; ``Refused(UNAUTHORIZED)`` for none."""
+    """Return a date-time in epoch ms, in its stated zone (default UTC); raise ``Refused(UNAUTHORIZED)`` if invalid."""
     try:
         when = datetime.fromisoformat(date_time)
     except ValueError:
@@ -64,7 +64,7 @@ def dated_ms(date_time: str) -> int:
 
 
 def unauthorized(why: str) -> Refused:
-    """Return the refusal of a call whose sender is not known."""
+    """Return the refusal of an unauthenticated call."""
     return Refused(Broken.UNAUTHORIZED, why)
 
 
