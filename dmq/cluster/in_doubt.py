@@ -55,7 +55,7 @@ class Suspects:
             return True
         if message_group:
             front.of_group[message_group] += 1
-            if front.of_group[message_group] > 1:  # only the first of a group counts
+            if front.of_group[message_group] > 1:  # only the first of a group is deducted from ``left``
                 return front.of_group[message_group] <= self._together_max
         if not front.left:
             return False

@@ -89,7 +89,7 @@ class RetriesHere:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Stop taking over; wait shortly for acknowledgements of deliveries that were taken over."""
+        """Stop taking over; wait briefly for acknowledgements of deliveries that were taken over."""
         if self._ending is not None:
             self._ending.cancel()
             await asyncio.gather(self._ending, return_exceptions=True)

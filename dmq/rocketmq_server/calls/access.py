@@ -150,7 +150,7 @@ AT_ALL: Mapping[str, tuple[Need, ...]] = MappingProxyType(
         "ReportFailure": (Need(SUB, GROUP, ANY),),
     }
 )
-# The largest requests; a send may hold 1,024 messages, a client's stack many threads.
+# Request size limits. A send may contain 1,024 messages; a client's stack trace covers many threads.
 _REQUEST_MAX: Mapping[str, int] = MappingProxyType(
     {"SendMessage": REQUEST_BYTES_MAX, "Telemetry": 4 * 1024 * 1024, "ReportFailure": 16 * 1024}
 )
@@ -215,7 +215,7 @@ class Guarded:
 
     def _key_of(self, rpc: str, call: Call) -> AccessKey:
         admission = call.admission
-        if admission is None:  # its transport does not judge by headers
+        if admission is None:  # its transport does not check headers
             return self._guard.admit(rpc, call.header, ())
         assert isinstance(admission.credential, AccessKey)
         return admission.credential

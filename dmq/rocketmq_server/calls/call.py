@@ -31,7 +31,7 @@ class Call:
 
     def header(self, name: str) -> str:
         """Return the first text header with that lower-case name, or the empty string. Binary headers are ignored."""
-        if isinstance(self.headers, RequestHeaders):  # it decodes no more than it is asked for
+        if isinstance(self.headers, RequestHeaders):  # it decodes requested headers only
             return self.headers.get(name) or ""
         for key, value in self.headers:
             if key == name and isinstance(value, str):

@@ -106,10 +106,10 @@ class Dispatcher:
         parse, shape = request_class.FromString, shape_of(request_class)
         is_send = rpc == "SendMessage"
         bounds = (SEND_ELEMENTS_MAX, MESSAGES_PER_SEND_MAX) if is_send else (ELEMENTS_MAX, ELEMENTS_MAX)
-        # Python and Java store the handle of an answer without looking at its status: a refusal repeats the old one.
+        # Python and Java store the handle of any answer, also of an error: a refusal repeats the old one.
         echoes_handle = "receipt_handle" in response_class.DESCRIPTOR.fields_by_name
         serve = self._service.unary.get(rpc, _unserved)
-        may_be_nobody = rpc == "Heartbeat"  # the Go client 5.1 asks for health by an empty one, without any header
+        may_be_nobody = rpc == "Heartbeat"  # the Go client 5.1 probes health by an empty one, without headers
         observer, monotonic_s = self._observer, self._clock.monotonic_s
 
         def handle(body: bytes, call: Call) -> Awaitable[bytes]:
@@ -206,7 +206,7 @@ class Dispatcher:
     def _refusal_frames(self, response_class: type[Message], status: wire.Status) -> list[Message]:
         frames: list[Message] = [response_class(status=status)]
         if response_class is wire.ReceiveMessageResponse:
-            # Python loses the whole answer when this last frame is missing.
+            # The Python client drops the whole answer if this last frame is missing.
             last = wire.ReceiveMessageResponse()
             set_timestamp(last.delivery_timestamp, self._clock.now_ms())
             frames.append(last)

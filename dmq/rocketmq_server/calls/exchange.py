@@ -65,9 +65,9 @@ UNKNOWN_CALLER: Final = Caller()
 class Received(NamedTuple):
     """The result of a receive. The caller calls exactly one of the two callbacks.
 
-    ``over`` reports whether the client's connection accepted the whole answer; otherwise the rest is redelivered at
-    once, as the next attempt. ``give_back`` reports that the client received none of it; the messages are redelivered
-    at once, as the same attempt.
+    ``over`` reports whether the client's connection accepted the whole answer; otherwise its unfinished messages are
+    redelivered at once, as the next attempt. ``give_back`` reports that the client received none of it; the messages
+    are redelivered at once, as the same attempt.
     """
 
     deliveries: Sequence[Delivery]

@@ -9,5 +9,5 @@ from typing import Final
 from broker_adapter.wire import consumer_v1, rocketmq_v2
 from broker_adapter.wire.pool import Method
 
-# By name: no name is in both services, and a test fails if one ever is.
+# Keyed by name: a test ensures that no name is in both services.
 METHODS: Final[Mapping[str, Method]] = MappingProxyType({**rocketmq_v2.METHODS, **consumer_v1.METHODS})

@@ -33,7 +33,7 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
     pending message is not known yet and is 0. A recalled message is not stored again. Its entry is not OK, because the
     sender would wait for a delivery that never comes.
     """
-    response = wire.SendMessageResponse.FromString(_ONE_SENT)  # a third of the price of building it
+    response = wire.SendMessageResponse.FromString(_ONE_SENT)  # a third of the cost of building it
     entries = response.entries
     for _ in range(len(receipts) - 1):
         entries.append(entries[0])
@@ -56,7 +56,7 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
 
 def ack_response(entries: Sequence[wire.AckMessageEntry]) -> wire.AckMessageResponse:
     """Return the answer to an acknowledgement with all entries OK."""
-    response = wire.AckMessageResponse.FromString(_all_acked(len(entries)))  # a third of the price of building it
+    response = wire.AckMessageResponse.FromString(_all_acked(len(entries)))  # a third of the cost of building it
     for answered, asked in zip(response.entries, entries, strict=True):
         answered.message_id = asked.message_id
         answered.receipt_handle = asked.receipt_handle

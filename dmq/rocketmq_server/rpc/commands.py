@@ -13,7 +13,7 @@ from dmq.rocketmq_server.codec import mapping
 from dmq.rocketmq_server.codec.codes import OK_STATUS
 from dmq.rocketmq_server.sessions.sessions import Sessions
 
-ASKED_MAX = 64  # questions that wait for their answers, to all clients together
+ASKED_MAX = 64  # pending commands to all clients together
 STACK_CHARS_MAX = 1024 * 1024
 
 

@@ -57,7 +57,7 @@ from retry.dead_letter import WRITTEN
 
 AddSchedule = Callable[[Wanted], Awaitable[object]]
 
-WAITING_MAX: Final = 64  # changes of schedules come one after the other, those of operators among them
+WAITING_MAX: Final = 64  # changes of schedules are serialized, also those of operators
 _COUNT_DIGITS_MAX = 15
 _KNOWN = frozenset(
     {*SCHEDULE_PROPERTIES, NOT_AFTER_MS, SCHEDULE, OCCURRENCE}

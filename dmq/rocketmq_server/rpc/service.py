@@ -209,14 +209,14 @@ class MessagingService:
     async def forward_message_to_dead_letter_queue(
         self, request: wire.ForwardMessageToDeadLetterQueueRequest, call: Call
     ) -> wire.ForwardMessageToDeadLetterQueueResponse:
-        """Give up a delivery: dead-letter the message, or redeliver it if the broker counts fewer attempts than the
-        limit.
+        """Give up a delivery: dead-letter the message, or retry it if the client reports fewer attempts than the
+        maximum.
         """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
         self._broker.note_failure(group, request.receipt_handle, _reason(call))
         attempts = request.delivery_attempt
         if call.language == "RUST":
-            attempts -= 1  # it counts the next attempt, which it then does not make
+            attempts -= 1  # it sends the number of the next attempt, which it never makes
         try:
             await self._broker.dead_letter(group, topic, request.receipt_handle, attempts=attempts)
         except Refused as error:

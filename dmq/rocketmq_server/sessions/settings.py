@@ -29,7 +29,7 @@ class SidecarConfig:
     receives_per_client_max: int = 1024
     streams_max: int = 10_000
     streams_per_client_max: int = 16
-    streams_per_connection_max: int = 1024  # a proxy in between has many clients on one
+    streams_per_connection_max: int = 1024  # a proxy has many clients on one connection
     sessions_max: int = 20_000
 
     def __post_init__(self) -> None:
@@ -113,9 +113,9 @@ def _tell_fifo_backoff(policy: wire.RetryPolicy, group: GroupSettings, language:
     visible. Python and Node wait wrong times, and Python counts every local attempt as the first.
 
     With 1, all of them forward the message to the dead-letter queue after one attempt, at each delivery. Java, Go, Node
-    and C# do so when its attempt is not below 1, Rust when it is above, Python when its own count from 1 reaches it.
-    Below the group's maximum the broker ignores the request. It redelivers the message durably by the retry policy,
-    with the next attempt. Only C++ retries in memory for ever, regardless of the setting.
+    and C# do so when its attempt is not below 1, and Rust when it is above. Python does so when its own count from 1
+    reaches it. Below the group's maximum the broker ignores the request. It redelivers the message durably by the retry
+    policy, with the next attempt. Only C++ retries in memory for ever, regardless of the setting.
 
     A broker that ``believes_clients`` would create a dead letter after that one attempt. Its consumers get the real
     maximum and retry in memory, as they do without this daemon.

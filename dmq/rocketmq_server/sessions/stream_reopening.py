@@ -2,9 +2,8 @@
 
 The official Python client (5.1.2) detects the loss of its stream when it repeats its settings, every 5 minutes. The
 stream that it then opens sends no settings for another 5 minutes. Until then the server cannot send it transaction
-checks. But the client opens a stream at once, settings first, to each address in a route that is new to it, and it
-requests its routes every 30 s. So the route of a live producer without a stream names the same address in another
-spelling.
+checks. But the client opens a stream at once, settings first, to each address in a route that is new to it. It requests
+its routes every 30 s. So the route of a live producer without a stream names the same address in another spelling.
 """
 
 from __future__ import annotations
