@@ -1,4 +1,4 @@
-"""The command line: ``python -m spark_audit run | explain``. The exit code of ``run`` is the verdict."""
+"""Command line: ``python -m spark_audit run | explain``. The exit code of ``run`` is the verdict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 
 class EngineName(StrEnum):
-    """What runs the rules. The outcome is the same to the byte."""
+    """Engine that runs the rules. All engines produce the same outcome, byte for byte."""
 
     duckdb = "duckdb"
     spark = "spark"
@@ -34,7 +34,7 @@ _INTERNAL_ERROR = 1
 
 
 def main() -> None:
-    """Run the command line; 1 is an internal error or a trail that cannot be read, 2 a wrong option."""
+    """Run the command line. Exit code 1 is an internal error or an unreadable trail, 2 an invalid option."""
     try:
         app()
     except ModuleNotFoundError as error:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def duration_ms(text: str) -> int:
-    """Return ``90s``, ``10m``, ``250ms``, ``2h`` or ``1d`` in milliseconds; a number needs its unit, unless it is 0."""
+    """Return the milliseconds of ``90s``, ``10m``, ``250ms``, ``2h`` or ``1d``. A number needs a unit, except 0."""
     if text.strip() == "0":
         return 0
     match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d)?", text.strip())
@@ -58,7 +58,7 @@ def duration_ms(text: str) -> int:
 
 
 def instant_ms(text: str) -> int:
-    """Return epoch milliseconds from such a number or an ISO 8601 time; without a zone it is UTC."""
+    """Return the epoch milliseconds of a number or an ISO 8601 time. A time without a zone is UTC."""
     if re.fullmatch(r"-?\d+", text.strip()):
         return int(text)
     try:

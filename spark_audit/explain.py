@@ -1,4 +1,4 @@
-"""``explain``: the whole way of one message through the trail, without Spark."""
+"""``explain``: the complete history of one message in the trail, without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_audit.report.message.verdict import Judge, Outcome
 from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
 
-FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is what ends with a traceback
+FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is the exit code of an uncaught exception
 GRACE_MS = 120_000
 _ENDED = ("done", "dead", "undone", "inconsistent")
 _CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "OPENED", "CLOSED", TAIL_LOST)
@@ -36,9 +36,10 @@ def main(
     progress: TextIO | None = None,
     grace_ms: int = GRACE_MS,
 ) -> int:
-    """Write the way of one message to ``out``: 0 when it was found, 3 when not, 2 when there is nothing to search.
+    """Write the history of one message to ``out``. Return 0 if it was found, 3 if not, 2 if there is no trail to
+    search.
 
-    ``progress`` (stderr) hears once a second how far it is. A message found only in a snapshot was found.
+    ``progress`` (stderr) receives a progress line once a second. A message that is only in a snapshot counts as found.
     """
     if not message_id or not (trail / "events").is_dir():
         out.write(f"explain: {trail} is no trail: it has no events\n" if message_id else "explain: no message id\n")
@@ -47,13 +48,13 @@ def main(
     if as_json:
         out.write(json.dumps(told, indent=2, sort_keys=True) + "\n")
     else:
-        # one line each, whatever a name holds
+        # exactly one line each, even if a name contains a newline
         out.writelines(text.visible(line).replace("\n", "\\u000a") + "\n" for line in _lines(told))
     return FOUND if told["found"] else NOT_FOUND
 
 
 def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GRACE_MS) -> dict[str, Any]:
-    """Return all that the trail says of one message, as plain data."""
+    """Return the history of one message as plain data: events, gaps, stops and outcomes."""
     files = TrailFiles(trail, progress)
     cells = sorted({file.cell for file in files.files})
     ids = pa.array(packed_forms(message_id), pa.binary())
@@ -100,7 +101,7 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
 
 
 def _redrives(files: TrailFiles, looked_at: Sequence[EventsFile], found: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the redrives for one group in which the message is the dead letter or the new message."""
+    """Return the redrives of one group that concern the message, as dead letter or as new message."""
     asked = {_redrive_of(row) for row in found if row["kind"] in {_LETTER, _CHILD}}
     if not asked:
         return []
@@ -123,7 +124,7 @@ def _redrive_of(row: Row) -> tuple[str, str, int]:
 
 
 def _if_retired(outcome: Outcome, retired: Collection[str]) -> Outcome:
-    """Return the outcome of a message that was open in a retired cell as such; any other as it is."""
+    """Return the outcome with the state of a retired cell if the message was open there; otherwise unchanged."""
     if outcome.cell not in retired or outcome.verdict in _ENDED:
         return outcome
     said = "was open when its cell was retired: the store is gone, and another cell has it if it was accepted again"
@@ -146,12 +147,12 @@ def _is_undone(row: Row, undone: Sequence[Undone]) -> bool:
 
 
 def _standing(rows: Sequence[Row], undone: Sequence[Undone]) -> list[Row]:
-    """Return the rows that tell of what a store did not forget."""
+    """Return the rows without undone events."""
     return [row for row in rows if not _is_undone(row, undone)]
 
 
 def _told_gaps(context: Sequence[Row]) -> list[Gap]:
-    """Gaps that the trail itself tells of: events dropped before export."""
+    """Return the gaps that the trail itself records: events dropped before export."""
     return [
         Gap(
             cell=row["cell"],
@@ -166,7 +167,9 @@ def _told_gaps(context: Sequence[Row]) -> list[Gap]:
 
 
 def _by_time(found: Sequence[Row]) -> list[Row]:
-    """All cells in one line of time; within a cell its own order stands, even when its clock stepped back."""
+    """Sort the events of all cells by time. Within a cell the order of its sequences is kept, even after a clock step
+    back.
+    """
     cells = []
     for _, rows in groupby(found, key=lambda row: row["cell"]):
         newest_ms = 0

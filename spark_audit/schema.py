@@ -1,6 +1,6 @@
-"""The trail as a reader sees it: columns, kinds by what they mean, kinds of findings and what they weigh.
+"""Schema of the trail for readers: columns, kinds of events by meaning, kinds of findings and their severity.
 
-docs/TRAIL.md is where this comes from. Kinds that are not named here are kept, counted and reported.
+Follows docs/TRAIL.md. Kinds that are not named here are kept, counted and reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LETTERS = "%DLQ%"
 
 
 class TrailError(Exception):
-    """What was found in place of a trail cannot be audited; the message says why, and where."""
+    """The trail cannot be audited; the message gives the reason and the place."""
 
 
 # Columns of a table: name and type, as Spark's DDL has it.
@@ -68,7 +68,7 @@ PROGRESS: Final[Fields] = (
     ("cursor", "bigint"),
 )
 
-# What was read back from a cluster.
+# Messages read back from a cluster.
 READ_MESSAGES: Final[Fields] = (
     ("topic", "string"),
     ("broker", "string"),
@@ -89,22 +89,22 @@ READ_QUEUES: Final[Fields] = (
 READ_CELLS: Final[Fields] = (("cell", "string"), ("sequence", "bigint"))
 CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
 
-# --- kinds of events, by what they mean -------------------------------------------------------------------------------
+# --- kinds of events by meaning ---------------------------------------------------------------------------------------
 
 ACCEPTS = ("SCHEDULED", "QUEUED")
-CANCELLED = ("RECALLED", "REPLACED")  # by somebody, or since another message has its own key
+CANCELLED = ("RECALLED", "REPLACED")  # by a user, or because another message has its own key
 ENDS_OF_ENTRY = ("DELIVERED", *CANCELLED)
-ABSORBED = "ABSORBED"  # a send that was answered with what waits under its own key: nothing was stored
+ABSORBED = "ABSORBED"  # a send answered with the pending message of the same own key; nothing was stored
 RESCHEDULED = "RESCHEDULED"  # waits until another time
 DEAD = (
     *("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_TOO_LATE", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"),
     "FORWARD_REFUSED",
 )
-GIVEN_UP = ("TX_GIVEN_UP", "TX_TOO_OLD")  # nobody decided a transaction
+GIVEN_UP = ("TX_GIVEN_UP", "TX_TOO_OLD")  # a transaction that was never decided
 LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
-# Accepted for one group, into its lane, or failed by one at a cluster: fired for that group and for nobody else.
+# Accepted for one group, into its lane, or failed by one at a cluster: fired for that group only.
 QUEUED_FOR_GROUP = "QUEUED_FOR_GROUP"
 FOR_GROUP = (QUEUED_FOR_GROUP, "TAKEN_OVER")
 FINISHED = ("ACKED", "FORWARDED")  # by its consumer, or by the cluster that it went to
@@ -119,8 +119,8 @@ OF_TRANSACTION = (HALF, "TX_CHECKED", *ENDS_OF_TRANSACTION)
 IN_DOUBT = "FORWARD_IN_DOUBT"
 # Give an entry a number greater than all before. QUEUED is not among them: after COMMITTED it has the half message's.
 NUMBERED = ("SCHEDULED", "NACKED", HALF, "SEND_FAILED", "REQUEUED")
-AT_BORDER = (IN_DOUBT, "FETCHED")  # beside what became of the message
-OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, beside what became of each
+AT_BORDER = (IN_DOUBT, "FETCHED")  # in addition to the outcome of the message
+OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, in addition to the outcome of each
 OF_CELL = (
     "OPENED",
     "CLOSED",
@@ -140,8 +140,8 @@ OF_CELL = (
     "CLOCK_ACCEPTED",
     "OPERATED",
 )
-# Few in number, and needed as rows: read in one go, whatever else is asked.
-READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # who reads what, from where on
+# Rare, and needed as rows: always read completely.
+READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # which group reads which queue, and from which offset
 CLOCK_CHANGED = "CLOCK_CHANGED"
 TOPIC_CHANGED = "TOPIC_CHANGED"
 RARE = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED, "EXPIRED", *OF_LETTERS)

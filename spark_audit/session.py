@@ -1,4 +1,4 @@
-"""The Spark session of an audit: what is set, and why."""
+"""Spark session of an audit: its settings, with their reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",  # an overflow is an error, not another number
     "spark.sql.adaptive.enabled": "true",
-    # a cell may be called 007 and an hour is 09: what a path says is text
+    # a cell may be called 007 and an hour is 09: values in paths are text
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.parquet.filterPushdown": "true",
     "spark.sql.files.ignoreCorruptFiles": "false",
@@ -30,7 +30,7 @@ _OF_A_NEW_ONE = {
     # Python's line of each column would be kept for errors: half of all calls into the JVM
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
-# Where driver and executors are one process nobody else needs to reach it.
+# Driver and executors are one process, so no other machine must reach it.
 _OF_A_LOCAL_ONE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -44,23 +44,23 @@ SMALL_BYTES = 500_000
 _IS_SMALL = "spark.rockdmq.audit.isSmall"
 _OF_A_SMALL_ONE = {
     _IS_SMALL: "true",
-    "spark.sql.adaptive.enabled": "false",  # what is planned again after each exchange
+    "spark.sql.adaptive.enabled": "false",  # adaptive execution plans again after each exchange
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # a broadcast is a job of its own
     "spark.sql.optimizer.disableHints": "true",  # also where it is asked for
-    "spark.sql.maxSinglePartitionBytes": "8000p",  # Spark takes each join for a product
+    "spark.sql.maxSinglePartitionBytes": "8000p",  # Spark treats each join as a product
     # compiling a plan takes longer than running it
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.ui.explainMode": "simple",  # a text of every plan is made, and read by nobody
+    "spark.sql.ui.explainMode": "simple",  # avoids the unused text of every plan
 }
-# What a job that fails raises: some errors of the JVM come as they are.
+# Errors of a failed job: some errors of the JVM are not wrapped.
 READ_ERRORS = (PySparkException, Py4JJavaError)
 
 
 def open_session(name: str = "rock-dmq audit", *, partitions: int = PARTITIONS) -> SparkSession:
-    """Return the active session, or a new one: under spark-submit with its master, else on all cores of this machine.
+    """Return the active session, or create one. Under spark-submit it uses that master, otherwise all local cores.
 
-    What the audit's results depend on (time zone, ANSI, types of path columns) is set either way.
+    Settings that affect the results (time zone, ANSI, types of path columns) are applied in both cases.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
@@ -79,13 +79,13 @@ def open_session(name: str = "rock-dmq audit", *, partitions: int = PARTITIONS) 
         spark.conf.set(key, value)
     context = spark.sparkContext
     if (context.master or "").startswith("local") and spark.conf.get(_PARTS, None) is None:
-        # Spark makes as many as there are cores, and one more of what is left over: for that one the others wait
+        # Spark makes one part per core and one more for the remainder, and all wait for that one
         spark.conf.set(_PARTS, str(max(PARTITIONS, context.defaultParallelism)))
     return spark
 
 
 def _submitted() -> dict[str, str]:
-    """Return the settings that spark-submit gave; nothing when Python was started by itself."""
+    """Return the settings of spark-submit; empty if Python was started directly."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     SparkContext._ensure_initialized()
@@ -93,21 +93,21 @@ def _submitted() -> dict[str, str]:
 
 
 class _Class:
-    """A class of the JVM whose members are looked up once; py4j asks the JVM for them at each use of a function."""
+    """JVM class with cached members. Without the cache py4j looks them up in the JVM at each use of a function."""
 
     def __init__(self, there: Any) -> None:  # noqa: ANN401 - py4j has no types
         self._there = there
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method of Java
         found = getattr(self._there, name)
-        if name in {"col", "lit"}:  # what they return never changes, and is asked for again and again
+        if name in {"col", "lit"}:  # their results never change and are needed repeatedly
             found = lru_cache(maxsize=1_000, typed=True)(partial(found))
         setattr(self, name, found)
         return found
 
 
 def _know_classes(spark: SparkSession) -> None:
-    """Look up the classes that columns are made with; this was a fifth of an audit's time on a small trail."""
+    """Cache the classes that create columns; their look-up was a fifth of the audit time on a small trail."""
     jvm = spark.sparkContext._jvm
     for name in ("functions", "PythonUtils", "org.apache.spark.sql.functions"):
         if name not in vars(jvm):
@@ -116,7 +116,7 @@ def _know_classes(spark: SparkSession) -> None:
 
 @contextmanager
 def set_for(spark: SparkSession, trail_bytes: int) -> Iterator[None]:
-    """Set a session of this machine for a trail of this size; as it was after the block."""
+    """Tune a local session for a trail of this size, and restore the settings after the block."""
     is_little = trail_bytes <= SMALL_BYTES and (spark.sparkContext.master or "").startswith("local")
     chosen = _OF_A_SMALL_ONE if is_little else {}
     before = {name: spark.conf.get(name, None) for name in chosen}
@@ -130,5 +130,5 @@ def set_for(spark: SparkSession, trail_bytes: int) -> Iterator[None]:
 
 
 def is_small(spark: SparkSession) -> bool:
-    """Say whether a session is set for a small trail."""
+    """Return True if the session is tuned for a small trail."""
     return spark.conf.get(_IS_SMALL, "false") == "true"

@@ -9,7 +9,7 @@ Place = tuple[str, int]  # cell and sequence
 
 
 class Stop(NamedTuple):
-    """A stop. After a kill it counts from the last event, which is up to a minute before the kill."""
+    """One stop. After a kill it starts at the last event, which is at most a minute before the kill."""
 
     cell: str
     from_ms: int
@@ -22,12 +22,12 @@ class Stop(NamedTuple):
 
 
 def last_of_runs(events: Iterable[Any]) -> set[Place]:
-    """Return the places of the last events of all runs but the newest; ``events`` are rows of any kinds."""
+    """Return the places of the last events of all runs except the newest. ``events`` are rows of any kinds."""
     return {(row["cell"], row["sequence"] - 1) for row in events if row["kind"] == "OPENED" and row["sequence"] > 1}
 
 
 def stops_of(events: Iterable[Any], ends_ms: Mapping[Place, int]) -> list[Stop]:
-    """Return the stops by cell and time; ``ends_ms`` are the times of ``last_of_runs``, as far as they are known."""
+    """Return the stops, sorted by cell and time. ``ends_ms`` are the known times of ``last_of_runs``."""
     rows = list(events)
     closed = {(row["cell"], row["sequence"]) for row in rows if row["kind"] == "CLOSED"}
     found = []

@@ -1,8 +1,8 @@
-"""Reading the trail: what there is, and tables with the columns that docs/TRAIL.md promises.
+"""Reader of the trail: the listing of its files, and tables with the columns of docs/TRAIL.md.
 
-A trail may lie wherever the engine can read: DuckDB reads folders of this machine, Spark whatever Hadoop can
-(``file:``, ``hdfs:``, ``s3a:``). What there is, is listed once; all later reads name their files, so a file that is
-added meanwhile changes nothing.
+A trail may be anywhere the engine can read: DuckDB reads local folders, Spark any Hadoop file system (``file:``,
+``hdfs:``, ``s3a:``). The trail is listed once. All later reads name their files, so a file added in the meantime has
+no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTENTS: Final[Mapping[str, Fields]] = {"entries": ENTRIES, "progress": PROGRES
 
 
 class EventFile(NamedTuple):
-    """A file of events that is there."""
+    """Existing file of events."""
 
     path: str  # relative to the trail
     cell: str
@@ -40,7 +40,7 @@ class EventFile(NamedTuple):
 
 
 class ManifestLine(NamedTuple):
-    """What a manifest says of a file."""
+    """Entry of a manifest about a file."""
 
     path: str
     cell: str
@@ -49,7 +49,7 @@ class ManifestLine(NamedTuple):
     rows: int
     bytes: int
     sha256: str
-    previous: str | None  # what it says is the digest of the line before it; None in lines of earlier builds
+    previous: str | None  # recorded digest of the line before; None in lines of earlier builds
     digest: str
     first_at_ms: int | None = None  # of its first event; None in a line without it
     last_at_ms: int | None = None
@@ -58,7 +58,8 @@ class ManifestLine(NamedTuple):
 class Cell(NamedTuple):
     """Contents of ``cells/<cell>.json``; without a readable file ``role`` is empty and ``retired`` is 0.
 
-    ``retired`` is held to what is there: see ``_held_to``. ``doubt`` is why less was retired than the file says.
+    ``retired`` is limited to a plausible value: see ``_held_to``. ``doubt`` is the reason why it is lower than in the
+    file.
     """
 
     cell: str
@@ -68,9 +69,9 @@ class Cell(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot: cell and sequence by its path, the rest by its head.
+    """Snapshot: cell and sequence from its path, the rest from its head.
 
-    ``doubts`` are what contradicts its head: what it says of cell and sequence, and names of files.
+    ``doubts`` are contradictions to its head: other values of cell and sequence, and names of files.
     """
 
     cell: str
@@ -83,7 +84,7 @@ class Snapshot(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A file, or a line of a manifest, that breaks the format of docs/TRAIL.md. The audit does not use it."""
+    """File or manifest line that breaks the format of docs/TRAIL.md. The audit does not use it."""
 
     cell: str
     path: str
@@ -102,7 +103,7 @@ class Retirement(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Everything that is in a trail."""
+    """All files and records of a trail."""
 
     root: str
     files: tuple[EventFile, ...]
@@ -113,16 +114,16 @@ class Listing(NamedTuple):
     retirements: tuple[Retirement, ...] = ()
 
     def url(self, path: str) -> str:
-        """Return where a path of the trail lies."""
+        """Return the URL of a path of the trail."""
         return f"{self.root}/{path}"
 
 
 class _Damaged(Exception):
-    """A part of the trail cannot be used; the message gives the reason."""
+    """Part of the trail that cannot be used; the message gives the reason."""
 
 
 def list_trail(engine: Engine, trail: str) -> Listing:
-    """List a trail. ``TrailError`` if there is none; damaged files and lines are listed apart."""
+    """List a trail. Raise ``TrailError`` if there is none; damaged files and lines are listed separately."""
     root, paths = engine.walk(trail)
     files, damages = _event_files(paths)
     if not files and not any(path.startswith(("cells/", "events/")) for path, _ in paths):
@@ -168,11 +169,11 @@ def list_trail(engine: Engine, trail: str) -> Listing:
 
 
 class UnknownCell(TrailError):
-    """The trail has no such cell."""
+    """The cell does not exist in the trail."""
 
 
 def retire_cell(engine: Engine, trail: str, cell: str) -> None:
-    """Record in the trail that a cell is gone; ``UnknownCell`` if the trail does not have it."""
+    """Record in the trail that a cell is gone. Raise ``UnknownCell`` if the trail does not contain it."""
     listing = list_trail(engine, trail)
     if cell not in listing.cells:
         raise UnknownCell(f"the trail has no cell {cell!r}; it has: {', '.join(sorted(listing.cells)) or 'none'}")
@@ -189,7 +190,7 @@ def _last_of(cell: str, files: Iterable[EventFile], lines: Iterable[ManifestLine
 
 
 def _cell_in(path: str) -> str:
-    """Return the cell that a path names; empty if it names none."""
+    """Return the cell in a path; empty if there is none."""
     found = re.search(r"/cell=([^/]+)/", path) or _CELL_PATH.fullmatch(path) or _RETIRED_PATH.fullmatch(path)
     return unquote(found[1]) if found is not None else ""
 
@@ -238,7 +239,7 @@ def _text(value: Mapping[str, Any], name: str) -> str:
 
 
 def _read_manifest(path: str, text: str, lines: list[ManifestLine]) -> list[Damage]:
-    """Add the lines of a manifest to ``lines``, and return those that are damaged."""
+    """Append the lines of a manifest to ``lines``, and return the damaged ones."""
     damages: list[Damage] = []
     cell = _cell_in(path)
     whole, _, _ = text.rpartition("\n")  # a last line without its end is not there yet
@@ -281,10 +282,11 @@ def _cell(name: str, text: str) -> Cell:
 
 
 def _held_to(cell: Cell, files: Sequence[EventFile], lines: Sequence[ManifestLine]) -> Cell:
-    """Return what retention can have removed: whole dates, the oldest events first, and never the newest.
+    """Limit ``retired`` to the events that retention can remove: whole dates, the oldest events first, never the
+    newest.
 
-    No chain covers what the file of the cell says of it. It says so before it removes a date: one of which every file
-    is there is not removed yet, and is judged.
+    The digest chain does not cover the file of the cell. The daemon writes it before it removes a date. A date with all
+    of its files present is therefore not removed yet, and is judged.
     """
     said = cell.retired
     spans = [(each.first, each.last) for each in files] + [(each.first, each.last) for each in lines]
@@ -351,7 +353,7 @@ def read_contents(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot
 
 
 def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Table:
-    """Return one table of what was read back from a cluster; ``where`` is its directory."""
+    """Return one table read back from a cluster; ``where`` is its directory."""
     url = f"{where.rstrip('/')}/{name}.parquet"
     for fault in engine.schema_faults([url], fields).values():
         raise TrailError(f"{url}: {fault}")
@@ -359,7 +361,7 @@ def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Ta
 
 
 def read_sums(engine: Engine, listing: Listing, paths: Sequence[str]) -> dict[str, str]:
-    """Return the sha256 of files by path, computed where the files are read; empty for one that cannot be read."""
+    """Return the SHA-256 of files by path, computed where the files are read; empty for an unreadable file."""
     try:
         return dict(zip(paths, engine.sums([listing.url(path) for path in paths]), strict=True))
     except engine.errors:

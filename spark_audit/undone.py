@@ -1,7 +1,7 @@
-"""What a store forgot: one that was put back to an earlier state goes on behind the numbers of its trail.
+"""Undone events: events of a trail whose effects are not in the store, because it was rolled back.
 
-The event ``TAIL_LOST`` says so, of a restored backup as of a disk that lost what was written last. What the events in
-between tell of happened, and is not in the store: it counts for nothing that came later.
+The event ``TAIL_LOST`` records a rollback, by a restored backup or by a disk that lost its last writes. The store then
+continues after the sequences of its trail. The undone events happened, but they do not count for later ones.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _ALL = 2**63 - 1
 
 
 class Undone(NamedTuple):
-    """The events of a cell, from first to last, that tell of what is not in its store."""
+    """Range of undone events of a cell, from first to last."""
 
     cell: str
     first: int
     last: int
 
     def has(self, cell: str, sequence: int) -> bool:
-        """Say whether an event is one of them."""
+        """Return True if the event is in the range."""
         return cell == self.cell and self.first <= sequence <= self.last
 
 
@@ -33,9 +33,9 @@ def all_of_cell(cell: str) -> Undone:
 
 
 def undone_of(events: Iterable[Any]) -> list[Undone]:
-    """Return what the stores of cells forgot; ``events`` are rows of any kinds.
+    """Return the undone events of cells; ``events`` are rows of any kinds.
 
-    A store may be put back to where it was before it was put back: then that one never happened.
+    A store may be rolled back to a state before an earlier rollback. The earlier rollback is then itself undone.
     """
     found: list[Undone] = []
     told = (row for row in events if row["kind"] == TAIL_LOST and row["detail"] is not None and row["due_ms"])

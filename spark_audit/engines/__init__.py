@@ -1,8 +1,8 @@
-"""Tables and columns for two engines: rules are written once in them, and run in DuckDB in this process or on Spark.
+"""Tables and columns for two engines. Each rule is written once and runs in DuckDB in this process or on Spark.
 
-Only what the rules need is there, by Spark's names and meanings: nulls come first, a join never matches them, the sum
-of nothing is null. ``columns`` and ``functions`` write expressions in the words of either engine, ``table`` says what a
-table and an engine can do, ``duckdb`` and ``spark`` do it.
+Only the operations that the rules need are included, with Spark's names and semantics: nulls sort first, joins never
+match nulls, and the sum of no rows is null. ``columns`` and ``functions`` generate the SQL of either engine. ``table``
+defines the operations of a table and an engine; ``duck`` and ``spark`` implement them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Columns: expressions over the rows of a table, said once and written as SQL in the words of either engine."""
+"""Columns: expressions over the rows of a table, defined once and written as SQL of either engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value: TypeAlias = bool | int | float | str | bytes | None
 
 
 class Dialect(Enum):
-    """Whose SQL is written."""
+    """SQL dialect."""
 
     SPARK = "spark"
     DUCKDB = "duckdb"
@@ -37,7 +37,9 @@ class Dialect(Enum):
 
 
 class Column:
-    """An expression. Operators make another one of it; a value beside an operator is a literal."""
+    """Expression over the columns of a table. Operators return new expressions; an operand that is a plain value is a
+    literal.
+    """
 
     __hash__ = None  # type: ignore[assignment]  # == makes a column
     __slots__ = ("_write", "name")
@@ -51,29 +53,29 @@ class Column:
         return self._write(dialect)
 
     def alias(self, name: str) -> Column:
-        """Name the column that it makes."""
+        """Set the name of the resulting column."""
         return Column(self._write, name)
 
     def cast(self, kind: str) -> Column:
-        """Return it as another type: ``bigint``, ``int`` or ``string``."""
+        """Cast to another type: ``bigint``, ``int`` or ``string``."""
         return made(f"CAST({{0}} AS {kind})", self)
 
     def isin(self, *values: Value) -> Column:
-        """Say whether it is one of some values."""
+        """Return True for rows in which the value is one of ``values``."""
         slots = ", ".join(f"{{{number}}}" for number in range(1, len(values) + 1))
         # a function of one column is computed for each word of a file's dictionary, an IN for each row
         return made(f"({{0}} IN ({slots}))", self, *map(lit, values), duckdb=f"list_contains([{slots}], {{0}})")
 
     def is_null(self) -> Column:
-        """Say whether it is null."""
+        """Return True for rows in which the value is null."""
         return made("({0} IS NULL)", self)
 
     def is_not_null(self) -> Column:
-        """Say whether it is not null."""
+        """Return True for rows in which the value is not null."""
         return made("({0} IS NOT NULL)", self)
 
     def startswith(self, text: str) -> Column:
-        """Say whether a text begins so."""
+        """Return True for rows in which the text starts with ``text``."""
         return made("startswith({0}, {1})", self, lit(text), duckdb="starts_with({0}, {1})")
 
     def __getitem__(self, name: str) -> Column:
@@ -127,17 +129,17 @@ class Column:
 
 
 class Aggregate(Column):
-    """What sums up rows, or ranks them: of a group, or of a window around each row."""
+    """Aggregate or ranking function, over a group of rows or over a window around each row."""
 
     __slots__ = ("_kind", "_of_rows")
 
     def __init__(self, of_rows: Column, kind: str | None = None) -> None:
-        # what DuckDB sums up is wider than what it was made of; in Spark with ANSI too much is an error
+        # DuckDB sums into a wider type than its input; Spark with ANSI raises an error on overflow.
         self._of_rows, self._kind = of_rows, kind
         super().__init__(self._cast(of_rows).sql)
 
     def over(self, window: Window) -> Column:
-        """Return it for each row, of the rows in its window."""
+        """Evaluate the aggregate for each row over the rows of its window."""
         return self._cast(Column(lambda dialect: f"{self._of_rows.sql(dialect)} OVER ({window.sql(dialect)})"))
 
     def _cast(self, of_rows: Column) -> Column:
@@ -145,49 +147,51 @@ class Aggregate(Column):
 
 
 class Order(NamedTuple):
-    """A column to order by, upwards; nulls come first but where it is said otherwise."""
+    """Sort key, ascending. Nulls come first unless ``has_nulls_last`` is set."""
 
     column: Column
     has_nulls_last: bool = False
 
     def sql(self, dialect: Dialect) -> str:
-        """Return what stands behind ORDER BY."""
+        """Return the text after ORDER BY."""
         return f"{self.column.sql(dialect)} ASC NULLS {'LAST' if self.has_nulls_last else 'FIRST'}"
 
 
 class Window(NamedTuple):
-    """The rows that belong together, in an order; of ``frame`` (SQL) only some around each row."""
+    """Partition of the rows, with an order. ``frame`` (SQL) limits it to some rows around each row."""
 
     keys: tuple[Column, ...] = ()
     order: tuple[Order, ...] = ()
     frame: str = ""
 
     def sql(self, dialect: Dialect) -> str:
-        """Return what stands behind OVER."""
+        """Return the text after OVER."""
         keys = ", ".join(each.sql(dialect) for each in self.keys)
         order = ", ".join(each.sql(dialect) for each in self.order)
         return f"{f'PARTITION BY {keys} ' if keys else ''}{f'ORDER BY {order} ' if order else ''}{self.frame}"
 
     @staticmethod
     def of(*keys: str) -> Window:
-        """Return the window of the rows that have these columns in common."""
+        """Return the window of all rows with equal values in these columns."""
         return Window(tuple(map(col, keys)))
 
     def in_order(self, *order: str | Column | Order) -> Window:
-        """Put the rows into an order."""
+        """Sort the rows of the window."""
         return self._replace(order=tuple(order_of(each) for each in order))
 
     def before(self) -> Window:
-        """Return only the rows in front of each row."""
+        """Limit the window to the rows before each row."""
         return self._replace(frame="ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
 
     def up_to(self) -> Window:
-        """Return only the rows up to each row, and itself."""
+        """Limit the window to each row and the rows before it."""
         return self._replace(frame="ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
 
 
 def made(template: str, *parts: Column, duckdb: str | None = None) -> Column:
-    """Return the column of a template whose ``{0}`` is the first part; DuckDB's may be another one."""
+    """Return the column of a SQL template in which ``{0}`` is the first part. ``duckdb`` replaces the template in
+    DuckDB.
+    """
 
     def write(dialect: Dialect) -> str:
         chosen = duckdb if duckdb is not None and dialect is Dialect.DUCKDB else template
@@ -207,5 +211,5 @@ def lit(value: Value) -> Column:
 
 
 def order_of(what: str | Column | Order) -> Order:
-    """Return what to order by, of a name or a column."""
+    """Return the sort key of a column or a column name."""
     return what if isinstance(what, Order) else Order(what if isinstance(what, Column) else col(what))

@@ -1,4 +1,4 @@
-"""DuckDB, in this process: every table is a SELECT, and nothing is computed before somebody asks for rows."""
+"""DuckDB engine, in this process. Every table is a SELECT; nothing is computed before rows are collected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {"INT64": "int64", "INT32": "int32", "BYTE_ARRAY": "binary", "BOOLEAN":
 
 
 class DuckTable(Table):
-    """A SELECT."""
+    """Table that is a SELECT."""
 
     __slots__ = ("_engine", "sql")
 
@@ -94,7 +94,7 @@ class DuckTable(Table):
 
 
 class DuckEngine(Engine):
-    """A database in memory; what does not fit goes to a temporary folder that ends with it."""
+    """In-memory database. Data that does not fit in memory spills to a temporary folder, which is removed on close."""
 
     name: ClassVar[str] = "duckdb"
     errors = (duckdb.Error, OSError)
@@ -106,7 +106,7 @@ class DuckEngine(Engine):
         self._tables = 0
 
     def close(self) -> None:
-        """Give the memory back, and the disk."""
+        """Release the memory and the temporary disk space."""
         self._database.close()
         self._scratch.cleanup()
 
@@ -122,7 +122,7 @@ class DuckEngine(Engine):
         return self._database.execute(sql)
 
     def new_name(self) -> str:
-        """Return a name that no table has."""
+        """Return an unused table name."""
         self._tables += 1
         return f"kept_{self._tables}"
 
@@ -246,7 +246,7 @@ def _named(column: Column) -> str:
 
 
 def _type(kind: str) -> str:
-    """Return DuckDB's words for a type of Spark's DDL."""
+    """Return the DuckDB name of a type of Spark's DDL."""
     if kind.startswith("array<struct<"):
         inside = kind.removeprefix("array<struct<").removesuffix(">>")
         return f"STRUCT({', '.join(' '.join(each.split(':')) for each in inside.split(', '))})[]"
@@ -262,7 +262,7 @@ def _value(value: Any) -> str:  # noqa: ANN401 - what local tables are made of
 
 
 def _types_of(about: Sequence[tuple[Any, ...]]) -> dict[str, str]:
-    """Return the types of the columns at the top of a Parquet schema, which lists parents before their children."""
+    """Return the types of the top-level columns of a Parquet schema, which lists parents before their children."""
     found: dict[str, str] = {}
     inside = 0
     for name, kind, note, children in about[1:]:

@@ -1,6 +1,6 @@
-"""What can be asked of columns: the functions that the rules need, by the names that Spark code goes by.
+"""Functions of columns that the rules need, under the names that Spark uses.
 
-A text in the place of a column is a column's name, but for ``lit``, and the results of ``when``.
+A text as an operand is the name of a column, except in ``lit`` and in the results of ``when``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ col, lit = columns.col, columns.lit
 
 
 def broadcast(table: Table) -> Table:
-    """Return a table that is small enough to be everywhere, where there is more than one place."""
+    """Mark a table as small enough to be copied to every executor, if the engine has executors."""
     return table.broadcast()
 
 
@@ -38,7 +38,7 @@ def _call(name: str, *operands: Operand, duckdb: str | None = None) -> Column:
 
 
 class Case(Column):
-    """What ``when`` begins: null where nothing of it holds."""
+    """CASE expression that ``when`` starts. It is null if no branch matches."""
 
     __slots__ = ("_branches",)
 
@@ -52,42 +52,42 @@ class Case(Column):
         super().__init__(write)
 
     def when(self, condition: Operand, value: Column | Value) -> Case:
-        """Go on: where nothing before holds, and this does."""
+        """Add a branch: ``value`` in rows that match this condition and none of the conditions before."""
         return Case((*self._branches, (_of(condition), value if isinstance(value, Column) else lit(value))))
 
     def otherwise(self, value: Column | Value) -> Column:
-        """End it."""
+        """Add the ELSE branch."""
         return Case(self._branches, value if isinstance(value, Column) else lit(value))
 
 
 def when(condition: Operand, value: Column | Value) -> Case:
-    """Return a value where a condition holds."""
+    """Return ``value`` in rows that match the condition."""
     return Case(()).when(condition, value)
 
 
 def coalesce(*operands: Operand) -> Column:
-    """Return the first that is not null."""
+    """Return the first operand that is not null."""
     return _call("coalesce", *operands)
 
 
 def greatest(*operands: Operand) -> Column:
-    """Return the greatest; nulls are passed over."""
+    """Return the greatest operand; nulls are ignored."""
     return _call("greatest", *operands)
 
 
 def least(*operands: Operand) -> Column:
-    """Return the least; nulls are passed over."""
+    """Return the least operand; nulls are ignored."""
     return _call("least", *operands)
 
 
 def concat(*operands: Operand) -> Column:
-    """Put texts together; null if one is."""
+    """Concatenate texts. The result is null if an operand is null."""
     slots = " || ".join(f"{{{number}}}" for number in range(len(operands)))
     return made(f"({slots})", *_all_of(operands))
 
 
 def struct(*operands: Operand) -> Column:
-    """Return some columns as one, each under its name."""
+    """Combine columns into one struct, with a field for each name."""
     parts = _all_of(operands)
 
     def write(dialect: Dialect) -> str:
@@ -99,7 +99,7 @@ def struct(*operands: Operand) -> Column:
 
 
 def pmod(operand: Operand, divisor: Operand) -> Column:
-    """Return what is left of a division, never negative."""
+    """Return the remainder of a division, never negative."""
     return made("pmod({0}, {1})", _of(operand), _of(divisor), duckdb="((({0} % {1}) + {1}) % {1})")
 
 
@@ -109,17 +109,19 @@ def ceil(operand: Operand) -> Column:
 
 
 def bit_and(operand: Operand, mask: int) -> Column:
-    """Return the bits that a mask leaves."""
+    """Return the bitwise AND with a mask."""
     return made("({0} & {1})", _of(operand), lit(mask))
 
 
 def shift_right(operand: Operand, count: int) -> Column:
-    """Return a number that is not negative without its last bits."""
+    """Shift a non-negative number to the right by ``count`` bits."""
     return made("shiftright({0}, {1})", _of(operand), lit(count), duckdb="({0} >> {1})")
 
 
 def hash64(*operands: Operand) -> Column:
-    """Return a hash of 63 bits, never negative. Each engine has its own: it selects, and is in no outcome."""
+    """Return a 63-bit hash, never negative. The value differs between engines, so it only selects rows and is never
+    reported.
+    """
     slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     spark = f"shiftrightunsigned(xxhash64({slots}), 1)"
     return made(spark, *_all_of(operands), duckdb=f"CAST(hash({slots}) >> 1 AS BIGINT)")
@@ -131,24 +133,24 @@ def hex_of(operand: Operand) -> Column:
 
 
 def octet_length(operand: Operand) -> Column:
-    """Return how many bytes there are."""
+    """Return the number of bytes."""
     return _call("octet_length", operand)
 
 
 def bytes_of(operand: Operand, begin: int, count: int) -> Column:
-    """Return a part of bytes; they begin with 1."""
+    """Return ``count`` bytes from position ``begin``, which counts from 1."""
     spark, duckdb = f"substring({{0}}, {begin}, {count})", f"array_slice({{0}}, {begin}, {begin + count - 1})"
     return made(spark, _of(operand), duckdb=duckdb)
 
 
 def text_of(operand: Operand, begin: int) -> Column:
-    """Return the bytes behind the first ones as text; null if they are no UTF-8."""
+    """Return the bytes from position ``begin`` (from 1) as text; null if they are not valid UTF-8."""
     spark = f"try_validate_utf8(CAST(substring({{0}}, {begin}) AS string))"
     return made(spark, _of(operand), duckdb=f"TRY(decode(from_hex(substr(hex({{0}}), {2 * begin - 1}))))")
 
 
 def left(operand: Operand, count: int) -> Column:
-    """Return so many characters of a text from its beginning."""
+    """Return the first ``count`` characters of a text."""
     return made(f"left({{0}}, {count})", _of(operand))
 
 
@@ -162,27 +164,27 @@ def array(*operands: Operand) -> Column:
 
 
 def explode(operand: Operand) -> Column:
-    """Return a row for each element that is not null."""
+    """Return one row for each element that is not null."""
     duckdb = "unnest(list_filter({0}, lambda each: each IS NOT NULL))"
     return made("explode(array_compact({0}))", _of(operand), duckdb=duckdb)
 
 
 def exists(operand: Operand, condition: Callable[[Column], Column]) -> Column:
-    """Say whether a condition holds of an element; null of a list that is null."""
+    """Return True if an element matches the condition; null if the list is null."""
     inner = condition(Column(lambda _: "element"))
     duckdb = "(len(list_filter({0}, lambda element: {1})) > 0)"
     return made("exists({0}, element -> {1})", _of(operand), inner, duckdb=duckdb)
 
 
 def first_of(operand: Operand, condition: Callable[[Column], Column]) -> Column:
-    """Return the first element of which a condition holds; null if there is none."""
+    """Return the first element that matches the condition; null if none does."""
     inner = condition(Column(lambda _: "element"))
     duckdb = "(list_filter({0}, lambda element: {1})[1])"
     return made("get(filter({0}, element -> {1}), 0)", _of(operand), inner, duckdb=duckdb)
 
 
 def array_contains(operand: Operand, element: Column | Value) -> Column:
-    """Say whether a list has an element; null if either is."""
+    """Return True if a list contains the element; null if either is null."""
     sought = element if isinstance(element, Column) else lit(element)
     return made("array_contains({0}, {1})", _of(operand), sought, duckdb="list_contains({0}, {1})")
 
@@ -196,44 +198,44 @@ def array_min(operand: Operand) -> Column:
 
 
 def count_rows() -> Aggregate:
-    """Return how many rows there are."""
+    """Count the rows."""
     return Aggregate(made("count(*)"))
 
 
 def count_if(condition: Operand) -> Aggregate:
-    """Return of how many rows something holds."""
+    """Count the rows that match the condition."""
     return Aggregate(made("count_if({0})", _of(condition), duckdb="count(*) FILTER (WHERE {0})"))
 
 
 def count_distinct(*operands: Operand) -> Aggregate:
-    """Return how many values there are; nulls are not counted."""
+    """Count distinct values; nulls are ignored."""
     slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     duckdb = f"count(DISTINCT {slots if len(operands) == 1 else f'({slots})'})"
     return Aggregate(made(f"count(DISTINCT {slots})", *_all_of(operands), duckdb=duckdb))
 
 
 def sum_of(operand: Operand) -> Aggregate:
-    """Return a sum; null of nothing. One that is beyond 64 bits is an error."""
+    """Return the sum; null over no rows. A sum beyond 64 bits is an error."""
     return Aggregate(_call("sum", operand), "BIGINT")
 
 
 def max_of(operand: Operand) -> Aggregate:
-    """Return the greatest."""
+    """Return the greatest value."""
     return Aggregate(_call("max", operand))
 
 
 def min_of(operand: Operand) -> Aggregate:
-    """Return the least."""
+    """Return the least value."""
     return Aggregate(_call("min", operand))
 
 
 def max_by(operand: Operand, by: Operand) -> Aggregate:
-    """Return a column of the row in which another one is greatest; null if it is null there."""
+    """Return the value of ``operand`` in the row with the greatest ``by``; null if it is null in that row."""
     return Aggregate(_call("max_by", operand, by, duckdb="arg_max_null"))
 
 
 def min_by(operand: Operand, by: Operand) -> Aggregate:
-    """Return a column of the row in which another one is least; null if it is null there."""
+    """Return the value of ``operand`` in the row with the least ``by``; null if it is null in that row."""
     return Aggregate(_call("min_by", operand, by, duckdb="arg_min_null"))
 
 
@@ -243,18 +245,18 @@ def bit_xor(operand: Operand) -> Aggregate:
 
 
 def bool_and(operand: Operand) -> Aggregate:
-    """Say whether something holds of all rows."""
+    """Return True if the condition holds for all rows."""
     return Aggregate(_call("bool_and", operand))
 
 
 def collect_set(operand: Operand) -> Aggregate:
-    """Return the values that are not null, each once, in no order."""
+    """Return the distinct values that are not null, in no order."""
     spark, duckdb = "collect_set({0})", "coalesce(list(DISTINCT {0}) FILTER (WHERE {0} IS NOT NULL), [])"
     return Aggregate(made(spark, _of(operand), duckdb=duckdb))
 
 
 def collect_sorted(operand: Operand) -> Aggregate:
-    """Return the values in their order."""
+    """Return the values, sorted."""
     return Aggregate(made("array_sort(collect_list({0}))", _of(operand), duckdb="list_sort(list({0}))"))
 
 
@@ -269,10 +271,10 @@ def lead(operand: Operand) -> Aggregate:
 
 
 def row_id() -> Column:
-    """Return a number of each row, in no order."""
+    """Return a number that identifies each row, in no order."""
     return made("monotonically_increasing_id()", duckdb="row_number() OVER ()")
 
 
 def nulls_last(operand: Operand) -> Order:
-    """Order by a column, nulls behind."""
+    """Return a sort key of a column with nulls last."""
     return Order(_of(operand), has_nulls_last=True)

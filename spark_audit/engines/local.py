@@ -1,4 +1,4 @@
-"""Files of this machine, for either engine; and what kinds of columns Parquet files have."""
+"""Local files, for both engines, and the column types of Parquet files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARQUET = {"bigint": "int64", "int": "int32", "string": "binary (STRING)", "bin
 
 
 def is_hidden(path: str) -> bool:
-    """Say whether a file is no part of a trail, by its path in it."""
+    """Return True if the file at this path of a trail is not part of it."""
     return _HIDDEN.search("/" + path) is not None
 
 
@@ -26,7 +26,7 @@ def walk_folder(folder: Path) -> list[tuple[str, int]]:
 
 
 def read_texts(folder: Path, paths: Sequence[str]) -> dict[str, str]:
-    """Return the content of files by path, without those that cannot be read."""
+    """Return the contents of files by path. Files that cannot be read are left out."""
     found: dict[str, str] = {}
     for path in paths:
         with suppress(OSError):
@@ -35,17 +35,17 @@ def read_texts(folder: Path, paths: Sequence[str]) -> dict[str, str]:
 
 
 def plain(url: str) -> str:
-    """Return a form of a URL that is the same whoever wrote it: ``file:/a``, ``file:///a``, escaped or not."""
+    """Return a normal form of a URL, equal for ``file:/a``, ``file:///a`` and their escaped forms."""
     return re.sub(r"^([a-z0-9]+):/*", r"\1:/", unquote(url))
 
 
 def version_fault(version: str | None) -> str:
-    """Return why a file of this version cannot be read; empty if it can."""
+    """Return the reason why a file of this version cannot be read; empty if it can."""
     return "" if version in {None, str(TRAIL_VERSION)} else f"of version {version!a}, not {TRAIL_VERSION}"
 
 
 def type_fault(types: Mapping[str, str], fields: Fields) -> str:
-    """Return how the first column that is missing or of another type differs; empty if all are as ``fields``."""
+    """Describe the first column that is missing or has another type than in ``fields``; empty if there is none."""
     for name, kind in fields:
         wanted = _PARQUET.get(kind, "group (LIST)")
         if name not in types:

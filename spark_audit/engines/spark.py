@@ -1,4 +1,6 @@
-"""Spark: every table is a data frame, every column a text that Spark parses. A column costs one call of the JVM so."""
+"""Spark engine. Every table is a data frame. Every column is a text that Spark parses, so that it costs one JVM
+call.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _COLUMN = re.compile(r"^  (?:optional|required) (\w+) (\w+)( \((?:STRING|LIST)\)
 
 
 class SparkTable(Table):
-    """A data frame."""
+    """Table that is a data frame."""
 
     __slots__ = ("_engine", "frame")
 
@@ -76,10 +78,10 @@ class SparkTable(Table):
         return self._made(ordered if limit is None else ordered.limit(limit))
 
     def keep(self) -> SparkTable:
-        """Return a table that is computed once, and whose plan says nothing of how.
+        """Return a table that is computed once and has no lineage in its plan.
 
-        Unlike ``persist`` it forgets its history: plans that are built on plans grow, and Spark looks at all of a plan
-        each time something is asked. The rows live with the executors, on their disks when memory is short.
+        ``persist`` keeps the lineage: nested plans grow, and Spark analyses the whole plan at each query. The rows are
+        stored on the executors, which spill them to disk when memory is short.
         """
         return self._made(self.frame.localCheckpoint(eager=False))
 
@@ -90,16 +92,15 @@ class SparkTable(Table):
         return self._made(F.broadcast(self.frame))
 
     def gathered(self) -> SparkTable:
-        """Return a table of a small trail (``set_for``) as one partition, any other as it is.
+        """Return a table of a small trail (``set_for``) as one partition, any other unchanged.
 
-        Asked for where files are read, and behind joins of which Spark does not see that one partition is what they
-        give.
+        Used where files are read, and after joins for which Spark does not detect that the result is one partition.
         """
         return self._made(self.frame.coalesce(1)) if self._engine.is_small else self
 
 
 class SparkEngine(Engine):
-    """A session."""
+    """Engine on a Spark session."""
 
     name: ClassVar[str] = "spark"
     errors = READ_ERRORS
@@ -129,7 +130,7 @@ class SparkEngine(Engine):
         self.is_small = is_small(self.spark)
 
     def local_table(self, rows: Iterable[Sequence[Any]], fields: Fields) -> SparkTable:
-        """Make it in the JVM: ``createDataFrame`` would start Python processes for it."""
+        """Build the table in the JVM: ``createDataFrame`` would start Python processes for it."""
         names = [name for name, _ in fields]
         values = [dict(zip(names, row, strict=True)) for row in rows]
         if not values:
@@ -154,7 +155,7 @@ class SparkEngine(Engine):
             return self.local_table([], (*fields, *OF_A_FILE))
         schema = ", ".join(f"`{name}` {kind}" for name, kind in fields)
         reader = self.spark.read.schema(schema)
-        has_cell = "/cell=" in urls[0]  # in what was read back from a cluster there is none
+        has_cell = "/cell=" in urls[0]  # files read back from a cluster have no cell in their path
         if has_cell:
             reader = reader.option("basePath", re.sub(r"/cell=.*", "", urls[0]))
         of_a_file = {
@@ -191,7 +192,7 @@ class SparkEngine(Engine):
             return {url: fault for url, fault in zip(urls, pool.map(fault_of, urls), strict=True) if fault}
 
     def sums(self, urls: Sequence[str]) -> list[str]:
-        """Compute them where the files are read."""
+        """Compute the digests on the executors that read the files."""
         if not urls:
             return []
         found = self.spark.read.format("binaryFile").load(list(urls)).selectExpr("path", "sha2(content, 256) AS sum")
@@ -212,7 +213,7 @@ class SparkEngine(Engine):
         entries = system.listFiles(qualified, True)
         while entries.hasNext():
             status = entries.next()
-            # a path's own text escapes nothing, so what begins with the root goes on relative to it
+            # the text of a Path is not escaped, so the rest after the root is the relative path
             relative = str(status.getPath().toString())[len(root) + 1 :]
             if not is_hidden(relative):
                 found.append((relative, int(status.getLen())))
@@ -224,7 +225,7 @@ class SparkEngine(Engine):
         return {path: self._text(f"{root}/{path}") for path in paths}
 
     def collect_all(self, tables: Mapping[str, Table]) -> dict[str, list[Row]]:
-        """Fetch them in one job: each job has a price of its own."""
+        """Collect all tables in one job, because each job has a fixed cost."""
         packed = [
             cast("SparkTable", table).frame.selectExpr(
                 f"'{name}' AS name", "to_json(struct(*), map('ignoreNullFields', 'false')) AS row"
@@ -271,7 +272,7 @@ class SparkEngine(Engine):
             stream.close()
 
     def _path(self, url: str) -> tuple[Any, Any]:
-        """Return a file system and a path in it, as Hadoop has them."""
+        """Return the Hadoop file system of a URL and its path there."""
         where = self._jvm.org.apache.hadoop.fs.Path(url)
         return where.getFileSystem(self._hadoop), where
 
@@ -291,5 +292,5 @@ def _named(column: Column) -> str:
 
 
 def _local(root: str) -> Path | None:
-    """Return the directory of a trail that lies on this machine."""
+    """Return the directory of a trail on this machine, or None for any other URL."""
     return Path("/" + root.removeprefix("file:").lstrip("/")) if root.startswith("file:") else None

@@ -1,4 +1,4 @@
-"""Tables, and the engine that makes them: the little of relational algebra that the rules are written in."""
+"""Abstract tables and engines: the subset of relational algebra that the rules use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ How: TypeAlias = Literal["inner", "left", "full", "left_semi", "left_anti"]
 
 
 class Table(ABC):
-    """Rows that are there, or can be computed. Every method returns another table."""
+    """Table of rows, computed or still to be computed. Every method returns another table unless it fetches rows."""
 
     __slots__ = ("columns", "engine")
 
@@ -29,26 +29,28 @@ class Table(ABC):
 
     @abstractmethod
     def where(self, condition: Column) -> Table:
-        """Return the rows of which a condition holds."""
+        """Return the rows that match a condition."""
 
     @abstractmethod
     def _grouped(self, keys: Sequence[Column], aggregates: Sequence[Column]) -> Table: ...
 
     @abstractmethod
     def join(self, other: Table, *, on: str | Sequence[str] | Column, how: How = "inner") -> Table:
-        """Join by columns that both have, which are there once then; or by a condition, if they share no name."""
+        """Join on columns that both tables have, each of them once in the result; or on a condition, if they share no
+        name.
+        """
 
     @abstractmethod
     def union(self, other: Table) -> Table:
-        """Add the rows of a table with the same columns, in whatever order."""
+        """Append the rows of a table with the same columns, in any column order."""
 
     @abstractmethod
     def distinct(self) -> Table:
-        """Return each row once."""
+        """Remove duplicate rows."""
 
     @abstractmethod
     def order_by(self, *order: str | Column | Order, limit: int | None = None) -> Table:
-        """Put the rows into an order, and return all of them or the first ones."""
+        """Sort the rows and return all of them or the first ``limit``."""
 
     @abstractmethod
     def keep(self) -> Table:
@@ -56,36 +58,36 @@ class Table(ABC):
 
     @abstractmethod
     def collect(self) -> list[Row]:
-        """Fetch the rows."""
+        """Fetch all rows."""
 
     def agg(self, *aggregates: Column) -> Table:
-        """Sum all rows up to one."""
+        """Aggregate all rows into one."""
         return self._grouped((), aggregates)
 
     def count(self) -> int:
-        """Fetch how many rows there are."""
+        """Fetch the number of rows."""
         return int(self.agg(made("count(*)").alias("count")).collect()[0]["count"])
 
     def broadcast(self) -> Table:
-        """Return the same, known to be small."""
+        """Mark the table as small enough to broadcast."""
         return self
 
     def gathered(self) -> Table:
-        """Return the same in one place, if it is of a small trail."""
+        """Return the table as one partition if the trail is small."""
         return self
 
     def select(self, *columns: str | Column) -> Table:
-        """Return these columns; ``*`` is all of them."""
+        """Select columns; ``*`` selects all."""
         return self._selected(
             [one for each in columns for one in (map(col, self.columns) if _is_all(each) else (_column(each),))]
         )
 
     def with_column(self, name: str, column: Column) -> Table:
-        """Add a column, or put it into the place of that of its name."""
+        """Add a column, or replace the one of the same name."""
         return self.with_columns({name: column})
 
     def with_columns(self, columns: Mapping[str, Column]) -> Table:
-        """Add columns; all of them are made of what was there before."""
+        """Add several columns. Each expression sees the columns from before the call."""
         names = dict.fromkeys((*self.columns, *columns))
         return self._selected([columns.get(name, col(name)).alias(name) for name in names])
 
@@ -94,34 +96,34 @@ class Table(ABC):
         return self._selected([col(each).alias(to if each == name else each) for each in self.columns])
 
     def drop(self, *names: str) -> Table:
-        """Leave columns away."""
+        """Remove columns."""
         return self.select(*(each for each in self.columns if each not in names))
 
     def filled(self, value: int, names: Iterable[str]) -> Table:
-        """Put a value in the place of nulls."""
+        """Replace nulls in the named columns."""
         chosen = set(names)
         assert chosen <= set(self.columns)
         filled = {name: made("coalesce({0}, {1})", col(name), lit(value)) for name in chosen}
         return self.with_columns(filled)
 
     def group_by(self, *keys: str | Column) -> Groups:
-        """Put rows together that have these columns in common."""
+        """Group the rows by these columns."""
         return Groups(self, [_column(each) for each in keys])
 
 
 class Groups:
-    """The rows of a table by what they have in common."""
+    """Rows of a table, grouped by columns."""
 
     def __init__(self, table: Table, keys: Sequence[Column]) -> None:
         self._table, self._keys = table, keys
 
     def agg(self, *aggregates: Column) -> Table:
-        """Sum them up: one row for each group, with its keys."""
+        """Aggregate each group into one row, which also holds its keys."""
         return self._table._grouped(self._keys, aggregates)
 
 
 class Engine(ABC):
-    """Where tables come from, and files."""
+    """Source of tables, with access to files."""
 
     name: ClassVar[str]
     errors: tuple[type[Exception], ...]  # of reading and computing
@@ -129,48 +131,51 @@ class Engine(ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """Its name and version: hashes that are kept are those of one."""
+        """Return name and version of the engine. Stored hashes are valid for one version only."""
 
     @abstractmethod
     def nanos(self) -> int:
-        """Return the nanoseconds of a clock, to measure by."""
+        """Return the nanoseconds of a monotonic clock."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it."""
+        """Close the engine."""
 
     @abstractmethod
     def set_for(self, trail_bytes: int) -> AbstractContextManager[None]:
-        """Set it for a trail of this size; as it was, and without what was kept, after the block."""
+        """Tune the engine for a trail of this size. After the block the old settings apply and kept tables are gone."""
 
     @abstractmethod
     def local_table(self, rows: Iterable[Sequence[Any]], fields: Fields) -> Table:
-        """Return a small table of values: texts, numbers, lists of numbers or of ``dict``; never bytes."""
+        """Return a small table of texts, numbers, and lists of numbers or of ``dict``; bytes are not supported."""
 
     @abstractmethod
     def read_parquet(
         self, urls: Sequence[str], fields: Fields, cells: Sequence[str], *, is_sparse: bool = False
     ) -> Table:
-        """Read these columns of files, and what they lack of ``OF_A_FILE``: whose file, its URL and its name.
+        """Read these columns of files, and add the columns of ``OF_A_FILE``: the cell, the URL and the name of the
+        file.
 
-        With ``is_sparse`` a column that a file does not have is null there.
+        With ``is_sparse``, a column that is missing in a file is null.
         """
 
     @abstractmethod
     def schema_faults(self, urls: Sequence[str], fields: Fields) -> dict[str, str]:
-        """Return, by URL, how the schemas of files differ from ``fields``. Files that cannot be read are left out."""
+        """Return the differences between the schemas of files and ``fields``, by URL. Unreadable files are left out."""
 
     @abstractmethod
     def sums(self, urls: Sequence[str]) -> list[str]:
-        """Return the SHA-256 of files, empty for one without content; an error if one cannot be read."""
+        """Return the SHA-256 of files; empty for an empty file. Raise an error if a file cannot be read."""
 
     @abstractmethod
     def walk(self, trail: str) -> tuple[str, list[tuple[str, int]]]:
-        """Return the URL of a trail, and all its files with their sizes, sorted; ``TrailError`` if it is not there."""
+        """Return the URL of a trail and its files with their sizes, sorted. Raise ``TrailError`` if it does not
+        exist.
+        """
 
     @abstractmethod
     def texts(self, root: str, paths: Sequence[str]) -> dict[str, str]:
-        """Read small files whole; those of this machine that cannot be read are left out."""
+        """Read small files completely; unreadable local files are left out."""
 
     @abstractmethod
     def collect_all(self, tables: Mapping[str, Table]) -> dict[str, list[Row]]:
@@ -182,28 +187,28 @@ class Engine(ABC):
 
     @abstractmethod
     def read(self, url: str, columns: Sequence[str]) -> Table:
-        """Read a table that ``write`` wrote."""
+        """Read a table that ``write`` stored."""
 
     @abstractmethod
     def names_in(self, url: str) -> list[str]:
-        """Return the names of what is in a directory; none if there is no such directory."""
+        """Return the names of the entries of a directory; empty if it does not exist."""
 
     @abstractmethod
     def write_text(self, url: str, text: str) -> None:
-        """Write a file so that it is there whole or not at all."""
+        """Write a file atomically."""
 
     @abstractmethod
     def remove(self, url: str) -> None:
-        """Remove a file, or a directory with its contents, if there is one."""
+        """Remove a file, or a directory with its contents, if it exists."""
 
     def is_there(self, url: str) -> bool:
-        """Say whether there is a file."""
+        """Return True if the file exists."""
         folder, _, name = url.rpartition("/")
         return name in self.names_in(folder)
 
 
 def gathered(table: Table) -> Table:
-    """Return a table of a small trail as one partition, where there are partitions; any other as it is."""
+    """Return a table of a small trail as one partition, if the engine has partitions; any other unchanged."""
     return table.gathered()
 
 
@@ -213,7 +218,7 @@ def keep(table: Table) -> Table:
 
 
 def name_of(column: Column) -> str:
-    """Return the name of the column that an expression makes."""
+    """Return the name of the column that an expression produces."""
     assert column.name is not None, "a column that is selected has a name"
     return column.name
 

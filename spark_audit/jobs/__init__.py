@@ -1,3 +1,3 @@
-"""The audit as a whole: in one go, or by what is new."""
+"""Audit runs: of a whole trail, or incremental."""
 
 from __future__ import annotations

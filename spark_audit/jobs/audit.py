@@ -1,4 +1,4 @@
-"""One run of the audit, of a whole trail or of what is new in it."""
+"""One audit run, of a whole trail or of its new files."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from spark_audit.undone import Undone, all_of_cell, undone_of
 
 _MODES = {True: "batch", False: "incremental"}
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
-_OF_FILES = ("OPENED", "CLOSED", "GAP", "TAIL_LOST")  # what happened to the trail, whatever its store forgot
+_OF_FILES = ("OPENED", "CLOSED", "GAP", "TAIL_LOST")  # about the trail itself: a rollback does not undo them
 _OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED)
 
 
 class Stopwatch:
-    """Measures how long a stage took."""
+    """Stopwatch for the duration of a stage."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._start = engine.nanos()
 
     def lap_s(self) -> float:
-        """Return the seconds since the last call, or since the beginning."""
+        """Return the seconds since the last call, or since the start."""
         before, self._start = self._start, self._engine.nanos()
         return round((self._start - before) / 1e9, 3)
 
 
 class _StartOver(Exception):
-    """What was kept cannot be gone on with; the message says why."""
+    """The saved state cannot be used; the message gives the reason."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """What a run knows so far."""
+    """Working state of one run."""
 
     engine: Engine
     listing: Listing
@@ -61,7 +61,7 @@ class _Run:
     figures: dict[str, Any]
 
     def done(self, stage: str, rows: int | None = None) -> None:
-        """Note a stage's time, and say it."""
+        """Record the duration of a stage and report it as progress."""
         seconds = self.watch.lap_s()
         self.figures["stages"].append({"stage": stage, "seconds": seconds, "rows": rows})
         self.options.say(f"{stage}: {seconds:.1f} s" + ("" if rows is None else f", {rows:,} rows"))
@@ -70,13 +70,13 @@ class _Run:
 def run_audit(
     engine: Engine, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
 ) -> Outcome:
-    """Audit a trail. With ``state`` (a directory) only files that were not seen before are read.
+    """Audit a trail. With ``state`` (a directory), read only files that no earlier run has read.
 
-    With ``read_back`` (a directory) what went to a cluster is compared with what was read back from there; that takes
-    the whole trail, so it goes without ``state``.
+    With ``read_back`` (a directory), compare the messages sent to a cluster with the messages read back from it. This
+    needs the whole trail, so it excludes ``state``.
 
-    The outcome depends on the trail and the reported options alone: not on the mode, the number of steps it was read
-    in, or ``exact``. ``TrailError`` when there is no trail that can be read.
+    The outcome depends only on the trail and the reported options. It does not depend on the mode, the number of
+    incremental steps or ``exact``. Raise ``TrailError`` if there is no readable trail.
     """
     assert state is None or read_back is None
     listing = list_trail(engine, trail)
@@ -164,7 +164,7 @@ def _audit(
 def _queues_of(
     run: _Run, rows: Table, of_cells: Sequence[Row], removals: Table, cells: Sequence[CellState]
 ) -> QueueFacts:
-    """Return what is known of queues and their groups: by what was kept, and by the new rows."""
+    """Return the facts of queues and their groups, from the saved state and the new rows."""
     before = run.state.queues if run.state is not None else QueueFacts()
     retired = [cell.cell for cell in cells if cell.retired]
     holes, tops = queue_holes(rows, removals, before.tops, retired)
@@ -174,13 +174,13 @@ def _queues_of(
 
 
 def _first_entries(counts: Table) -> dict[str, int]:
-    """Return the least number of an entry that each cell accepted."""
+    """Return the lowest number of an accepted entry, by cell."""
     least = counts.group_by("cell").agg(F.min_of("entry_min").alias("first"))
     return {row["cell"]: row["first"] for row in least.collect()}
 
 
 class _Told(NamedTuple):
-    """What a pass over the new rows gave beside what was kept, without what a store forgot; and with that."""
+    """Result of a pass over the new rows merged with the saved state, once without and once with undone events."""
 
     scan: Scan
     counts: Table
@@ -192,7 +192,9 @@ class _Told(NamedTuple):
 
 
 def _read_through(raw: Table, options: Options, kept: State | None, retired: Sequence[str]) -> _Told:
-    """Count rows; if a store was put back, or is gone with its retired cell, once more without what it forgot."""
+    """Count rows. If a store was rolled back, or is gone with its retired cell, count again without the undone
+    events.
+    """
     scan = pipeline.scan_rows(raw, options)
     counts, rare = scan.counts, scan.rare
     if kept is not None:
@@ -216,7 +218,7 @@ def _read_through(raw: Table, options: Options, kept: State | None, retired: Seq
 
 
 def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: Held) -> tuple[Table, Table]:
-    """Return findings about messages that went with what a store forgot, and all that happened to these."""
+    """Return findings about messages of undone events, and all undone events by message."""
     retired = health.retired_cells(run.listing)
     forgotten = keep(told.all_rows.where(is_undone(told.undone)))
     read = pipeline.subscriptions_of(run.engine, told.all_of_cells, cells, held)
@@ -230,7 +232,7 @@ def _roles_in(listing: Listing) -> dict[str, str]:
 
 
 def _check_roles(run: _Run) -> None:
-    """Start over if a cell that was judged has another role now."""
+    """Start over if the role of an audited cell has changed."""
     roles = _roles_in(run.listing)
     for name, role in run.state.roles.items() if run.state is not None else ():
         if roles.get(name, role) != role:
@@ -238,7 +240,7 @@ def _check_roles(run: _Run) -> None:
 
 
 def _check_kept(run: _Run) -> None:
-    """Start over if cells are or were retired, or a file that was read or its manifest line has another content now."""
+    """Start over if cells are or were retired, or if a file or its manifest line has changed since it was read."""
     kept, listing = run.state, run.listing
     if kept is None:
         return
@@ -252,7 +254,7 @@ def _check_kept(run: _Run) -> None:
 
 
 def _new_files(listing: Listing, kept: State | None) -> list[EventFile]:
-    """Return the files to read: complete by their name, behind what retention removed, and not seen before."""
+    """Return the files to read: complete by their name, after the retention limit, and not read before."""
     retired = {name: cell.retired for name, cell in listing.cells.items()}
     there = [file for file in listing.files if file.last > retired[file.cell]]
     if kept is None:
@@ -282,7 +284,10 @@ def _merge_files(found: Files, kept: State | None) -> Files:
 
 
 def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
-    """A group that begins on a queue at an offset that was taken in already changes what those messages had to do."""
+    """Start over if a new subscription starts at an offset that earlier runs counted: it changes the expected exits.
+
+    The removal of a topic has the same effect.
+    """
     if kept is None:
         return
     for row in rare:
@@ -304,7 +309,7 @@ def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``
     held: Held,
     spools: Sequence[str],
 ) -> tuple[Table | None, Table | None]:
-    """Return all events of the messages to look at, kept, and their keys; nothing when all is well."""
+    """Return all events of the messages to judge, kept, and their keys; None if no message is suspicious."""
     options, kept = run.options, run.state
     if options.exact and kept is None:
         rows = keep(pipeline.keyed(new, options))
@@ -349,9 +354,9 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
     border: Border | None,
     apart: Sequence[tuple[Table, Table]],
 ) -> Outcome:
-    """Make the ledgers and findings of what was judged; the tables are counts, sums and rare events.
+    """Build the ledgers and findings of a run. The tables are counts, sums and rare events.
 
-    ``apart`` are findings about messages that were found by themselves, with all events of these.
+    ``apart`` are findings about messages that were found separately, with all events of these.
     """
     options = run.options
     counts, sums, rare = tables_of
@@ -394,7 +399,7 @@ def _conclude(  # noqa: PLR0917 - what a run found, each once
 def _messages_found(
     findings: Table | None, rows: Table | None, options: Options
 ) -> tuple[list[Row], dict[tuple[str, str], int]]:
-    """Return the first findings about messages with their histories, and how many there are of each kind."""
+    """Return the first findings about messages with their histories, and the number of findings of each kind."""
     if findings is None or rows is None:
         return [], {}
     found = findings

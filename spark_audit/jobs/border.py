@@ -1,4 +1,4 @@
-"""What went to a cluster, against what was read back from there; only if that was asked for."""
+"""Comparison of the messages sent to a cluster with the messages read back from it; only on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_audit.tables import read_back_table
 
 
 class Border(NamedTuple):
-    """The ledger of what went to the cluster, what is wrong, and all events of the messages concerned."""
+    """Ledger of the messages sent to a cluster, its findings, and all events of the affected messages."""
 
     table: Ledger
     findings: Table
@@ -26,7 +26,7 @@ class Border(NamedTuple):
 
 
 def look_at_border(engine: Engine, rows: Table, cells: Sequence[CellState], where: str, options: Options) -> Border:
-    """Compare ``rows``, all of the trail, with what was read back into the directory ``where``."""
+    """Compare ``rows``, the whole trail, with the data read back into the directory ``where``."""
     read = ReadBack(
         messages=read_back_table(engine, where, "messages", READ_MESSAGES),
         queues=read_back_table(engine, where, "queues", READ_QUEUES),

@@ -1,4 +1,4 @@
-"""Failures by the error that clients reported: for people, and no part of any verdict."""
+"""Failures by the error that clients reported. Informational: they do not affect the verdict."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ERRORS_MAX = 200
 
 
 def errors_of(engine: Engine, listing: Listing, files: list[EventFile], options: Options) -> list[Row]:
-    """Return the most frequent errors by group, in the range of the report, from files that can be read.
+    """Return the most frequent errors by group, in the range of the report, from readable files.
 
-    Files of earlier builds do not have the column, and tell of no error.
+    Files of earlier builds do not have the column and add no errors.
     """
     urls = [listing.url(file.path) for file in files]
     rows = engine.read_parquet(urls, REASONS, [file.cell for file in files], is_sparse=True)
@@ -29,6 +29,6 @@ def errors_of(engine: Engine, listing: Listing, files: list[EventFile], options:
     )
     try:
         found = counted.collect()
-    except engine.errors:  # a file whose other columns can be read is judged; this table is a help
+    except engine.errors:  # a file with readable columns otherwise is still judged; this table is only informational
         return []
     return sorted(map(dict, found), key=lambda row: (-row["failures"], str(row["group"]), row["error"]))[:ERRORS_MAX]

@@ -1,4 +1,4 @@
-"""The health of a trail: which files can be relied on, what is missing, where each cell stands."""
+"""Health of a trail: usable files, missing data, and the state of each cell."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def finding(kind: str, rule: str, cell: str, detail: str, **others: Any) -> Find
 
 
 class Content(NamedTuple):
-    """Identity of the content of a file of events, and how it differs from its line of the manifest, if it does."""
+    """Digest of a file of events, and its difference from its manifest line, if any."""
 
     bytes: int
     sha256: str  # empty without ``verify``, or if the file cannot be read
@@ -60,7 +60,7 @@ class Content(NamedTuple):
 
 @dataclass(slots=True)
 class Files:
-    """What was found in files that were looked at, in this run or an earlier one."""
+    """Facts about examined files, of this run and earlier ones."""
 
     contents: dict[str, Content] = field(default_factory=dict)  # by path in the trail; also of unreadable files
     facts: dict[str, FileFacts] = field(default_factory=dict)  # by path in the trail
@@ -69,7 +69,7 @@ class Files:
 
 
 class CellState(NamedTuple):
-    """Where a cell stands at the end of its trail."""
+    """State of a cell at the end of its trail."""
 
     cell: str
     role: str
@@ -86,7 +86,7 @@ class CellState(NamedTuple):
     is_silent: bool
     snapshot: Snapshot | None
     gaps: tuple[Gap, ...]
-    doubts: tuple[Gap, ...]  # what is in altered files is there, and proves nothing
+    doubts: tuple[Gap, ...]  # sequences in altered files: present, but no proof
     undone: tuple[Undone, ...]  # is there, and counts for nothing
     is_retired_cell: bool  # its store is gone
 
@@ -94,7 +94,7 @@ class CellState(NamedTuple):
 def look_at_files(
     engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options
 ) -> tuple[Files, Table]:
-    """Check files and return what was found, with their rows: each record once, from files that can be read."""
+    """Check files. Return the facts and the rows: each record once, from readable files."""
     found = Files(contents_of(engine, listing, files, options))
     altered = {path: content.doubt for path, content in found.contents.items() if content.doubt}
     urls = {listing.url(file.path): file.path for file in files}
@@ -144,7 +144,7 @@ def _hour_folder(at_ms: int) -> str:
 
 
 def contents_of(engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, Content]:
-    """Return the content of files by path, compared with their lines of the manifest."""
+    """Return the contents of files by path, compared with their manifest lines."""
     lines = {line.path: line for line in listing.lines}
     sums = read_sums(engine, listing, [file.path for file in files]) if options.verify else {}
     found: dict[str, Content] = {}
@@ -173,7 +173,7 @@ def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], fo
 
 
 def _can_be_read(engine: Engine, listing: Listing, file: EventFile) -> bool:
-    """Say whether every column of a file can be read to its end."""
+    """Return True if every column of a file can be read to its end."""
     columns = [name for name, _ in EVENTS]
     try:
         read_events(engine, listing, [file]).agg(F.bit_xor(F.hash64(*columns)).alias("all")).collect()
@@ -183,7 +183,7 @@ def _can_be_read(engine: Engine, listing: Listing, file: EventFile) -> bool:
 
 
 def rows_of(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> Table:
-    """Return the rows of files, each once; note what is missing or repeated inside of them."""
+    """Return the rows of files, each once. Record missing and repeated sequences within them."""
     readable = [file for file in files if file.path in found.facts]
     overlapping = _overlapping(readable)
     odd = [
@@ -209,7 +209,7 @@ def _events_of(engine: Engine, listing: Listing, files: Sequence[EventFile]) -> 
 
 
 def _overlapping(files: Iterable[EventFile]) -> set[str]:
-    """Return files whose names share a sequence."""
+    """Return the files whose names share a sequence."""
     found: set[str] = set()
     before: EventFile | None = None
     for file in sorted(files, key=lambda file: (file.cell, file.first, file.last)):
@@ -224,7 +224,7 @@ def _overlapping(files: Iterable[EventFile]) -> set[str]:
 
 
 def missing_files(listing: Listing) -> list[Finding]:
-    """Return the files that a manifest names and that are not there."""
+    """Return a finding for each file that a manifest names and that does not exist."""
     there = {file.path for file in listing.files}
     return [
         finding("FILE_MISSING", "in the manifest, not there", line.cell, line.path)
@@ -234,7 +234,7 @@ def missing_files(listing: Listing) -> list[Finding]:
 
 
 def damage_findings(listing: Listing) -> list[Finding]:
-    """Return a finding for each file, and each line of a manifest, that the audit does not use."""
+    """Return a finding for each file and each manifest line that the audit does not use."""
     return [
         finding("FILE_MISSING", "the file of the cell is not there", each.cell, each.path)
         if each.why == MISSING
@@ -244,7 +244,7 @@ def damage_findings(listing: Listing) -> list[Finding]:
 
 
 def with_roles(listing: Listing, counts: Table) -> Listing:
-    """Return the listing with a role for each cell whose file does not give it: that of its events."""
+    """Return the listing with the role of each cell; if its file does not give the role, derive it from its events."""
     unknown = [name for name, cell in listing.cells.items() if not cell.role]
     if not unknown:
         return listing
@@ -261,9 +261,9 @@ def _role_of(kinds: set[str]) -> str:
 
 
 def unproven(listing: Listing) -> list[Finding]:
-    """Return what manifests do not vouch for: files that none names, and lines that do not continue the one before.
+    """Return findings about unproven data: files that no manifest lists, and lines that break the digest chain.
 
-    A writer that was killed leaves one file, its last, that is not listed yet.
+    A killed writer leaves one unlisted file, its last.
     """
     rule = "more is said to be retired than retention removes"
     found = [
@@ -285,7 +285,7 @@ def unproven(listing: Listing) -> list[Finding]:
 
 
 def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool) -> list[Finding]:
-    """Return where the chain of a cell's lines is broken, and how many older ones have none."""
+    """Return findings for breaks in the chain of a cell's lines, and for the number of older lines without one."""
     found: list[Finding] = []
     unchained = 0
     before: ManifestLine | None = None
@@ -293,7 +293,7 @@ def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool)
         if line.previous is None and unchained == number:
             unchained += 1
         elif before is None and not is_whole:
-            pass  # what it continues was retired
+            pass  # retention removed the line before it
         elif line.previous != ("" if before is None else before.digest):
             found.append(finding("UNPROVEN", "its manifest does not continue the one before", cell, line.path))
         before = line
@@ -306,9 +306,9 @@ def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool)
 def sound_snapshots(
     engine: Engine, listing: Listing, undone: Sequence[Undone], options: Options
 ) -> tuple[list[Snapshot], list[Finding]]:
-    """Return the newest snapshot of each cell that is what was written, and a finding for each that is not.
+    """Return the newest intact snapshot of each cell, and a finding for each damaged one.
 
-    Those of what a store forgot are none of it.
+    Snapshots of undone events are ignored.
     """
     left: dict[str, list[Snapshot]] = {}
     for snapshot in sorted(listing.snapshots, key=_sequence):
@@ -333,7 +333,9 @@ def sound_snapshots(
 
 
 def _misshapen(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
-    """Return which tables of snapshots, one of a cell, have other columns than docs/TRAIL.md lists, by cell."""
+    """Return the tables of snapshots, at most one of each cell, that differ from the columns in docs/TRAIL.md,
+    by cell.
+    """
     found: dict[str, tuple[str, ...]] = {each.cell: () for each in snapshots}
     for name, fields in CONTENTS.items():
         urls = {listing.url(f"{each.path}/{name}.parquet"): each.cell for each in snapshots}
@@ -343,7 +345,7 @@ def _misshapen(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) 
 
 
 def _miscounted(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
-    """Return what the heads of snapshots, one of a cell, count otherwise than there is, by cell."""
+    """Return the tables of snapshots, at most one of each cell, whose row count differs from their head, by cell."""
     if not snapshots:
         return {}
     counts = {
@@ -360,7 +362,7 @@ def _miscounted(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot])
 
 
 def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the names of a snapshot's files that are missing, or are not those that were written."""
+    """Return the names of the files of a snapshot that are missing or modified."""
     names = tuple(sorted(snapshot.sha256))
     try:
         sums = engine.sums([listing.url(f"{snapshot.path}/{name}") for name in names])
@@ -372,7 +374,7 @@ def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> tuple[s
 def cell_states(
     listing: Listing, files: Files, events: Sequence[Row], snapshots: Sequence[Snapshot], options: Options
 ) -> list[CellState]:
-    """Return where each cell stands; ``events`` are the rare ones about cells (``kind``, ``boot``, ``detail``...)."""
+    """Return the state of each cell. ``events`` are the rare ones about cells (``kind``, ``boot``, ``detail``...)."""
     by_cell: dict[str, list[FileFacts]] = {}
     for path, facts in files.facts.items():
         by_cell.setdefault(cell_of(path), []).append(facts)
@@ -413,13 +415,16 @@ def cell_states(
 
 
 def watermark_of(cells: Sequence[CellState]) -> int:
-    """Return the time up to which every cell that runs has told its story."""
+    """Return the time up to which the trail of every running cell is complete.
+
+    Without a running cell it is the time of the last event.
+    """
     alive = [cell.last_at_ms for cell in cells if not (cell.is_closed or cell.is_silent or cell.is_retired_cell)]
     return min(alive) if alive else max((cell.last_at_ms for cell in cells), default=0)
 
 
 def find_stops(engine: Engine, listing: Listing, files: Files, events: Sequence[Row]) -> list[Stop]:
-    """Return the stops of all cells; ``events`` are the rare ones about cells. Reads the files of the last events."""
+    """Return the stops of all cells. ``events`` are the rare ones about cells. Reads the files of the last events."""
     places = last_of_runs(events)
     holding = [
         file
@@ -463,7 +468,7 @@ def hole_findings(cells: Sequence[CellState], holes: Iterable[Hole]) -> list[Fin
 
 
 def put_back_findings(listing: Listing, undone: Sequence[Undone]) -> list[Finding]:
-    """Return a finding for each time that a store forgot what it had done."""
+    """Return a finding for each rollback of a store."""
     gone = retired_cells(listing)
     return [
         finding("PUT_BACK", "the store was put back", each.cell, f"sequences {each.first} to {each.last}")
@@ -487,7 +492,7 @@ def retired_findings(listing: Listing) -> list[Finding]:
 
 
 def vanished(listing: Listing, cells: Sequence[CellState], snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """Return a finding for each cell of which no file is left that can be read, though there were events."""
+    """Return a finding for each cell that had events but has no readable file."""
     told = {cell.cell for cell in cells}
     found = []
     for name in sorted(listing.cells.keys() - told):
@@ -536,12 +541,12 @@ def _retired(listing: Listing, cell: str) -> int:
 
 
 def cell_of(path: str) -> str:
-    """Return the cell whose file this is."""
+    """Return the cell of a file."""
     return unquote(path.split("/")[1].removeprefix("cell="))
 
 
 def span_of(path: str) -> tuple[int, int]:
-    """Return the first and the last sequence by a file's name."""
+    """Return the first and the last sequence from the name of a file."""
     first, _, last = path.rsplit("/", 1)[1].removesuffix(".parquet").partition("-")
     return int(first), int(last)
 
@@ -551,6 +556,6 @@ def _sequence(snapshot: Snapshot) -> int:
 
 
 def _repeated(files: Files, cell: str) -> int:
-    """Return how many rows too many the files of a cell have."""
+    """Return the number of surplus rows in the files of a cell."""
     repeated = [each["detail"] for each in files.findings if each["kind"] == "RECORD_REPEATED" and each["cell"] == cell]
     return sum(int(detail.rsplit(", ", 1)[1].removesuffix(" times")) - 1 for detail in repeated)

@@ -1,4 +1,4 @@
-"""The report's tables: totals of everything, put right by what is known of single messages."""
+"""Ledgers of the report: totals of all messages, corrected by the exact results of judged messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_SPOOL = {
 def totals_of(
     counts: Table, sums: Table, rare: Table, cells: Sequence[CellState], options: Options
 ) -> dict[str, Ledger]:
-    """Fetch what the report needs of totals."""
+    """Fetch the totals that the report needs."""
     spools = _spools(cells)
     kind, count = F.col("kind"), F.sum_of("count").alias("count")
     own = counts.where(~F.col("is_letter"))
@@ -61,7 +61,7 @@ def totals_of(
 
 
 def judged_of(judged: Judged, rows: Table, cells: Sequence[CellState], options: Options) -> dict[str, Ledger]:
-    """Fetch what the ledgers need of judged messages: their part of the totals, and what to put in its place."""
+    """Fetch the ledger rows of judged messages: their share of the totals, and the exact values that replace it."""
     spools = _spools(cells)
     kind = F.col("kind")
     of_daemons = entry_totals(rows, options.window_ms).where(~F.col("cell").isin(*spools, ""))
@@ -94,7 +94,7 @@ def judged_of(judged: Judged, rows: Table, cells: Sequence[CellState], options: 
 def scheduled_table(
     totals: Mapping[str, Ledger], judged: Mapping[str, Ledger], cells: Sequence[CellState], options: Options
 ) -> Ledger:
-    """Return the ledger of what was scheduled, by window and topic."""
+    """Return the ledger of scheduled messages, by window and topic."""
     spools = set(_spools(cells))
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
 
@@ -122,7 +122,7 @@ def scheduled_table(
 
 
 def fired_table(totals: Mapping[str, Ledger], judged: Mapping[str, Ledger]) -> Ledger:
-    """Return the ledger of what became visible to groups."""
+    """Return the ledger of messages that became visible to groups."""
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def at(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def fired_table(totals: Mapping[str, Ledger], judged: Mapping[str, Ledger]) -> L
 
 
 def spooled_table(totals: Mapping[str, Ledger], judged: Mapping[str, Ledger], cells: Sequence[CellState]) -> Ledger:
-    """Return the ledger of spools. An entry that another spool took over is in that one's."""
+    """Return the ledger of spools. An entry that another spool adopted counts for that spool."""
     spools = set(_spools(cells))
     names = ("spooled", *_SPOOL_STATES)
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -160,7 +160,7 @@ def spooled_table(totals: Mapping[str, Ledger], judged: Mapping[str, Ledger], ce
 
 
 def other_tables(totals: Mapping[str, Ledger]) -> dict[str, Ledger]:
-    """Return the histogram of lateness, the ladder of attempts, and the dead letters."""
+    """Return the lateness histogram, the ladder of attempts, and the dead letters."""
     bars = [(row["topic"], row["bar_ms"], row["count"]) for row in totals["bars"]]
     return {
         "lateness": histogram(bars),
@@ -170,13 +170,13 @@ def other_tables(totals: Mapping[str, Ledger]) -> dict[str, Ledger]:
 
 
 def unknown_kinds(totals: Mapping[str, Ledger]) -> list[Finding]:
-    """Return a finding for each kind of event that is not known here."""
+    """Return a finding for each unknown kind of event."""
     rows = sorted(totals["unknown"], key=lambda row: (row["cell"], row["kind"]))
     return [finding("UNKNOWN_KIND", row["kind"], row["cell"], f"{row['count']} events") for row in rows]
 
 
 def check_ledgers(scheduled: Ledger, fired: Ledger, spooled: Ledger) -> list[Finding]:
-    """Return a finding for each row of a ledger that does not add up, or counts less than nothing."""
+    """Return a finding for each ledger row that does not add up or has a negative count."""
     return [
         *_check("scheduled", scheduled, _ENTRY_STATES),
         *_check("fired", fired, STATES),

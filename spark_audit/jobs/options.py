@@ -1,4 +1,4 @@
-"""What an audit is asked: thresholds, windows, and how to go about it."""
+"""Options of an audit: thresholds, windows, and the way it runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from spark_audit.rules.rows import BITS
 
 
 def _silent(line: str) -> None:
-    """Say nothing."""
+    """Discard the progress line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of one audit. Those above the gap are part of the report, those below change nothing in it."""
+    """Options of one audit. Those above the blank line are part of the report; those below do not affect it."""
 
     from_ms: int | None = None
     to_ms: int | None = None
@@ -32,7 +32,7 @@ class Options:
     say: Callable[[str], None] = field(default=_silent, compare=False)
 
     def reported(self) -> dict[str, int]:
-        """Return what report.json holds of them."""
+        """Return the options that report.json contains."""
         return {
             "late_after_ms": self.late_after_ms,
             "late_max": self.late_max,

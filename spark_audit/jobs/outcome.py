@@ -1,4 +1,4 @@
-"""What an audit hands back: the report, the findings, the exit code; and how they are written."""
+"""Outcome of an audit: report, findings and exit code, and the files that they are written to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DUPLICATES = ("DUPLICATE_ACCEPT", "DUPLICATE_DELIVERY", "DUPLICATE_EXIT")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an audit. ``figures`` are about the run, and not the same from one to the next."""
+    """Result of an audit. ``figures`` describe the run and differ between runs."""
 
     report: dict[str, Any]
     findings: list[Finding]
@@ -44,7 +44,7 @@ def make_outcome(  # noqa: PLR0917 - the parts of a report, each once
     by_kind: Mapping[tuple[str, str], int],
     figures: dict[str, Any],
 ) -> Outcome:
-    """Put the report together; ``own`` are findings about cells, ``listed`` and ``by_kind`` about messages."""
+    """Assemble the report. ``own`` are findings about cells; ``listed`` and ``by_kind`` are about messages."""
     counted = Counter(by_kind)
     counted.update((each["kind"], each["severity"]) for each in own)
     findings = sorted([*own, *(_plain(row) for row in listed)], key=_order)[: options.findings_max]
@@ -73,7 +73,7 @@ def make_outcome(  # noqa: PLR0917 - the parts of a report, each once
 
 
 def write_outcome(outcome: Outcome, out: Path) -> None:
-    """Write report.json, findings.csv, findings.jsonl, run.json and report.html into a directory of this machine."""
+    """Write report.json, findings.csv, findings.jsonl, run.json and report.html into a local directory."""
     from spark_audit.report.html import write_html
 
     out.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _order(found: Finding) -> tuple[Any, ...]:
 
 
 def _verdict(counted: Mapping[tuple[str, str], int], options: Options) -> str:
-    """Return the worst that was found, by what it means for trust."""
+    """Return the verdict: the worst severity, else the worst kind of finding above its limit."""
     severities = {severity for (_, severity), count in counted.items() if count}
     for worst in ("inconsistent", "lost", "inconclusive"):
         if worst in severities:

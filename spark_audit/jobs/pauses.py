@@ -1,4 +1,4 @@
-"""When a topic kept back what was due, by the events that an operator's changes left: why a delivery may be late."""
+"""Times in which a topic kept back due messages, from the events of operators' changes: reasons for late deliveries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 _NO_END = 2**63 - 1
-# What was held goes on slowly at first: so long after a pause or a rate ended, it is still the reason.
+# Held messages resume slowly: for this long after the end of a pause or a rate limit, it still explains lateness.
 _DRAIN_MS = 15_000
 PAUSED, SLOWED = "paused", "slowed"
 
 
 class Pause(NamedTuple):
-    """From when to when a topic was ``why``."""
+    """Period in which a topic was ``why`` (paused or slowed)."""
 
     topic: str
     from_ms: int
@@ -21,7 +21,7 @@ class Pause(NamedTuple):
 
 
 def pauses_of(events: Iterable[Any]) -> dict[str, list[Pause]]:
-    """Return the pauses of topics by cell; ``events`` are rows by cell and sequence, of any kinds."""
+    """Return the pauses of topics by cell. ``events`` are rows of any kinds, sorted by cell and sequence."""
     found: dict[str, list[Pause]] = {}
     for row in events:
         if row["kind"] == "TOPIC_REMOVED":
@@ -36,7 +36,7 @@ def pauses_of(events: Iterable[Any]) -> dict[str, list[Pause]]:
 
 
 def joined(pauses: Iterable[Pause], *, within_ms: int) -> list[tuple[str, int, int]]:
-    """Return (topic, from, to) of when topics were kept back, whatever the reasons, with so short breaks left out."""
+    """Return (topic, from, to) of the pauses, merged across reasons and across breaks of at most ``within_ms``."""
     found: list[tuple[str, int, int]] = []
     for topic, from_ms, to_ms, _ in sorted(pauses):
         if found and found[-1][0] == topic and from_ms <= found[-1][2] + within_ms:

@@ -1,8 +1,8 @@
-"""The audit itself: from the rows that are new, and what was kept of the others, to findings and ledgers.
+"""Stages of an audit: from new rows and the saved state of older ones to findings and ledgers.
 
-What may be wrong is found by totals and by keys, over everything; it is judged exactly, from the raw events of the
-messages concerned. So a batch run, a run over what is new and one with ``--exact`` say the same: they differ only in
-how many messages are looked at that turn out to be well.
+Totals and keys over all messages select suspicious messages. These are judged exactly, from their raw events. So a
+batch run, an incremental run and a run with ``--exact`` have the same outcome. They differ only in the number of
+correct messages that are also judged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STEPPED_BACK = b" moved_ms=-"
 
 
 class _Pass(NamedTuple):
-    """What a group reads of a queue in one go: these offsets, of what was stored between these events."""
+    """One pass of a group over a queue: a range of offsets, among the messages stored between two events."""
 
     from_offset: int
     to_offset: int = _NO_END
@@ -57,7 +57,7 @@ class _Pass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The newest snapshots, one per cell."""
+    """Newest snapshots, one per cell."""
 
     entries: Table
     queues: Table
@@ -66,7 +66,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What verdicts are based on, beside a message's own events."""
+    """Input of verdicts besides the events of a message."""
 
     subscriptions: Table
     removals: Table
@@ -78,7 +78,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass over rows gave. Two of them can be added up."""
+    """Result of one pass over rows. Two results can be added."""
 
     rows: Table  # with letters
     counts: Table
@@ -87,7 +87,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Everything that is said about single messages."""
+    """Verdicts about single messages."""
 
     entries: Table
     groups: Table
@@ -97,7 +97,7 @@ class Judged:
 
 
 def scan_rows(rows: Table, options: Options) -> Scan:
-    """Count rows, and keep those of kinds that are rare."""
+    """Count rows, and keep the rows of rare kinds."""
     rare = keep(rows.where(kind_in(*RARE, *LETTER_KINDS)))
     lettered = with_letters(rows, rare)
     counts = count_rows(lettered, window_ms=options.window_ms, late_after_ms=options.late_after_ms)
@@ -111,16 +111,16 @@ def read_held(engine: Engine, listing: Listing, cells: Sequence[CellState]) -> H
         read_contents(engine, listing, newest, name) for name in ("entries", "queues", "progress")
     )
     if not newest:
-        return Held(entries, queues, progress)  # known to be empty by whoever plans with them
+        return Held(entries, queues, progress)  # not kept: the planner knows that local tables are empty
     return Held(keep(entries), keep(queues), keep(progress))
 
 
 def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellState], held: Held) -> Table:
-    """Return from which offset on each group reads each queue, and up to where: a group that is reset reads in passes.
+    """Return the offset ranges that each group reads of each queue; a reset starts another pass.
 
-    A pass ends with the offsets that the group left before the reset, and with its topic: one that is made anew under
-    the same name begins with what is stored after. Where the beginning of the trail was retired the events that said so
-    are gone: there a group that has a place in the snapshot reads whatever is left.
+    A pass ends with the offsets that the group finished before the reset, and with the removal of its topic. A topic
+    created again under the same name starts with messages stored later. If the beginning of the trail was retired, the
+    subscription events are gone: a group with a position in the snapshot then reads all remaining messages.
     """
     found: dict[tuple[str, str, str, int], list[_Pass]] = {}
     removed: dict[tuple[str, str], int] = {}
@@ -146,7 +146,7 @@ def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellSt
 
 
 def _begin(passes: list[_Pass], row: Row, after: int) -> None:
-    """Add the pass that begins with an event; a second subscription to the same queue only widens the first."""
+    """Add the pass that starts with an event. A second subscription to the same queue only widens the first."""
     last, offset = passes[-1] if passes else None, row["queue_offset"]
     is_open = last is not None and last.to_offset == _NO_END and last.to_sequence == _NO_END
     if last is not None and is_open and row["kind"] == "RESET":
@@ -154,12 +154,12 @@ def _begin(passes: list[_Pass], row: Row, after: int) -> None:
     elif last is not None and is_open:
         passes[-1] = last._replace(from_offset=min(last.from_offset, offset))
         return
-    if offset < _NO_END:  # a group that was removed goes on nowhere
+    if offset < _NO_END:  # a removed group has no further pass
         passes.append(_Pass(offset, after_sequence=after))
 
 
 def removals_of(engine: Engine, rare: Sequence[Row]) -> Table:
-    """Return up to which event each topic was there that was removed."""
+    """Return the event that removed each removed topic."""
     found: list[tuple[str, str, int, int, int]] = []
     before: dict[tuple[str, str], int] = {}
     for row in rare:  # by cell and sequence
@@ -171,7 +171,7 @@ def removals_of(engine: Engine, rare: Sequence[Row]) -> Table:
 
 
 def holes_at_ends(tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence[CellState], held: Held) -> list[Hole]:
-    """Return the offsets that queues have by the newest snapshots, above all that events name."""
+    """Return the offsets of queues that the newest snapshots include and that are above all offsets of events."""
     taken = {cell.cell: cell.snapshot.sequence for cell in cells if cell.snapshot is not None}
     retired = {cell.cell for cell in cells if cell.retired}
     removed: dict[tuple[str, str], int] = {}
@@ -191,7 +191,7 @@ def holes_at_ends(tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence
 
 
 def reads_of(engine: Engine, rare: Sequence[Row]) -> Table:
-    """Return from which offset on each event lets a group read a queue, up to the removal of the topic."""
+    """Return the start offset of each event that subscribes a group to a queue, up to the removal of the topic."""
     removed = [(row["cell"], row["topic"], row["sequence"]) for row in rare if row["kind"] == "TOPIC_REMOVED"]
     found = []
     for row in rare:
@@ -213,7 +213,7 @@ def queue_findings(  # noqa: PLR0917 - what a run knows of queues
     cells: Sequence[CellState],
     table: Table,
 ) -> list[Finding]:
-    """Return where the events of queues disagree with each other, and with the newest snapshot."""
+    """Return the contradictions among events of queues, and between these and the newest snapshot."""
     holes = [*queues.holes, *holes_at_ends(queues.tops, removals, cells, held)]
     of_groups = read_findings(engine, rare, queues.beyond, queues.exits, held, cells, table)
     return [*hole_findings(cells, holes), *of_groups]
@@ -228,7 +228,9 @@ def read_findings(  # noqa: PLR0917 - what a run knows of groups
     cells: Sequence[CellState],
     table: Table,
 ) -> list[Finding]:
-    """Return where the events and the newest snapshot disagree about what groups read; a gap explains all of it."""
+    """Return the contradictions between events and the newest snapshot about reads of groups. A gap excuses
+    them all.
+    """
     begun: dict[ReadKey, int] = {}
     removed: dict[tuple[str, str], int] = {}
     for row in rare:
@@ -265,7 +267,7 @@ def cells_table(
     stops: Sequence[Stop],
     options: Options,
 ) -> Table:
-    """Return what verdicts need to know of cells, a row each."""
+    """Return the facts about cells that verdicts need, one row per cell."""
     stepped: dict[str, list[int]] = {}
     for row in rare:
         if row["kind"] == CLOCK_CHANGED and _STEPPED_BACK in bytes(row["message_id"] or b""):
@@ -299,18 +301,18 @@ def cells_table(
 
 
 def failed_of(rows: Table, options: Options) -> Table:
-    """Return the keys of messages that failed, kept."""
+    """Return the keys of failed messages, kept."""
     return keep(failed_keys(rows, options.key_bits))
 
 
 def sum_up(rows: Table, subscriptions: Table, failed: Table, options: Options) -> Table:
-    """Return fingerprints of rows, kept."""
+    """Return the fingerprints of rows, kept."""
     sums = fingerprints(rows, subscriptions, failed, bits=options.key_bits)
     return keep(sums)
 
 
 def windows_of(sums: Table) -> tuple[int, int]:
-    """Return how many windows of messages there are, and in how many something differs."""
+    """Return the number of windows of messages, and the number of windows that do not balance."""
     row = sums.agg(F.count_rows().alias("all"), F.count_if(~is_equal()).alias("unequal")).collect()[0]
     return row["all"], row["unequal"]
 
@@ -324,7 +326,7 @@ def candidates_of(  # noqa: PLR0917 - as ``find_candidates``
     options: Options,
     spools: Sequence[str],
 ) -> Table:
-    """Return the keys of messages to look at: those that may be wrong, and those a snapshot names."""
+    """Return the keys of messages to judge: suspicious ones, and those in a snapshot."""
     found = find_candidates(
         rows,
         subscriptions,
@@ -339,16 +341,16 @@ def candidates_of(  # noqa: PLR0917 - as ``find_candidates``
 
 
 def keyed(rows: Table, options: Options) -> Table:
-    """Return the rows that tell of messages, with their key."""
+    """Return the rows about messages, with the key of the message."""
     own = rows.where(F.col("message_id").is_not_null() & F.col("topic").is_not_null())
     return own.with_column("key", key_of(F.col("topic"), F.col("message_id"), options.key_bits))
 
 
 def ends_of(rare: Table) -> Table:
-    """Return the places that retention or an operator emptied."""
+    """Return the places that retention or an operator removed."""
     own = rare.where(kind_in("EXPIRED", "PURGED"))
     is_letter = F.col("kind") == "PURGED"
-    # somebody sent it to the dead-letter queue of no group: its topic is that
+    # sent directly to a dead-letter queue without a group: that queue is its topic
     is_named = is_letter & F.col("group").is_not_null()
     return (
         own.select(
@@ -365,7 +367,7 @@ def ends_of(rare: Table) -> Table:
 
 
 def judge(rows: Table, known: Known, options: Options) -> Judged:
-    """Judge all messages that ``rows`` tell of."""
+    """Judge all messages of ``rows``."""
     cells, held = known.cells, known.held
     facts = entry_facts(rows, cells, held.entries)
     entries = judge_entries(
@@ -390,10 +392,10 @@ def judge(rows: Table, known: Known, options: Options) -> Judged:
 
 
 def letters_of(rare: Table) -> Table:
-    """Return dead letters by topic, group and reason, with what became of them.
+    """Return dead letters by topic, group and reason, with their redrives and purges.
 
-    A letter is known by its place and its message: a dead-letter queue that was removed and made anew begins at 0.
-    Older daemons named no group where it had been removed; then place and message say whose it was.
+    Place and message together identify a letter, because a dead-letter queue that is created again starts at 0. Older
+    daemons recorded no group after the removal of the queue; place and message then identify the group.
     """
     place = ("cell", "detail", "message_id")
     fate = (
@@ -421,5 +423,5 @@ def letters_of(rare: Table) -> Table:
 
 
 def empty_rows(engine: Engine) -> Table:
-    """Return no rows, with all columns of ``with_letters``."""
+    """Return a table without rows, with all columns of ``with_letters``."""
     return with_letters(engine.local_table([], ROWS))

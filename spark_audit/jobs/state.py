@@ -1,11 +1,11 @@
-"""What runs over new files keep from one to the next.
+"""State that incremental runs pass on to the next run.
 
-    <state>/v<number>/meta.json        written last: a version without it is not there
+    <state>/v<number>/meta.json        written last: a version without it does not exist
                       counts sums rare open closed       Parquet
 
-The list of files that were taken in is part of a version, so a run that is killed has taken in nothing. That is why
-new files are found by listing and not by a stream: a stream's checkpoint would be a second memory, which could not
-change in the same instant.
+The list of processed files is part of a version, so a killed run has processed none. This is why new files are found
+by listing and not by a stream. The checkpoint of a stream would be a second record, which could not change atomically
+with the version.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 @dataclass(slots=True)
 class State:
-    """A version of the state."""
+    """One version of the state."""
 
     number: int
     files: Files
     roles: dict[str, str]  # of cells
-    retired: list[str]  # cells whose events are in no table here
+    retired: list[str]  # retired cells, whose events no table here contains
     counts: Table
     sums: Table
     rare: Table
@@ -47,7 +47,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a run found, and the next one goes on from."""
+    """Results of a run that the next run starts from."""
 
     files: Files
     roles: dict[str, str]
@@ -62,7 +62,7 @@ class Facts:
 
 
 def load_state(engine: Engine, where: str, options: Options) -> State | None:
-    """Return the newest version; None when there is none, or it was made with other options."""
+    """Return the newest version. Return None if there is none or if its options differ."""
     numbers = _versions(engine, where)
     if not numbers:
         return None
@@ -107,12 +107,12 @@ def save_state(
     kept: State | None,
     facts: Facts,
 ) -> None:
-    """Write the next version, and remove all but it and the one before."""
+    """Write the next version, and remove all versions except this one and the one before."""
     files = facts.files
     numbers = _versions(engine, where)
     number = max(numbers, default=0) + 1
     base = f"{where.rstrip('/')}/v{number}"
-    engine.remove(base)  # what a killed run left
+    engine.remove(base)  # left over from a killed run
     closed = _closed(facts, kept, options)
     written = {"counts": facts.counts, "sums": facts.sums, "rare": facts.rare, "open": facts.open_rows}
     written["closed"] = closed
@@ -143,13 +143,13 @@ def save_state(
 
 
 def _lasting(options: Options) -> dict[str, Any]:
-    """Return the options that what is kept depends on."""
+    """Return the options that the saved state depends on."""
     names = ("window_ms", "late_after_ms", "key_bits", "verify")
     return {name: getattr(options, name) for name in names}
 
 
 def _closed(facts: Facts, kept: State | None, options: Options) -> Table:
-    """Return the keys of messages that are well, so that what comes later for one of them is noticed."""
+    """Return the keys of correct messages, so that later events of them are detected."""
     is_accept = kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter")
     keys = keyed(facts.new_rows, options).group_by("key").agg(F.max_of(is_accept).alias("is_accepted"))
     if kept is not None:

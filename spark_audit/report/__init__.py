@@ -1,8 +1,8 @@
-"""The report people look at: one HTML file with everything in it, drawn from ``report.json`` and the findings.
+"""HTML report: one self-contained file, generated from ``report.json`` and the findings.
 
-``html.write_html`` is the way in. Every section has a module, which works out what is said in it, and a template in
-``templates``, which says it. ``windows`` merges windows for drawing, ``chart`` draws, ``table`` and ``look`` are what
-tables and legends are made of, ``text`` puts numbers and times into words.
+``html.write_html`` is the entry point. Every section has a module, which computes its content, and a template in
+``templates``, which renders it. ``windows`` merges windows for drawing and ``chart`` draws. ``table`` and ``look``
+hold tables and legends; ``text`` formats numbers and times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Charts, drawn as SVG by Vega-Lite: rows of data become marks, in the colours of the page's style sheet.
+"""SVG charts, drawn by Vega-Lite: rows of data become marks, in the colours of the style sheet of the page.
 
 A chart has channels ``x`` and ``y`` and layers of marks that share them. Rows of a layer have the columns ``x``, ``y``,
-``x2``, ``y2`` where its marks need them; ``words`` is what a mark says when it is pointed at.
+``x2``, ``y2`` if their marks need them; ``words`` is the tooltip of a mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH = 1100
 Marks = list[dict[str, Any]]
 _WEEK_MS = 7 * 86_400_000
 _ROUND_MS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 4 * 86_400_000, 40 * 86_400_000)
-# What Vega tells screen readers of every shape; here a picture has a title, and a mark that says something has words.
+# Vega describes every shape to screen readers; here a picture has a title, and a mark with a meaning has a tooltip.
 _TOLD = re.compile(r' role="graphics-[a-z]+" aria-roledescription="[^"]*"| aria-hidden="true"')
 _SPEAKING = re.compile(r'<path aria-label="([^"]*)"([^>]*)/>')
 _SHAPE = re.compile(r' (?:d|transform)="[^"]*"')
@@ -47,7 +47,7 @@ _THEME = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing with its name, and the sentence that says what is in it."""
+    """Drawing with its name and a one-sentence description."""
 
     name: str
     title: str
@@ -69,9 +69,9 @@ def drawn(
     padding: tuple[int, int, int, int] = (26, 16, 38, 64),
     width: int = WIDTH,
 ) -> Chart:
-    """Draw a chart; ``padding`` is above, right, below and left of its marks.
+    """Draw a chart. ``padding`` is the space above, right of, below and left of its marks.
 
-    Nothing in it is measured against the fonts of a machine, so it is the same everywhere.
+    No size depends on the fonts of the machine, so the drawing is the same everywhere.
     """
     import vl_convert  # it brings an engine of its own, which only a report needs
 
@@ -94,7 +94,9 @@ def drawn(
 
 
 def over_time(axis: Axis, *, has_grid: bool = False) -> dict[str, Any]:
-    """Return a channel ``x`` of time: hours, with the date where a day begins; of long ranges days, with the year."""
+    """Return a time channel ``x``, labelled with hours, and the date at the start of a day; long ranges with days and
+    years.
+    """
     if axis.to_ms - axis.from_ms > _WEEK_MS:
         label, below, begins = "%m-%d", "%Y", "utcdayofyear(datum.value) == 1"
     else:
@@ -113,13 +115,13 @@ def amount(top: float, unit: str, *, steps: int = 4) -> dict[str, Any]:
 
 
 def decades(channel: str, top: float, unit: str | None = None, **look: bool | str) -> dict[str, Any]:
-    """Return a logarithmic channel of counts; one is more than nothing."""
+    """Return a logarithmic channel of counts, on which 1 is distinguishable from 0."""
     values = [10**power for power in range(17) if 10 ** (power - 1) < max(top, 10)]
     return _logarithmic(channel, unit, [0.5, values[-1]], {"values": values, "format": "~s"} | look)
 
 
 def durations(top_ms: float, unit: str) -> dict[str, Any]:
-    """Return a logarithmic channel ``y`` of durations, labelled with those people think in; 1 ms lies at the bottom."""
+    """Return a logarithmic channel ``y`` of durations with round labels; 1 ms is at the bottom."""
     words = {each: text.duration(each) for each in _ROUND_MS if each <= max(10, top_ms)}
     labels = {"values": list(words), "labelExpr": f"{json.dumps(words)}[datum.value]"}
     return _logarithmic("y", unit, [1, max(10, top_ms)], labels)
@@ -131,13 +133,13 @@ def _logarithmic(channel: str, unit: str | None, domain: list[float], labels: di
 
 
 def places(count: int, gap: float = 0.1) -> dict[str, Any]:
-    """Return a channel ``y`` of rows, from 0 on top."""
+    """Return a channel ``y`` of rows, numbered from 0 at the top."""
     scale = {"domain": list(range(count)), "paddingInner": gap, "paddingOuter": 0}
     return {"field": "y", "type": "ordinal", "axis": None, "scale": scale}
 
 
 def boxes(rows: Marks, **channels: Any) -> dict[str, Any]:  # noqa: ANN401 - of Vega-Lite
-    """Return rectangles, each with its ``fill``; without an end they are as long as their place."""
+    """Return rectangles with a ``fill`` each. Without an end, a rectangle fills its band."""
     first = rows[0] if rows else {}
     encoding = {"fill": {"field": "fill", "scale": None}, "description": {"field": "words"}}
     ends = {end: {"field": end} for end in ("x2", "y2") if end in first}
@@ -146,19 +148,21 @@ def boxes(rows: Marks, **channels: Any) -> dict[str, Any]:  # noqa: ANN401 - of 
 
 
 def fields(rows: Marks) -> dict[str, Any]:
-    """Return what one points at in a column of a chart, all over its height: nothing to see, and ``words``."""
+    """Return invisible full-height rectangles that carry the tooltips (``words``) of columns."""
     hits = [{"x": row["x"], "x2": row["x2"], "fill": "var(--clear)", "words": row["words"]} for row in rows]
     return boxes(hits, y={"value": 0}, y2={"value": "height"})
 
 
 def texts(rows: Marks, channels: dict[str, Any] | None = None, **look: Any) -> dict[str, Any]:  # noqa: ANN401 - too
-    """Return a ``label`` at each place."""
+    """Return text marks with the ``label`` of each row."""
     encoding = {"text": {"field": "label"}} | (channels or {})
     return {"data": {"values": rows}, "mark": {"type": "text"} | look, "encoding": encoding}
 
 
 def letters(rows: Marks) -> dict[str, Any]:
-    """Return the letters on marks, so that nothing is said by colour alone; each row has the ``look`` of its mark."""
+    """Return the letters on marks, so that colour is never the only distinction; each row has the ``look`` of
+    its mark.
+    """
     dressed = []
     for row in rows:
         look: Look = row["look"]
@@ -168,18 +172,18 @@ def letters(rows: Marks) -> dict[str, Any]:
 
 
 def line(rows: Marks, colour: str, **look: Any) -> dict[str, Any]:  # noqa: ANN401 - of Vega-Lite
-    """Return a line through its points; it is broken where ``y`` is missing."""
+    """Return a line through its points, interrupted where ``y`` is missing."""
     mark = {"type": "line", "stroke": f"var(--{colour})", "strokeWidth": 2} | look
     return {"data": {"values": rows}, "mark": mark}
 
 
 def rule(rows: Marks, channels: dict[str, Any], **look: Any) -> dict[str, Any]:  # noqa: ANN401 - of Vega-Lite
-    """Return straight lines over the whole of a chart."""
+    """Return straight lines across the whole chart."""
     return {"data": {"values": rows}, "mark": {"type": "rule"} | look, "encoding": channels}
 
 
 def watermark(axis: Axis, at_ms: int) -> list[dict[str, Any]]:
-    """Return a line where judgement ends, if that lies within the axis."""
+    """Return a line at the watermark, the end of judged time, if it is within the axis."""
     if not axis.from_ms < at_ms < axis.to_ms:
         return []
     is_right = at_ms - axis.from_ms > 0.9 * (axis.to_ms - axis.from_ms)

@@ -1,4 +1,4 @@
-"""The findings: a choice of at most 500, each with its history folded away."""
+"""Findings section: a selection of at most 500, each with its collapsed history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_audit.report.windows import Row, whole
 SHOWN_MAX = 500
 EACH_KIND_MIN = 20  # a thousand losses must not hide the one altered file
 HISTORY_ROWS_MAX = 6000  # of all histories in the page together, so that it stays small
-# By weight. Class for the badge, and what the kind means.
+# Sorted by severity. CSS class of the badge, and the meaning of the kind.
 KINDS = {
     "LOST": ("s-lost", "accepted, no end, and in no store"),
     "FILE_ALTERED": ("s-lost", "a file is not what its manifest says"),
@@ -41,7 +41,9 @@ _ORDER = {kind: place for place, kind in enumerate(KINDS)}
 
 
 def chosen(findings: Sequence[Row]) -> list[Row]:
-    """Return at most 500: some of every kind, then the gravest; in the order of weight, then as they came."""
+    """Return at most 500 findings: some of every kind, then the most severe; sorted by severity, then in input
+    order.
+    """
     by_kind: defaultdict[str, list[Row]] = defaultdict(list)
     for finding in findings:
         by_kind[_kind(finding)].append(finding)
@@ -57,7 +59,7 @@ def chosen(findings: Sequence[Row]) -> list[Row]:
 
 
 def listed(report: Row, findings: Sequence[Row]) -> dict[str, Any]:
-    """Return the chosen findings, how many there are of each kind, and how many are elsewhere."""
+    """Return the selected findings, the number of each kind, and the number that is not shown."""
     summary = report.get("findings") or {}
     shown = chosen(findings)
     counted = summary.get("by_kind") or {}

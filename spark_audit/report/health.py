@@ -1,4 +1,4 @@
-"""Trail health: every cell's numbers from first to last, its gaps, runs, kills and snapshots."""
+"""Health section: the sequence range of every cell, with its gaps, runs, kills and snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIGURES = {"events": 90, "files": 150, "runs": 200, "kills": 250}
 
 
 def health(report: Row) -> dict[str, Any]:
-    """Return a strip per cell with its gaps to scale, a table of the cells, a table of the gaps."""
+    """Return a strip per cell with its gaps to scale, a table of the cells, and a table of the gaps."""
     cells = sorted(report.get("cells") or [], key=_weight)
     gaps = [(cell, gap) for cell in cells for gap in cell.get("gaps") or []]
     rows = [

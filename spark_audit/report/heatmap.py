@@ -1,4 +1,4 @@
-"""Topics against windows, coloured by the worst that happened there."""
+"""Heat map of topics by window, coloured by the worst state in each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAD_KEYS = ("lost", "inconclusive", "overdue", "late", "early", "duplicated", "
 
 
 def heat_map(report: Row, grid: Grid) -> dict[str, Any]:
-    """Return the worst topics on top, the rest in one row, and all that is not clean as a table."""
+    """Return the worst topics on top, the rest in one row, and a table of all fields that are not clean."""
     topics = grid.worst(TOPICS_MAX)
     if len(grid.topics) == TOPICS_MAX + 1:  # a row for one other topic is the topic's own row
         topics = grid.worst(TOPICS_MAX + 1)
@@ -78,7 +78,7 @@ def _map(report: Row, grid: Grid, labels: list[str], tallies: dict[tuple[int, in
 
 
 def _words(label: str, axis: Axis, column: int, tally: Tally) -> str:
-    """Return what a field says: topic, range, verdict, every count that is not 0, the worst lateness."""
+    """Return the tooltip of a field: topic, range, verdict, every count that is not 0, the worst lateness."""
     counts = [f"{key} {text.count(tally[key])}" for key in _SHOWN if tally[key]]
     if tally["accepted_at_once"]:
         counts.append(f"accepted at once {text.count(tally['accepted_at_once'])}")

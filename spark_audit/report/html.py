@@ -1,4 +1,4 @@
-"""The page: one file, nothing loaded from anywhere, the same bytes for the same input."""
+"""Page assembly: one file without external resources, with the same bytes for the same input."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from spark_audit.report.windows import Axis, Grid, Row, whole
 
 
 def write_html(report: dict[str, Any], findings: list[dict[str, Any]], path: Path) -> None:
-    """Write the page. It depends on its input alone: no clock, no machine, no order of a hash."""
+    """Write the page. It depends only on its input, and not on the clock, the machine or hash order."""
     path.write_bytes(page(report, findings).encode())
 
 
 def page(report: Row, findings: Sequence[Row]) -> str:
-    """Return the page as text. Every word that comes from the input is escaped."""
+    """Return the page as text. All text from the input is escaped."""
     grid = Grid.of(Axis.of(report), report.get("scheduled") or [])
     times = report.get("range") or {}
     style, script = _asset("page.css"), _asset("page.js")
@@ -80,7 +80,9 @@ def _seen(value: object) -> object:
 
 
 def _policy(style: str, script: str) -> str:
-    """Our own style and script alone, by their hashes: not even what data might smuggle in."""
+    """Return the content security policy: only the page's own style and script, by hash, so that injected data cannot
+    run.
+    """
     ours = f"style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'"
     return f"default-src 'none'; {ours}; base-uri 'none'; form-action 'none'"
 

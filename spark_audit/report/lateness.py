@@ -1,4 +1,4 @@
-"""How late messages were fired: percentiles over time, and the histogram. Both logarithmic."""
+"""Lateness section: percentiles over time, and the histogram. Both are logarithmic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IN_TIME = Look("clean", "up to this lateness")
 
 
 def lateness(report: Row, grid: Grid) -> dict[str, Any]:
-    """Return both pictures, with their tables; a picture without data is ``None``."""
+    """Return both charts with their tables; a chart without data is None."""
     late_after_ms = whole(report.get("options") or {}, "late_after_ms")
     late = Look("late", f"late: more than {text.duration(late_after_ms)}", is_hatched=True)
     buckets = _buckets(report)
@@ -95,7 +95,7 @@ def _percentiles(grid: Grid) -> Table:
 
 
 def _buckets(report: Row) -> list[tuple[int, int, int]]:
-    """Bounds in ms, the upper one -1 if there is none, with their counts over all topics; inner empty ones stay."""
+    """Return lower bound, upper bound (ms; -1 if open) and count over all topics. Empty inner buckets are kept."""
     sums: Counter[int] = Counter()
     for row in report.get("lateness") or []:
         sums[int(row.get("upper_ms", -1))] += whole(row, "count")

@@ -1,4 +1,4 @@
-"""The ledgers as tables: every row shows its sum, and whether it adds up."""
+"""Ledgers section: every row shows its sum, and whether it balances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS_MAX = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """A sum and what it must be the sum of. ``aside`` is counted too, and is no part of the sum."""
+    """Ledger: a sum and its parts. ``aside`` is shown too and is not part of the sum."""
 
     title: str
     note: str
@@ -61,7 +61,7 @@ CLUSTER = Ledger(
 
 
 def ledgers(report: Row, grid: Grid) -> list[dict[str, Any]]:
-    """Return all ledgers that have rows; the first two are there always."""
+    """Return all ledgers with rows; the first two are always included."""
     scheduled: list[Row] = [{"topic": topic, **tally.counts} for topic, tally in grid.topics.items()]
     tables = [_ledger(SCHEDULED, scheduled), _ledger(FIRED, report.get("fired") or [])]
     if report.get("spooled"):
@@ -72,7 +72,7 @@ def ledgers(report: Row, grid: Grid) -> list[dict[str, Any]]:
 
 
 def residue(ledger: Ledger, row: Row) -> int:
-    """Return by how much a row does not add up: 0 when it does."""
+    """Return the difference between a row's total and the sum of its parts; 0 if it balances."""
     return whole(row, ledger.sum_of) - sum(whole(row, part) for part in ledger.parts)
 
 

@@ -1,4 +1,4 @@
-"""How marks look: in charts, in legends, and in the style sheet that has the colours for light, dark and paper."""
+"""Appearance of marks in charts and legends; the style sheet defines the colours for light, dark and print."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one kind of mark looks: a colour of the style sheet, the letter that stands on it; and what it means."""
+    """Appearance of one kind of mark: a colour of the style sheet, the letter on it, and its meaning."""
 
     colour: str
     words: str
@@ -18,15 +18,15 @@ class Look:
 
     @property
     def fill(self) -> str:
-        """The colour, or the pattern of the page that is made of it."""
+        """Colour, or the pattern of the page in that colour."""
         return f"url(#p-{self.colour})" if self.is_hatched else self.halo
 
     @property
     def ink(self) -> str:
-        """The colour of a letter on it."""
+        """Colour of a letter on the mark."""
         return f"var(--on-{self.colour})"
 
     @property
     def halo(self) -> str:
-        """What keeps a letter apart from a pattern."""
+        """Outline colour that separates a letter from a pattern."""
         return f"var(--{self.colour})"

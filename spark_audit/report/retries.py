@@ -1,4 +1,4 @@
-"""The retry ladder of each group, and the dead letters by reason."""
+"""Retries section: the retry ladder of each group, and the dead letters by reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Ladder = dict[int, dict[str, int]]
 
 
 def ladder(report: Row) -> dict[str, Any]:
-    """Return for each group, attempt by attempt, how many failed, came again and were finished."""
+    """Return for each group the number of failed, retried and finished messages of each attempt."""
     rows = report.get("retries") or []
     ladders: defaultdict[str, _Ladder] = defaultdict(dict)
     for row in rows:
@@ -99,7 +99,7 @@ def _card(place: int, group: str, steps: _Ladder, top: int) -> dict[str, Any]:
 
 
 def dead_letters(report: Row) -> dict[str, Any]:
-    """Return dead letters by reason, and what became of them."""
+    """Return dead letters by reason, with the numbers redriven, purged and remaining."""
     rows = report.get("dead") or []
     sums: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(("count", *_FATES), 0))
     for row in rows:
@@ -128,7 +128,7 @@ def dead_letters(report: Row) -> dict[str, Any]:
 
 
 def errors(report: Row) -> Table:
-    """Return failures by group and the error that clients reported."""
+    """Return failures by group and reported error."""
     cells = [
         [row.get("group"), text.visible(str(row.get("error"))), *(whole(row, key) for key in ("failures", "dead"))]
         for row in report.get("errors") or []

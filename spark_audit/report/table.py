@@ -1,4 +1,4 @@
-"""A table of the page as data: what it is called, its headings, its cells."""
+"""Tables of the page as data: name, headings, cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from spark_audit.report import text
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows whose first ``words`` columns are words and whose others are numbers; at most ``rows_max`` are shown."""
+    """Table whose first ``words`` columns are text and whose others are numbers; at most ``rows_max`` rows are
+    shown.
+    """
 
     name: str
     headings: Sequence[str]
@@ -20,12 +22,12 @@ class Table:
 
     @property
     def rows(self) -> Sequence[Sequence[object]]:
-        """The rows that are shown."""
+        """Rows that are shown."""
         return self.cells[: self.rows_max]
 
     @property
     def caption(self) -> str:
-        """Its name, and what of it is not here."""
+        """Name of the table, and the number of rows that are not shown."""
         if len(self.cells) <= self.rows_max:
             return self.name
         left_out = f"the first {self.rows_max} of {text.count(len(self.cells))} rows (all are in report.json)"

@@ -1,4 +1,4 @@
-"""Numbers, times and durations in words: separators, units, UTC; and names as they can be seen."""
+"""Text formats of numbers, times and durations (separators, units, UTC), and printable names."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from itertools import pairwise
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
-# Controls, lone surrogates, and what turns the direction of the text around it: shown by number, not obeyed.
+# Control characters, lone surrogates, and characters that change text direction: shown by number, without effect.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
 )
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with every character that cannot be seen, or would change how others look, as ``\\u....``."""
+    r"""Return ``text`` with every invisible or direction-changing character as ``\u....``."""
     return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def shortened(text: object, length_max: int) -> str:
-    """Return ``text`` as it can be seen, cut in its middle to at most ``length_max`` characters."""
+    """Return ``text`` in printable form, cut in the middle to at most ``length_max`` characters."""
     seen = visible(str(text))
     if len(seen) <= length_max:
         return seen
@@ -34,12 +34,12 @@ def count(value: int) -> str:
 
 
 def plural(value: int, one: str, many: str = "") -> str:
-    """Return the number and the noun in the right form."""
+    """Return the number and the noun in singular or plural."""
     return f"{count(value)} {one if value == 1 else many or one + 's'}"
 
 
 def utc(at_ms: int | None) -> str:
-    """Return a time as ``2026-11-21 09:10:00.123 UTC``, without thousandths when there are none."""
+    """Return a time as ``2026-11-21 09:10:00.123 UTC``, without milliseconds if they are 0."""
     if at_ms is None:
         return "unknown"
     at = moment(at_ms)
@@ -50,13 +50,13 @@ def utc(at_ms: int | None) -> str:
 
 
 def minute(at_ms: int) -> str:
-    """Return a time as ``2026-11-21 09:10``, for ranges that say UTC once."""
+    """Return a time as ``2026-11-21 09:10``, for ranges that name UTC once."""
     at = moment(at_ms)
     return f"{at_ms} ms" if at is None else f"{at:%Y-%m-%d %H:%M}" + (f":{at:%S}" if at.second else "")
 
 
 def span(from_ms: int, to_ms: int) -> str:
-    """Return a range of time, the date once if it is the same."""
+    """Return a time range, with the date once if both ends share it."""
     start, end = minute(from_ms), minute(to_ms)
     if start[:10] == end[:10] and " " in end:
         end = end.partition(" ")[2]
@@ -64,7 +64,7 @@ def span(from_ms: int, to_ms: int) -> str:
 
 
 def moment(at_ms: int) -> datetime | None:
-    """Return a time as a date, ``None`` when calendars do not reach so far."""
+    """Return a time as a date; None if it is outside the range of ``datetime``."""
     try:
         return _EPOCH + timedelta(milliseconds=at_ms)
     except OverflowError:
@@ -90,7 +90,7 @@ def duration(value_ms: float | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a share in per cent that is never rounded to none or all."""
+    """Return a percentage. It is rounded to 0 or 100 only if it is exactly that."""
     if not whole or not part:
         return "0 %"
     if part == whole:

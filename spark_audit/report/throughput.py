@@ -1,4 +1,4 @@
-"""What was due in each window against what was fired in it, stacked by topic."""
+"""Throughput section: messages due and messages fired in each window, stacked by topic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _KEYS = (
 
 
 def throughput(report: Row, grid: Grid) -> dict[str, Any]:
-    """Return bars of what was fired, by topic; on top what was due and was not; an outline of all due."""
+    """Return bars of fired messages by topic, with the unfired due messages on top, and an outline of all due
+    messages.
+    """
     looks = {
         topic: Look(f"t{place}", text.shortened(topic, LABEL_MAX), _LETTERS[place])
         for place, topic in enumerate(grid.largest(TOPICS_MAX))

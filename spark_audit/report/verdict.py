@@ -1,4 +1,4 @@
-"""The band on top: what was audited, and what came of it. What that means is in the template."""
+"""Verdict section at the top: the audited range and its result. Its explanation is in the template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOLD = (
 
 
 def band(report: Row, grid: Grid) -> dict[str, Any]:
-    """Return the verdict, what was found, and what was audited."""
+    """Return the verdict, the findings, and the audited scope."""
     verdict = str(report.get("verdict"))
     kinds = (report.get("findings") or {}).get("by_kind") or {}
     spooled = sum(whole(row, "spooled") for row in report.get("spooled") or [])

@@ -1,4 +1,4 @@
-"""Windows for drawing: at most some hundred columns, each of one or more windows, and what was counted in each."""
+"""Windows for drawing: at most a few hundred columns of one or more windows each, with the counts of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 class State(Enum):
-    """What a field of the heat map says, from nothing to the worst."""
+    """State of a heat map field, from empty to the worst."""
 
     EMPTY = Look("field", "nothing")
     WAITING = Look("wait", "not due yet", is_hatched=True)
@@ -40,7 +40,7 @@ class State(Enum):
 
     @property
     def look(self) -> Look:
-        """How the field looks."""
+        """Appearance of the field."""
         return self.value
 
 
@@ -51,13 +51,13 @@ def whole(row: Row, key: str) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums of rows of ``scheduled``. Percentiles of several windows cannot be merged: the worst of them is kept."""
+    """Sums of rows of ``scheduled``. Percentiles of several windows cannot be merged, so the worst is kept."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     worst_ms: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Count one row in."""
+        """Add the counts of one row."""
         for key in COUNTS:
             self.counts[key] += whole(row, key)
         for key in PERCENTILES:
@@ -65,7 +65,7 @@ class Tally:
                 self.worst_ms[key] = max(self.worst_ms.get(key, int(value)), int(value))
 
     def merge(self, part: Tally) -> None:
-        """Count in what another one counted."""
+        """Add the counts of another tally."""
         self.add({**part.counts, **part.worst_ms})
 
     def __getitem__(self, key: str) -> int:
@@ -73,7 +73,7 @@ class Tally:
 
     @property
     def state(self) -> State:
-        """The worst that is true of any message counted here."""
+        """Worst state of any message counted here."""
         counts = self.counts
         if counts["lost"]:
             return State.LOST
@@ -88,7 +88,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Columns of equal length over the audited range."""
+    """Columns of equal duration over the audited range."""
 
     from_ms: int
     column_ms: int
@@ -97,34 +97,34 @@ class Axis:
 
     @property
     def to_ms(self) -> int:
-        """The end of the last column."""
+        """End of the last column."""
         return self.from_ms + self.columns * self.column_ms
 
     @property
     def windows_each(self) -> int:
-        """How many windows one column holds."""
+        """Number of windows per column."""
         return max(1, self.column_ms // self.window_ms)
 
     def start_of(self, column: int) -> int:
-        """Return when a column begins."""
+        """Return the start of a column."""
         return self.from_ms + column * self.column_ms
 
     def place(self, column: int) -> dict[str, Any]:
-        """Return where a column begins and ends, as charts have it."""
+        """Return the start and the end of a column as chart fields."""
         return {"x": self.start_of(column), "x2": self.start_of(column + 1)}
 
     def words(self, column: int) -> str:
-        """Return the time of a column in words."""
+        """Return the time range of a column as text."""
         return text.span(self.start_of(column), self.start_of(column + 1))
 
     def column_of(self, at_ms: int) -> int | None:
-        """Return the column of a time, ``None`` outside the axis."""
+        """Return the column of a time; None outside the axis."""
         column = (at_ms - self.from_ms) // self.column_ms
         return column if 0 <= column < self.columns else None
 
     @classmethod
     def of(cls, report: Row) -> Axis:
-        """Choose columns that hold the range, whatever of it is sensible to draw, in at most ``COLUMNS_MAX``."""
+        """Choose at most ``COLUMNS_MAX`` columns that cover the range, limited to the part that is sensible to draw."""
         window_ms = max(1, int(report.get("window_ms") or 600_000))
         times = report.get("range") or {}
         rows = sorted(whole(row, "window_start_ms") for row in report.get("scheduled") or [])
@@ -155,7 +155,7 @@ def _fits(column_ms: int, window_ms: int, from_ms: int, to_ms: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What was scheduled, by topic and column. ``outside`` is what is due before or after the axis."""
+    """Counts of scheduled messages by topic and column. ``outside`` counts messages due before or after the axis."""
 
     axis: Axis
     fields: Mapping[tuple[str, int], Tally]
@@ -166,7 +166,7 @@ class Grid:
 
     @classmethod
     def of(cls, axis: Axis, rows: Iterable[Row]) -> Grid:
-        """Count every row once into its field, its column, its topic and the total."""
+        """Add every row to its field, its column, its topic and the total."""
         counted: defaultdict[tuple[str, int | None], Tally] = defaultdict(Tally)
         for row in rows:
             counted[str(row.get("topic")), axis.column_of(whole(row, "window_start_ms"))].add(row)
@@ -189,7 +189,7 @@ class Grid:
         return sorted(self.topics, key=lambda topic: (-self._size(topic), topic))[:count]
 
     def worst(self, count: int) -> list[str]:
-        """Return the topics in which most went wrong, then the largest, at most ``count``."""
+        """Return at most ``count`` topics: those with the worst states first, then the largest."""
 
         def rank(topic: str) -> tuple[int, int, int, int, str]:
             tally = self.topics[topic]
@@ -199,7 +199,7 @@ class Grid:
         return sorted(self.topics, key=rank)[:count]
 
     def merged(self, topics: Iterable[str], column: int) -> Tally:
-        """Return what several topics have in one column together."""
+        """Return the sum of several topics in one column."""
         tally = Tally()
         for topic in topics:
             if (part := self.fields.get((topic, column))) is not None:

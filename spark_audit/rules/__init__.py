@@ -1,3 +1,3 @@
-"""Pure functions from tables to tables: what was lost, what was late, what does not add up."""
+"""Pure functions from tables to tables that detect lost, late and inconsistent messages."""
 
 from __future__ import annotations

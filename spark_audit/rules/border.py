@@ -1,8 +1,8 @@
-"""What the trail says that a cluster has, against what was read back from there: message by message.
+"""Comparison of the trail with messages read back from a cluster, message by message.
 
-A message is *there* if its id lies anywhere in its topic. That it is not there is only said where every queue rules it
-out: the offset that the cluster named was read and holds another one, or the queue never came so far, or all was read
-that was stored since the message could be sent. Of anything else nothing is known: it was *not read back*.
+A message is *there* if its id is at any offset of its topic. It is only reported as missing if every queue rules it
+out. A queue rules it out in one of three cases: the offset that the cluster named holds another message, the queue
+never reached that offset, or all messages stored since the send were read. Otherwise it counts as *not read back*.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATES = ("there", "not_there", "not_read_back", "lost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """What was read back, as docs/TRAIL.md says it is written."""
+    """Tables read back from a cluster, in the format of docs/TRAIL.md."""
 
     messages: Table
     queues: Table
@@ -32,10 +32,10 @@ class ReadBack:
 
 
 def compare(rows: Table, read: ReadBack, broken: Collection[str], *, window_ms: int) -> Table:
-    """Return each message that went to the cluster, or may have, with its ``state`` and its copies.
+    """Return each message sent to the cluster, or possibly sent, with its ``state`` and its copies.
 
-    What a cell's trail tells behind the reading counts as an explanation, and demands nothing. ``broken`` are cells
-    whose trail has gaps: what explains a copy may lie in one.
+    Events after the time of the reading explain copies, but do not require any. ``broken`` are cells whose trail has
+    gaps, which may hide the explanation of a copy.
     """
     sent = _sent(rows, read.cells)
     copies = (
@@ -74,7 +74,7 @@ def compare(rows: Table, read: ReadBack, broken: Collection[str], *, window_ms: 
 
 
 def border_totals(compared: Table) -> Table:
-    """Return the ledger of what went to the cluster, by topic."""
+    """Return the ledger of messages sent to the cluster, by topic."""
     return compared.group_by("topic").agg(
         F.count_rows().alias("sent"),
         *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
@@ -86,7 +86,7 @@ def border_totals(compared: Table) -> Table:
 
 
 def border_findings(compared: Table) -> Table:
-    """Return what is lost, and what is there more often than the trail explains."""
+    """Return lost messages, and messages with more copies than the trail explains."""
     at = F.coalesce(F.concat(F.lit("offset "), F.col("said_offset").cast("string")), F.lit("an unknown offset"))
     lost = compared.where(F.col("state") == "lost").select(
         "*",
@@ -128,7 +128,7 @@ def _sent(rows: Table, cells: Table) -> Table:
 
 
 def _ruled_out(missing: Table, read: ReadBack) -> Table:
-    """Say of messages whose id was not found whether nothing that was not read can hold them."""
+    """Add to messages whose id was not found whether every unread part of the queues is ruled out as their place."""
     queues = F.broadcast(read.queues)
     unreadable = F.broadcast(
         read.messages.where(F.col("message_id").is_null())

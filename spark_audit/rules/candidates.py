@@ -1,7 +1,8 @@
-"""Which messages must be looked at one by one: all that are not finished, and all that may be wrong.
+"""Selection of messages to judge: all unfinished ones, and all suspicious ones.
 
-One shuffle of narrow rows. It may name too many, never too few: what is not named has one beginning and one end in
-the right order, is not late, waited until the time it was accepted for, and left every place that it was visible at.
+One shuffle of narrow rows. It may select too many messages, never too few. A message is not selected only if it has
+one beginning and one end in the right order, is not late and waited until its accepted time. It must also have left
+every place at which it was visible.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ACCEPTS = ("SCHEDULED", "QUEUED")
 _BEGINS = ("SCHEDULED", "REQUEUED")
 _ENDS = (*ENDS_OF_ENTRY, "SENT", "SEND_DEAD", "DROPPED")
 _COUNTED: Mapping[str, Sequence[str]] = {
-    "odd": (RESCHEDULED,),  # and what was delivered late or early
+    "odd": (RESCHEDULED,),  # and late or early deliveries
     "accepts": _ACCEPTS,
     "lasts": (*ENDS_OF_ENTRY, "SENT", "DROPPED"),
     "commits": (COMMITTED,),
@@ -33,7 +34,7 @@ _COUNTED: Mapping[str, Sequence[str]] = {
 _IS_END = 0  # in a place, where a beginning has 1
 _TOLD = tuple(dict.fromkeys(kind for kinds in _COUNTED.values() for kind in kinds))
 # All counts of a message are one sum: there is a group for each message, and each aggregate has memory for each group.
-# One of more rows than a count has room for is looked at whatever its counts are: how many they are comes last.
+# A message with more rows than a count can hold is always selected, so the number of rows is the highest field.
 _COUNT_BITS = 4
 _ROWS_MAX = 2**_COUNT_BITS - 1
 _SHIFTS = {name: number * _COUNT_BITS for number, name in enumerate((*_COUNTED, "rows"))}
@@ -49,9 +50,10 @@ def find_candidates(
     bits: int,
     spools: Sequence[str],
 ) -> Table:
-    """Return the keys (one column, ``key``) of messages to look at; ``spools`` are the cells that are one's.
+    """Return the keys (one column, ``key``) of messages to judge. ``spools`` are the cells that are spools.
 
-    ``sums`` are fingerprints; group events are only looked at in windows where those differ, not at all without.
+    ``sums`` are fingerprints. Group events are examined only in windows that do not balance, and not at all without
+    sums.
     """
     side = _entry_side(rows, late_after_ms, bits, spools)
     facts = side.group_by("key").agg(
@@ -86,17 +88,17 @@ def find_candidates(
 
 
 def _weight(*columns: str | Column) -> Column:
-    """Return some 40 bits of a hash, so that a sum of millions of them stays a long."""
+    """Return a hash of about 40 bits, so that a sum of millions fits a 64-bit integer."""
     return F.shift_right(F.hash64(*columns), 24)
 
 
 def _count(name: str) -> Column:
-    """Return one of the counts that a sum of ``_worth`` is made of."""
+    """Extract one count from a sum of ``_worth``."""
     return F.bit_and(F.shift_right(F.col("counted"), _SHIFTS[name]), _ROWS_MAX)
 
 
 def _worth() -> Column:
-    """Return what a row adds to the counts of its message, by its kind."""
+    """Return the increment of a row to the packed counts of its message, by its kind."""
     kinds: dict[int, list[str]] = {}
     for kind in _TOLD:
         worth = sum(1 << _SHIFTS[name] for name, counted in _COUNTED.items() if kind in counted)
@@ -105,16 +107,16 @@ def _worth() -> Column:
 
 
 def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str]) -> Table:
-    """Beginnings and ends of entries, of daemons and spools, and of half messages; what is accepted with these.
+    """Select by starts and ends of entries, of daemons and spools, and of half messages with their acceptance.
 
-    Of messages in queues the order of arrival and exit, which no sum shows.
-    One pass for all of them: Spark reads the trail anew for each.
+    Also by the order of arrival and exit of queued messages, which sums do not reveal. All in one pass, because Spark
+    reads the trail again for each.
     """
     is_told = kind_in(*_TOLD) & ~F.col("is_letter")
     is_arrival = is_fired() | kind_in(*FOR_GROUP)
     own = rows.where(is_told | is_arrival | is_exit())
-    # A daemon says of an end which time was set last; a spool says when it is due next, and its entry has another
-    # number whenever it waits again.
+    # The end event of a daemon carries the last due time that was set. The one of a spool carries the next due time,
+    # and its entry gets another number whenever it waits again.
     is_of_spool = F.col("cell").isin(*spools, "")
     mark = F.when(is_of_spool, F.hash64("cell")).otherwise(F.hash64("cell", "entry", "due_ms"))
     lateness = F.col("at_ms") - F.col("due_ms")
@@ -138,7 +140,7 @@ def _key(bits: int) -> Column:
 
 
 def _group_side(rows: Table, subscriptions: Table, sums: Table, bits: int) -> Table:
-    """Slots, exits and copies in windows that are not equal."""
+    """Return places, exits and copies in windows that do not balance."""
     side = group_side(rows, subscriptions).with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
     side = side.with_column("id_window", id_window(F.col("message_id"), F.col("key")))
     unequal = F.broadcast(sums.where(~is_equal()).select("cell", "topic", "group", "id_window"))
@@ -152,15 +154,15 @@ def _group_side(rows: Table, subscriptions: Table, sums: Table, bits: int) -> Ta
 
 
 def _of_failed(rows: Table, failed: Table, bits: int) -> Table:
-    """Return the rows of messages that failed (``failed_keys``)."""
+    """Return the rows of failed messages (``failed_keys``)."""
     own = rows.with_column("key", _key(bits)).drop("boot", "detail")
     return gathered(own.join(F.broadcast(failed.select("key")), on="key", how="left_semi"))
 
 
 def _strays(failed: Table, subscriptions: Table) -> Table:
-    """Return messages that a group left at a place they were not at, or not yet.
+    """Return messages that a group left at a place where they never were, or before they arrived there.
 
-    Only of those whose places are in no fingerprint.
+    Only messages whose places no fingerprint contains are examined.
     """
     side = group_side(failed, subscriptions).where(F.col("queue_offset").is_not_null())
     places = side.group_by("key", "cell", "topic", "group", "message_id", "queue_id", "queue_offset").agg(

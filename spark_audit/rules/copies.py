@@ -1,4 +1,4 @@
-"""Copies of what a group failed, from the failure to the retry: what comes back must be what was put away."""
+"""Copies of failed messages, from the failure to the retry: each must return unchanged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _COPY = ("cell", "topic", "group", "message_id", "entry")
 
 
 def copy_facts(rows: Table) -> Table:
-    """Return each copy that came back by its time, with ``is_early``, ``is_other_time`` and ``is_other_attempt``.
+    """Return each copy that returned at its due time, with ``is_early``, ``is_other_time`` and ``is_other_attempt``.
 
-    One whose failure is not in the trail has nothing to be compared with. ``window_start_ms`` and the like are not of
-    copies, and null.
+    A copy whose failure is not in the trail is left out. ``window_start_ms`` and similar columns do not apply to copies
+    and are null.
     """
     own = rows.where(kind_in("NACKED", "RETRIED") & ~F.col("is_letter") & F.col("entry").is_not_null())
 
@@ -41,12 +41,12 @@ def copy_facts(rows: Table) -> Table:
 
 
 def is_odd_copy() -> Column:
-    """Say whether a copy is not what was put away."""
+    """Return True for copies that differ from their failure event."""
     return F.col("is_early") | F.col("is_other_time") | F.col("is_other_attempt")
 
 
 def copy_findings(rows: Table, cells: Table) -> Table:
-    """Return what is wrong with copies. A step of the clock back may have moved one, untold."""
+    """Return findings about copies. A clock step back may have moved a copy without an event."""
     facts = copy_facts(rows).where(is_odd_copy()).join(F.broadcast(cells), on="cell")
     was_stepped = F.exists("steps_back", lambda step: (F.col("from_sequence") < step) & (F.col("back_sequence") > step))
     is_other = F.col("is_other_time") & ~F.coalesce(was_stepped, F.lit(False))

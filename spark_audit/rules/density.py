@@ -1,4 +1,4 @@
-"""Offsets of queues: each is the place of one message, so an offset without an event is a message the trail omits."""
+"""Density of queue offsets: each is the place of one message, so an offset without an event is a missing message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CURRENT = 2**62  # the life of a topic that was not removed since
 
 
 class Top(NamedTuple):
-    """The greatest offset of a queue that an event names, and that event's sequence."""
+    """Greatest offset of a queue that an event names, and the sequence of that event."""
 
     offset: int
     sequence: int
@@ -42,8 +42,8 @@ def queue_holes(
 ) -> tuple[list[Hole], dict[QueueKey, Top]]:
     """Return the holes in the offsets of ``rows``, and the tops of all queues.
 
-    ``before`` holds the tops of earlier rows. A queue begins at offset 0, again after its topic was removed; where it
-    begins is unknown only if its cell is ``retired`` and the topic was not removed since.
+    ``before`` holds the tops of earlier rows. A queue starts at offset 0, and again after the removal of its topic. Its
+    start is unknown only if its cell is ``retired`` and the topic was not removed since.
     """
     fired = rows.where(is_fired()).select("cell", "topic", "queue_id", "queue_offset", "sequence")
     is_before = (F.col("sequence") > F.col("r_after_sequence")) & (F.col("sequence") < F.col("r_to_sequence"))
@@ -86,14 +86,14 @@ def queue_holes(
 
 
 def _is_dense(row: Row) -> bool:
-    """Return True if the offsets are those from first to last, as far as count, sum and exclusive or show."""
+    """Return True if the offsets are complete from first to last, judged by count, sum and exclusive or."""
     first, last, count = row["first"], row["last"], row["last"] - row["first"] + 1
     expected = (count, (first + last) * count // 2, xor_to(last) ^ (xor_to(first - 1) if first else 0))
     return (row["count"], row["total"], row["xor"]) == expected
 
 
 def _inner_holes(lived: Table, queues: Sequence[Row]) -> list[Hole]:
-    """Return the holes between the offsets of some queues, exactly."""
+    """Return the exact holes between the offsets of some queues."""
     if not queues:
         return []
     odd = lived.engine.local_table([tuple(row[name] for name in _KEY) for row in queues], _LIFE)
@@ -117,7 +117,7 @@ def _inner_holes(lived: Table, queues: Sequence[Row]) -> list[Hole]:
     ]
 
 
-# --- what groups read -------------------------------------------------------------------------------------------------
+# --- reads of groups --------------------------------------------------------------------------------------------------
 
 ReadKey: TypeAlias = tuple[str, str, str, int]  # cell, topic, group, queue
 _READ_KEY = ("cell", "topic", "group", "queue_id")
@@ -137,9 +137,9 @@ LEFT: Fields = (
 
 
 def begins_beyond(rows: Table, reads: Table) -> list[ReadKey]:
-    """Return what groups were to read from an offset on that the queue had not reached yet.
+    """Return reads of groups that started at an offset that the queue had not reached yet.
 
-    ``reads`` (``READS_FROM``) are the events that let a group read a queue, each up to the removal of the topic.
+    ``reads`` (``READS_FROM``) are the events that allow a group to read a queue, each valid until its topic is removed.
     """
     fired = rows.where(is_fired()).select("cell", "topic", "queue_id", "queue_offset", "sequence")
     is_later = (F.col("sequence") > F.col("s_sequence")) & (F.col("sequence") < F.col("s_to_sequence"))
@@ -152,7 +152,7 @@ def begins_beyond(rows: Table, reads: Table) -> list[ReadKey]:
 
 
 def last_exits(rows: Table, before: Mapping[ReadKey, Top]) -> dict[ReadKey, Top]:
-    """Return the greatest offset that each group left in each queue, of ``rows`` and of the rows ``before``."""
+    """Return the greatest offset that each group left in each queue, from ``rows`` and the earlier exits ``before``."""
     named = rows.where(kind_in(*FINISHED, "FILTERED") & ~F.col("is_letter") & (F.col("queue_id") >= 0))
     offset = F.col("queue_offset")
     found = named.group_by(*_READ_KEY).agg(F.max_of(offset).alias("top"), F.max_by("sequence", offset).alias("last"))
@@ -165,9 +165,10 @@ def last_exits(rows: Table, before: Mapping[ReadKey, Top]) -> dict[ReadKey, Top]
 
 
 def unfinished_exits(left: Table, progress: Table, cells: Table) -> list[ReadKey]:
-    """Return where a group left an offset before the snapshot, which says that it is not finished.
+    """Return reads in which a group left an offset before the snapshot, which contains the offset as unfinished.
 
-    ``left`` (``LEFT``) are those of ``last_exits``; the group began with the queue, or again, after ``begun``.
+    ``left`` (``LEFT``) are the exits of ``last_exits``. ``begun`` is the sequence after which the group started to
+    read.
     """
     known = progress.select(*_READ_KEY, "floor", "done").join(F.broadcast(left), on=list(_READ_KEY))
     known = known.join(F.broadcast(cells.select("cell", "snapshot")), on="cell")
@@ -178,7 +179,7 @@ def unfinished_exits(left: Table, progress: Table, cells: Table) -> list[ReadKey
 
 
 class QueueFacts(NamedTuple):
-    """What rows say of queues and their groups."""
+    """Facts about queues and their groups."""
 
     tops: Mapping[QueueKey, Top] = {}
     holes: Sequence[Hole] = ()

@@ -1,7 +1,7 @@
-"""What became of each entry: accepted for later by a daemon, or spooled by a producer.
+"""Verdict on each entry: a delayed message of a daemon, or a spooled message of a producer.
 
-Exact, by cell and entry with the full message id. ``cells`` has one row per cell, with what a verdict needs to know of
-it (``CELLS``). A verdict is only said when the trail proves it.
+Exact, by cell and entry with the full message id. ``cells`` has one row per cell, with the facts that verdicts need
+(``CELLS``). A verdict is reported only if the trail proves it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_sta
 
 
 def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
-    """Sum up the events of each entry, beside what the newest snapshot of its cell (``held``) says of it."""
+    """Aggregate the events of each entry, joined with its row in the newest snapshot of its cell (``held``)."""
     sequence = F.col("sequence")
     roles = F.broadcast(cells.select("cell", "role"))
     own = rows.where(kind_in("SCHEDULED", RESCHEDULED, *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
@@ -58,7 +58,7 @@ def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
         count(*CANCELLED).alias("recalled"),
         count("SENT").alias("sent"),
         count("DROPPED").alias("dropped"),
-        # a spool that took over a dead entry knows it from its requeueing on, and drops new ones when it is full
+        # a spool that adopted a dead entry first records its requeueing; a full spool drops new entries
         first("sequence", "SCHEDULED", "REQUEUED", "DROPPED").alias("from_sequence"),
         first("at_ms", "SCHEDULED", "REQUEUED", "DROPPED").alias("accepted_at_ms"),
         first("sequence", *ENDS_OF_ENTRY, "SENT", "DROPPED").alias("end_sequence"),
@@ -83,7 +83,7 @@ def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
     )
     joined = facts.join(there, on=["cell", "life", "message_id"], how="left")
     joined = joined.join(F.broadcast(cells), on="cell", how="inner")
-    # What set another time may lie in a gap; older daemons moved delays that a step of the clock stretched untold.
+    # The event that set another time may be in a gap; older daemons shifted delays by clock steps without an event.
     was_stepped = F.exists("steps_back", lambda step: (F.col("from_sequence") < step) & (F.col("end_sequence") > step))
     is_untold = has_gap(F.col("from_sequence"), F.col("end_sequence")) | (
         F.coalesce(was_stepped, F.lit(False)) & (F.col("ended_due_ms") < F.col("set_due_ms"))
@@ -93,23 +93,24 @@ def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
 
 
 def with_life(table: Table) -> Table:
-    """Add ``life``: what is one life of a message in its cell, whose ``role`` is known.
+    """Add ``life``, the number of one life of a message in its cell; ``table`` has the ``role`` of the cell.
 
-    A daemon's entry has a number from its acceptance to its end. A spool's changes whenever it waits again, and is
-    unknown while it waits behind another one of its key, and at its end: there all events of a message are one life.
+    A daemon's entry keeps its number from acceptance to end. A spool's entry gets another number at each wait. It has
+    none while it waits behind another entry of its key, and none at its end. So all events of a spooled message are one
+    life.
     """
     return table.with_column("life", F.when(F.col("role") == "spool", -1).otherwise(F.col("entry")))
 
 
 def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: int) -> Table:
-    """Add ``state`` (a column of the ledgers, or ``moved``, ``unknown``) and ``rule``, why."""
+    """Add ``state`` (a column of the ledgers, or ``moved``, ``unknown``) and its reason, ``rule``."""
     is_spool = F.col("role") == "spool"
     seen = F.col("snapshot") >= F.col("from_sequence")
     is_late = F.lit(watermark_ms) > F.col("due_ms") + grace_ms
-    # by the snapshot it was put off, or given up: what says so may lie in a gap
+    # by the snapshot it was postponed or given up: the event of that may be in a gap
     has_gone_on = (F.col("held_until_ms") > F.col("due_ms")) | (F.col("held_as") == "DEAD")
     is_excused = has_gone_on & has_gap(F.col("from_sequence"), F.col("snapshot"))
-    # it fell due behind the snapshot, which could not say HELD yet, and its topic keeps it back since then
+    # due after the snapshot, which could not contain HELD yet, and kept back by its topic since then
     is_kept_back = (F.col("snapshot_ms") < F.col("due_ms") + grace_ms) & F.exists(
         "kept_back",
         lambda each: (
@@ -120,7 +121,7 @@ def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: 
     )
     is_overdue = ~F.col("held_as").isin("PARKED", "HELD") & ~F.coalesce(is_kept_back, F.lit(False))
     is_held, is_stranded = F.col("held_as").is_not_null(), F.coalesce("is_stranded", F.lit(False))
-    # a directory that another spool took over: its entries go on there
+    # a directory that another spool adopted: its entries continue there
     newer = Window.of("topic", "message_id", "role")
     accepts = F.max_of(F.struct(F.coalesce("accepted_at_ms", F.lit(-1)).alias("at_ms"), "cell")).over(newer)
     is_moved = is_spool & (accepts["cell"] != F.col("cell"))
@@ -158,12 +159,12 @@ def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: 
 
 
 def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
-    """Return what is wrong with entries, one row per finding."""
+    """Return findings about entries, one row per finding."""
     late_ms = F.col("fired_at_ms") - F.col("due_ms")
     is_unknown = F.col("state") == "unknown"
     ends = F.col("delivered") + F.col("recalled") + F.col("sent") + F.col("dropped")
     is_older = F.coalesce("entry", F.lit(-1)) < F.coalesce("entry_min", F.lit(2**62))
-    # each failed attempt gives a spool's entry a new number, so the number says nothing about its acceptance
+    # each failed attempt gives a spool's entry another number, so the number does not date its acceptance
     is_excused = F.col("is_retired") & ((F.col("role") == "spool") | is_older)
     found = F.array(
         _finding(F.col("state") == "lost", "LOST", F.col("rule"), _since(F.col("from_sequence"))),
@@ -208,9 +209,10 @@ def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
 
 
 def accept_findings(rows: Table, cells: Table, removals: Table, *, window_ms: int) -> Table:
-    """Return messages that daemons accepted more than once, with ``extra``: how often too much.
+    """Return messages that daemons accepted more than once; ``extra`` is the number of surplus acceptances.
 
-    Once more is too much while the topic of an earlier acceptance is there: one that is made anew is another topic.
+    A second acceptance counts as surplus while the topic of an earlier one exists. A topic created again is another
+    topic.
     """
     place = ["topic", "message_id"]
     daemons = F.broadcast(cells.where(F.col("role") == "daemon").select("cell"))
@@ -273,7 +275,7 @@ def accept_findings(rows: Table, cells: Table, removals: Table, *, window_ms: in
 
 
 def _why_late() -> Column:
-    """Return why an entry was fired late, as far as that is known: its topic kept it back, somebody wanted that."""
+    """Return the reason for a late delivery, if known: a pause or a rate of its topic, or a stop of the daemon."""
 
     def was(why: str) -> Column:
         def is_reason(pause: Column) -> Column:
@@ -291,7 +293,9 @@ def _why_late() -> Column:
 
 
 def _stop(before: str) -> Column:
-    """Return the first stop of its daemon between due time and delivery, in words after ``before``; else nothing."""
+    """Return the first stop of the daemon between due time and delivery as text after ``before``; empty if there is
+    none.
+    """
     first = F.first_of(
         "stops", lambda stop: (stop["from_ms"] <= F.col("fired_at_ms")) & (stop["to_ms"] >= F.col("due_ms"))
     )
@@ -299,12 +303,12 @@ def _stop(before: str) -> Column:
 
 
 def has_gap(low: Column, high: Column) -> Column:
-    """Say whether the cell's trail has a gap from one sequence to another."""
+    """Return True if the trail of the cell has a gap between two sequences."""
     return F.coalesce(F.exists("gaps", lambda gap: (gap["last"] >= low) & (gap["first"] <= high)), F.lit(False))
 
 
 def _fields(name: str, *fields: str) -> list[Column]:
-    """Return what is in a struct as columns."""
+    """Return fields of a struct as columns."""
     return [F.col(name)[field].alias(field) for field in fields]
 
 

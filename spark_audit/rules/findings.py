@@ -1,4 +1,4 @@
-"""Findings as they are written: one order, and beside each what happened to its message."""
+"""Findings in their output order, each with the history of its message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HISTORY = ("sequence", "at_ms", "kind", "queue_id", "queue_offset", "attempt", "
 
 
 def join_findings(parts: Sequence[Table]) -> Table:
-    """Put findings together, with their severity; ``packed_id`` is the id as it is in the trail."""
+    """Combine findings and add their severity. ``packed_id`` is the id as stored in the trail."""
     names = [name for name in COLUMNS if name != "severity"]
     united = reduce(lambda one, other: one.union(other), [part.select(*names) for part in parts])
     severity = F.Case(())
@@ -43,22 +43,22 @@ def join_findings(parts: Sequence[Table]) -> Table:
 
 
 def id_text(message_id: Column) -> Column:
-    """Return a packed id as people know it: its hex digits, or the text."""
+    """Return a packed id in readable form: its hex digits, or the text."""
     digits = F.hex_of(message_id)
     return F.when(digits.startswith("00"), F.coalesce(F.text_of(message_id, 2), digits)).otherwise(digits)
 
 
 def first_findings(findings: Table, count: int) -> Table:
-    """Return the first ``count`` findings in the order they are written in."""
+    """Return the first ``count`` findings in output order."""
     order = [F.coalesce(F.col(name).cast("string"), F.lit("")) for name in ORDER[:-1]]
     rest = [F.coalesce("entry", F.lit(-1)), F.col("rule"), F.col("detail")]
     return findings.order_by(*order, *rest, limit=count)
 
 
 def with_history(findings: Table, rows: Table, bits: int) -> Table:
-    """Add ``history``: the events of the finding's message, those of its group only if it is a group's.
+    """Add ``history``: the events of the finding's message, limited to its group if the finding is about a group.
 
-    ``rows`` hold all events of these messages. The order is that of cells and sequences.
+    ``rows`` hold all events of these messages. Events are sorted by cell and sequence.
     """
     numbered = findings.with_column("number", F.row_id())
     wanted = numbered.where(F.col("packed_id").is_not_null()).select(

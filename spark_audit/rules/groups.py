@@ -1,7 +1,7 @@
-"""What became of each message for each group that was to finish it: place by place.
+"""Verdict on each message for each group that must finish it, place by place.
 
-A place is (queue, offset), in the topic's queues or the group's lane. Nacks and deaths name a queue and no offset: of a
-message that lies more than once in one queue they leave the place that became visible first.
+A place is (queue, offset), in the topic's queues or the group's retry lane. Nacks and deaths name a queue and no
+offset. If a message is in one queue more than once, they leave the place that became visible first.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ STATES = (
 
 
 def unbalanced(side: Table) -> Table:
-    """Return the messages (``KEY``) that a group has not finished exactly once, by name of each place and in order.
+    """Return the messages (``KEY``) that a group did not finish exactly once, at each place by name and in order.
 
-    ``side`` is that of ``group_side``. Those that a group left without naming the place are among them.
+    ``side`` is the result of ``group_side``. Messages that a group left without naming the place are included.
     """
     came, left = (
         F.min_of(F.when(condition, F.col("sequence"))) for condition in (F.col("visible") > 0, F.col("visible") < 0)
@@ -55,16 +55,16 @@ def unbalanced(side: Table) -> Table:
 
 
 def open_side(rows: Table, subscriptions: Table) -> Table:
-    """Return the rows of ``group_side`` of messages that are not finished exactly once."""
+    """Return the rows of ``group_side`` of messages that were not finished exactly once."""
     side = group_side(rows, subscriptions)
     return side.join(unbalanced(side), on=list(KEY), how="left_semi")
 
 
 def place_facts(side: Table) -> Table:
-    """Return each place, and each exit without one: how often the group left it, left it too much, and is still there.
+    """Return each place, and each exit without a place, with its numbers of exits, surplus exits and open passes.
 
-    A group that is reset passes by a place again, and is to leave it once in each pass. An exit before the message was
-    at the place (``early``) is of no pass.
+    A reset group passes a place again and must leave it once in each pass. An exit before the arrival of the message
+    (``early``) belongs to no pass.
     """
     place = (*KEY, "queue_id", "queue_offset")
     kind = F.col("kind")
@@ -94,7 +94,7 @@ def place_facts(side: Table) -> Table:
     both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
     both = both.with_column("free", F.col("passes") - F.col("named"))
     queue = Window.of(*KEY, "queue_id")
-    # a place without its beginning has no pass, and takes no exit away from one that has it
+    # a place without a recorded start has no pass and must not use up an exit of one that has
     turn = queue.in_order(F.nulls_last("from_sequence"), "queue_offset")
     before = turn.before()
     both = both.with_column("turn", F.row_number().over(turn))
@@ -103,7 +103,7 @@ def place_facts(side: Table) -> Table:
     both = both.with_column("places", F.sum_of("visible").over(queue))
     is_first = F.col("turn") == 1
     taken = F.least(F.greatest(F.col("unnamed") - F.col("free_before"), F.lit(0)), F.col("free"))
-    # of exits by name that are too many, the last one is what became of it
+    # among surplus exits by name, the last one is the outcome
     by_filter = F.least("filters", "named")
     by_ack = F.least("acks", "named")
     is_acked_last = F.col("last_kind") != "FILTERED"
@@ -144,10 +144,10 @@ def _unnamed_exits(side: Table) -> Table:
 
 
 def judge_places(places: Table, cells: Table, queues: Table, progress: Table, ends: Table) -> Table:
-    """Add ``state`` and ``rule`` to places that are open; null for the others.
+    """Add ``state`` and ``rule`` to open places; null for the others.
 
-    ``queues`` and ``progress`` are the newest snapshot's, ``ends`` what retention and operators removed (cell, topic,
-    queue, offset, message, ``ended``).
+    ``queues`` and ``progress`` are from the newest snapshot. ``ends`` are removals by retention and operators (cell,
+    topic, queue, offset, message, ``ended``).
     """
     offset = F.col("queue_offset")
     in_lane = F.col("queue_id") == LANE
@@ -186,10 +186,10 @@ def judge_places(places: Table, cells: Table, queues: Table, progress: Table, en
 
 
 def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Table:
-    """Return per message and group its numbers of the ledger (``fired`` and ``STATES``), and what is surplus.
+    """Return the ledger numbers per message and group (``fired`` and ``STATES``), and the surplus.
 
-    ``copies`` are those that wait by the newest snapshot (``KEY``, ``waiting_there``). The numbers add up: an exit too
-    much is not counted, and what came of a copy that nobody made neither.
+    ``copies`` are the pending copies of the newest snapshot (``KEY``, ``waiting_there``). The numbers add up: surplus
+    exits are not counted, and neither are the results of copies without a nack.
     """
     kind = F.col("kind")
 
@@ -218,7 +218,7 @@ def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Ta
         open_as("inconclusive").alias("inconclusive_places"),
     )
     joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
-    # a message of which only the death of a copy is known was at no place
+    # a message known only from the death of a copy was at no place
     counts = [name for name in joined.columns if name not in {*KEY, "lost_rule", "nacked_sequence", "last_sequence"}]
     joined = joined.filled(0, counts)
     joined = gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
@@ -239,7 +239,7 @@ _COUNTED = ("acked", "dead", "filtered", "in_retry")
 
 
 def _with_copies(facts: Table) -> Table:
-    """Add what waits as a copy: in the snapshot, or nowhere."""
+    """Add pending copies, and whether the snapshot contains them."""
     balance = F.col("nacked") - F.col("nack_surplus") - F.col("retried") - F.col("dead_copies")
     facts = facts.with_column("balance", balance).with_column("waiting", F.greatest(F.col("balance"), F.lit(0)))
     seen = F.coalesce(F.col("snapshot") >= F.col("nacked_sequence"), F.lit(False))
@@ -264,9 +264,9 @@ def _with_copies(facts: Table) -> Table:
 
 
 def _without_orphans(counted: Mapping[str, Column]) -> dict[str, Column]:
-    """Return the counts without what came of copies that nobody made, which is no outcome of a message.
+    """Subtract the results of copies without a nack from the counts, because they are not outcomes of a message.
 
-    A place that is open goes first: the record that is missing is that of how it was left.
+    Open places are reduced first: the missing record is the one of their exit.
     """
     made = {}
     left = F.col("orphan_copies")
@@ -277,7 +277,7 @@ def _without_orphans(counted: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def group_findings(facts: Table) -> Table:
-    """Return what is wrong with messages of groups, one row per finding."""
+    """Return findings about messages of groups, one row per finding."""
     unclear = has_gap(F.lit(0), F.col("last_sequence"))
     orphans = F.col("orphan_exits") + F.col("orphan_copies")
     found = F.array(

@@ -1,4 +1,4 @@
-"""Is the trail whole: files against their closed form, an exact look where it does not hold, repeated records."""
+"""Integrity of the trail: files checked by sums in closed form, exact checks where these fail, repeated records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SEQUENCE_DIGITS = 20  # of the first one, which a file's name begins with
 
 
 class FileFacts(NamedTuple):
-    """What is in one file, summed up."""
+    """Sums over the rows of one file."""
 
     path: str
     rows: int
@@ -28,14 +28,14 @@ class FileFacts(NamedTuple):
     at_ms_max: int
 
     def is_whole(self, first: int, last: int) -> bool:
-        """Say whether the rows are exactly those from ``first`` to ``last``, as far as four sums can tell."""
+        """Return True if the rows are exactly ``first`` to ``last``, as far as four sums can prove it."""
         count = last - first + 1
         expected = (count, count * (count - 1) // 2, (count - 1) * count * (2 * count - 1) // 6, xor_to(count - 1))
         return (self.rows, self.total, self.squares, self.xor) == expected
 
 
 class Gap(NamedTuple):
-    """Sequences of a cell that are not there, or not to be relied on."""
+    """Sequences of a cell that are missing or unreliable."""
 
     cell: str
     first: int
@@ -44,7 +44,7 @@ class Gap(NamedTuple):
 
 
 def file_facts(rows: Table) -> list[FileFacts]:
-    """Sum up each file of ``rows`` (with ``path`` and ``file_name``)."""
+    """Aggregate each file of ``rows`` (with ``path`` and ``file_name``)."""
     first = F.left("file_name", _SEQUENCE_DIGITS).cast("bigint")
     distance = F.col("sequence") - F.col("from")
     facts = (
@@ -66,7 +66,7 @@ def file_facts(rows: Table) -> list[FileFacts]:
 
 
 def missing_in(rows: Table, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]:
-    """Return what ``rows`` lack of each (cell, first, last), exactly."""
+    """Return the exact sequences that ``rows`` lack in each (cell, first, last)."""
     edges = rows.engine.local_table(
         [(cell, edge) for cell, first, last in ranges for edge in (first - 1, last + 1)],
         (("cell", "string"), ("sequence", "bigint")),
@@ -84,7 +84,7 @@ def missing_in(rows: Table, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]
 
 
 def repeated_in(rows: Table) -> Table:
-    """Return (cell, sequence, count, is_same) of records that are there more than once."""
+    """Return (cell, sequence, count, is_same) of repeated records."""
     content = F.hash64(*(name for name, _ in ROWS))
     grouped = rows.group_by("cell", "sequence").agg(
         F.count_rows().alias("count"), (F.min_of(content) == F.max_of(content)).alias("is_same")
@@ -93,14 +93,14 @@ def repeated_in(rows: Table) -> Table:
 
 
 def once_each(rows: Table) -> Table:
-    """Return each record once. Of those with other content any one is taken, always the same."""
+    """Return each record once. Among records of different content the choice is arbitrary but stable."""
     names = [name for name, _ in ROWS]
     order = Window.of("cell", "sequence").in_order(*names)
     return rows.with_column("turn", F.row_number().over(order)).where(F.col("turn") == 1).select(*names)
 
 
 def join_gaps(gaps: Iterable[Gap]) -> list[Gap]:
-    """Join gaps that touch and have one cause, and take away what a more telling one covers (the first given)."""
+    """Merge adjacent gaps with the same cause, and remove the parts that a more specific gap (given first) covers."""
     kept: list[Gap] = []
     for gap in gaps:
         parts = [(gap.first, gap.last)]

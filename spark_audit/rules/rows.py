@@ -1,7 +1,7 @@
-"""Columns that all questions share: the key of a message, windows, bars of lateness, what an event does to a ledger.
+"""Shared columns: the key of a message, windows, lateness bars, the effect of an event on a ledger.
 
-A message's *key* is a 63-bit hash of topic and id. It only ever selects: whatever is said about a message is found
-with its full id. ``bits`` makes it shorter, so that tests can let messages collide.
+The *key* of a message is a 63-bit hash of topic and id. It only selects rows; every finding compares the full id.
+``bits`` shortens the key, so that tests can provoke collisions.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def key_of(topic: Column, message_id: Column, bits: int = BITS) -> Column:
 
 
 def kind_in(*kinds: str) -> Column:
-    """Say whether a row is of one of these kinds."""
+    """Return True for rows of one of these kinds."""
     return F.col("kind").isin(*kinds)
 
 
 def floor_to(at_ms: Column, window_ms: int) -> Column:
-    """Return the beginning of the window that a time lies in."""
+    """Return the start of the window that contains a time."""
     return at_ms - F.pmod(at_ms, F.lit(window_ms))
 
 
 def id_window(message_id: Column, key: Column) -> Column:
-    """Return a window that is the same for all events of a message, from its id alone.
+    """Return a window that is equal for all events of a message, computed from its id alone.
 
-    Of official ids that is when they were made, but for the last byte of the second: some four minutes. Other ids are
+    For official ids it is their creation time without the low byte of the seconds: about four minutes. Other ids are
     spread over a few negative numbers.
     """
     is_official = (F.octet_length(message_id) == 17) & (message_id >= b"\x01") & (message_id < b"\x02")
@@ -46,7 +46,9 @@ def id_window(message_id: Column, key: Column) -> Column:
 
 
 def lateness_bar(lateness_ms: Column) -> Column:
-    """Round a lateness up to three digits: exact up to a second, as almost all are, 1 % beyond. Never early is 0."""
+    """Round a lateness up to three digits: exact up to one second, which is the usual case, and to 1 % above. Minimum
+    0.
+    """
     late = F.greatest(lateness_ms, F.lit(0))
     steps = F.lit(1).cast("bigint")
     for power in range(1, 8):
@@ -56,14 +58,14 @@ def lateness_bar(lateness_ms: Column) -> Column:
 
 
 def bar_of(lateness_ms: int) -> int:
-    """Return the upper bound of the histogram's bar; -1 for what is beyond the last."""
+    """Return the upper bound of the histogram bar; -1 beyond the last."""
     return next((bound for bound in BARS_MS if lateness_ms <= bound), -1)
 
 
 def with_letters(events: Table, deaths: Table | None = None) -> Table:
-    """Add a row for each dead letter as what it is in its own topic: fired there. ``is_letter`` marks those.
+    """Add a row for each dead letter as a message fired into its own topic, marked by ``is_letter``.
 
-    ``deaths`` are the events that letters come of, where they are known already: it saves a look at all the others.
+    ``deaths`` are the events that create dead letters, if already selected: this saves a pass over all other events.
     """
     changed = {
         "topic": F.concat(F.lit(LETTERS), F.col("group")),
@@ -81,29 +83,31 @@ def with_letters(events: Table, deaths: Table | None = None) -> Table:
 
 
 def is_fired() -> Column:
-    """Say whether a row puts a message into a queue of its topic."""
+    """Return True for rows that put a message into a queue of its topic."""
     return F.col("is_letter") | kind_in(*FIRED)
 
 
 def is_fired_to_group() -> Column:
-    """Say whether a row of ``group_side`` is the first that a group sees of a message, and no retry of it."""
+    """Return True for rows of ``group_side`` that make a message visible to its group for the first time, not as a
+    retry.
+    """
     return (F.col("visible") > 0) & ~kind_in(*IN_LANE)
 
 
 def is_exit() -> Column:
-    """Say whether a row is an exit of a group from a place."""
+    """Return True for rows in which a group leaves a place."""
     return ~F.col("is_letter") & (kind_in(*EXITS) | (kind_in(*DEAD) & F.col("queue_id").is_not_null()))
 
 
 def is_dead_copy() -> Column:
-    """Say whether a row buries a copy that waited."""
+    """Return True for rows in which a pending copy becomes a dead letter."""
     return ~F.col("is_letter") & kind_in(*DEAD) & F.col("queue_id").is_null()
 
 
 def for_groups(fired: Table, subscriptions: Table) -> Table:
-    """Return the rows of ``fired`` once for each group that reads their queue, and for each of its passes over them.
+    """Return the rows of ``fired`` once for each group that reads their queue, and for each of its passes.
 
-    ``pass_number`` tells passes apart.
+    ``pass_number`` distinguishes passes.
     """
     names = [name for name in fired.columns if name != "group"]
     reads = F.broadcast(
@@ -129,9 +133,12 @@ def for_groups(fired: Table, subscriptions: Table) -> Table:
 
 
 def group_side(rows: Table, subscriptions: Table) -> Table:
-    """Return what groups did: ``visible`` is 1 for a place, -1 for an exit; ``copies`` 1 for a nack, -1 for its end."""
+    """Return the events of groups. ``visible`` is 1 for an arrival at a place, -1 for an exit.
+
+    ``copies`` is 1 for a nack, -1 for the end of its copy.
+    """
     fired = for_groups(rows.where(is_fired()), subscriptions).with_column("visible", F.lit(1))
-    # A lane's places are those of one group: where one is named twice, a group of that name was made anew.
+    # A place in a lane belongs to one group: if it occurs twice, a group of that name was created again.
     others = rows.where(~is_fired() & F.col("group").is_not_null()).with_column("pass_number", F.col("sequence"))
     visible = F.when(kind_in(*IN_LANE, *FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
     others = others.with_column("visible", visible)
@@ -146,19 +153,19 @@ def group_side(rows: Table, subscriptions: Table) -> Table:
 
 
 def placed() -> Column:
-    """Return what a row of ``group_side`` does to the places of its message: 1 came there, -1 left it by name."""
+    """Return the effect of a row of ``group_side`` on places: 1 for an arrival, -1 for an exit that names the place."""
     return F.when(F.col("queue_offset").is_not_null(), F.col("visible")).when(F.col("visible") > 0, 1).otherwise(0)
 
 
 def place_key() -> Column:
-    """Return a hash of a message at a place. It differs where one left a place that is another one's."""
+    """Return a hash of a message and its place. It does not balance if a group leaves the place of another message."""
     return F.hash64("topic", "message_id", "queue_id", "queue_offset")
 
 
 def signed_sums(key: Column, sign: Column, name: str) -> Sequence[Column]:
-    """Return aggregates that are all zero when what came and what went are the same, and can be added up later.
+    """Return aggregates that are all zero if arrivals and exits balance. They can be added across runs.
 
-    Count, sum of the hash (in two halves, so that nothing overflows) and the exclusive or of it.
+    They are the count, the sum of the hash (in two halves, to avoid overflow) and its exclusive or.
     """
     high, low = F.shift_right(key, 32), F.bit_and(key, 0xFFFFFFFF)
     return (

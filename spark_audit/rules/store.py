@@ -1,4 +1,4 @@
-"""The other direction: what the store holds and the trail knows nothing of."""
+"""Reverse check: entries in the store that the trail does not contain."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WAITS = ("SCHEDULED", "REQUEUED", "SEND_FAILED")
 
 
 def held_orphans(rows: Table, held: Table, cells: Table, *, window_ms: int) -> Table:
-    """Return findings for entries of a snapshot that the trail does not know as waiting at the snapshot's sequence.
+    """Return findings for snapshot entries that are not pending in the trail at the sequence of the snapshot.
 
-    A spool's dead set is left out: what is in it may have come with the directory of another process. So are schedules,
-    which are no messages.
+    The dead set of a spool is left out, because its entries may come from the adopted directory of another process.
+    Schedules are left out, because they are not messages.
     """
     heads = F.broadcast(cells.select("cell", "role", "snapshot", "is_retired", "entry_min", "gaps"))
     own = rows.where(kind_in(*_BEGINS, *_ENDS, *_OF_SPOOL) & ~F.col("is_letter"))
@@ -54,6 +54,6 @@ def held_orphans(rows: Table, held: Table, cells: Table, *, window_ms: int) -> T
 
 
 def waiting_copies(held: Table) -> Table:
-    """Return how many copies of each message wait for each group in the snapshot."""
+    """Return the number of pending copies of each message for each group in the snapshot."""
     copies = held.where((F.col("kind") == "RETRY") & ~F.coalesce("is_stranded", F.lit(False)))
     return copies.group_by("cell", "topic", "group", "message_id").agg(F.count_rows().alias("waiting_there"))

@@ -1,7 +1,7 @@
-"""Totals of a trail that can be added up: those of two halves give those of the whole.
+"""Additive totals of a trail: the totals of two parts add up to the totals of the whole.
 
-``count_rows`` has one row per kind, topic, group, attempt, window and bar of lateness; the ledgers' columns are sums of
-it. ``fingerprints`` says for which windows of messages what became visible and what was left are the same.
+``count_rows`` has one row per kind, topic, group, attempt, window and lateness bar; the columns of the ledgers are sums
+of it. ``fingerprints`` shows in which windows of messages arrivals and exits balance.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SUM_KEYS = ("cell", "topic", "group", "id_window")
 
 
 def count_rows(rows: Table, *, window_ms: int, late_after_ms: int) -> Table:
-    """Count events by what ledgers ask for; ``rows`` are those of ``with_letters``."""
+    """Count events by the dimensions of the ledgers. ``rows`` are the result of ``with_letters``."""
     kind = F.col("kind")
     due_ms = F.coalesce("due_ms", "at_ms")
-    # of a spool's entries there are no windows, but SCHEDULED does not say whose it is; the ledgers leave them out
+    # spool entries have no window, but SCHEDULED does not show whether it is of a spool; the ledgers filter them
     window = F.when(F.col("is_letter"), None).when(kind_in("SCHEDULED", *ENDS_OF_ENTRY), floor_to(due_ms, window_ms))
     window = window.when(kind == "QUEUED", floor_to(F.col("at_ms"), window_ms))
     lateness = F.when(kind == "DELIVERED", F.col("at_ms") - due_ms)
@@ -61,7 +61,7 @@ def count_rows(rows: Table, *, window_ms: int, late_after_ms: int) -> Table:
 
 
 def merge_counts(first: Table, second: Table) -> Table:
-    """Add up two tables of ``count_rows``."""
+    """Add two tables of ``count_rows``."""
     return (
         first.union(second)
         .group_by(*_COUNT_KEYS)
@@ -74,9 +74,9 @@ def merge_counts(first: Table, second: Table) -> Table:
 
 
 def failed_keys(rows: Table, bits: int) -> Table:
-    """Return the keys of messages that a group failed, or that came back to it as copies.
+    """Return the keys of messages that a group failed, or that returned to it as copies.
 
-    ``is_unnamed`` are those that it left without naming the place: what they left cannot be told from their events.
+    ``is_unnamed`` marks messages that a group left without naming the place: their events do not show the places left.
     """
     is_unnamed = is_exit() & F.col("queue_offset").is_null()
     is_copy = kind_in("RETRIED") & ~F.col("is_letter")
@@ -86,9 +86,9 @@ def failed_keys(rows: Table, bits: int) -> Table:
 
 
 def fingerprints(rows: Table, subscriptions: Table, failed: Table, *, bits: int) -> Table:
-    """Sum up hashes of what became visible to each group, and of what it left, by windows of message ids.
+    """Sum the hashes of arrivals at each group and of its exits, by windows of message ids.
 
-    Those of places leave out the messages that are unnamed in ``failed`` (``failed_keys``).
+    The sums of places leave out messages that are unnamed in ``failed`` (``failed_keys``).
     """
     side = group_side(rows, subscriptions).with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
     side = side.with_column("id_window", id_window(F.col("message_id"), F.col("key")))
@@ -104,7 +104,7 @@ def fingerprints(rows: Table, subscriptions: Table, failed: Table, *, bits: int)
 
 
 def merge_fingerprints(first: Table, second: Table) -> Table:
-    """Add up two tables of ``fingerprints``."""
+    """Add two tables of ``fingerprints``."""
     sums = [
         F.bit_xor(name).alias(name) if name.endswith("_xor") else F.sum_of(name).alias(name)
         for name in ("fired", *_SUMS)
@@ -113,7 +113,7 @@ def merge_fingerprints(first: Table, second: Table) -> Table:
 
 
 def is_equal() -> Column:
-    """Say whether a row of ``fingerprints`` is one where nothing is open and nothing is too much."""
+    """Return True for rows of ``fingerprints`` that balance: nothing open and nothing surplus."""
     same = F.lit(True)
     for name in _SUMS:
         same &= F.col(name) == 0
@@ -124,7 +124,7 @@ def is_equal() -> Column:
 
 
 def scheduled_totals(counts: Table, spools: list[str]) -> Table:
-    """Return per window and topic what was accepted, and how late it was fired, with percentiles."""
+    """Return accepted messages and delivery lateness with percentiles, per window and topic."""
     own = counts.where(~F.col("is_letter") & F.col("window_start_ms").is_not_null() & ~F.col("cell").isin(*spools, ""))
     keys = ("window_start_ms", "topic")
     sums = own.group_by(*keys).agg(
@@ -157,7 +157,7 @@ def scheduled_totals(counts: Table, spools: list[str]) -> Table:
 
 
 def entry_totals(rows: Table, window_ms: int) -> Table:
-    """Return per window and topic what ``scheduled_totals`` counts of some rows, without lateness."""
+    """Return the counts of ``scheduled_totals`` for some rows per window and topic, without lateness."""
     kind = F.col("kind")
     own = rows.where(kind_in("SCHEDULED", *ENDS_OF_ENTRY) & ~F.col("is_letter"))
     window = floor_to(F.coalesce("due_ms", "at_ms"), window_ms)
@@ -169,7 +169,7 @@ def entry_totals(rows: Table, window_ms: int) -> Table:
 
 
 def group_totals(counts: Table, spools: list[str]) -> Table:
-    """Return per topic and group how many acks, deaths and filtered messages there are."""
+    """Return the numbers of acknowledged, dead and filtered messages per topic and group."""
     own = counts.where(~F.col("is_letter") & F.col("group").is_not_null() & ~F.col("cell").isin(*spools, ""))
     kind, count = F.col("kind"), F.col("count")
     own = own.where(kind_in(*FINISHED, "FILTERED", *DEAD))
@@ -181,7 +181,7 @@ def group_totals(counts: Table, spools: list[str]) -> Table:
 
 
 def histogram(bars: list[tuple[str, int, int]]) -> list[dict[str, object]]:
-    """Return the rows of the report's histogram from (topic, lateness, count)."""
+    """Return the rows of the histogram from (topic, lateness, count)."""
     found: dict[tuple[str, int], int] = {}
     for topic, late_ms, count in bars:
         key = (topic, bar_of(late_ms))

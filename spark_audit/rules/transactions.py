@@ -1,6 +1,6 @@
-"""What became of each transaction: a half message has one end; a committed one is accepted in the same batch.
+"""Verdict on transactions: a half message has one end; a committed one is accepted in the same batch.
 
-Or it is absorbed there, by another one that waits under its own key.
+It may also be absorbed in that batch by a pending message with the same own key.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _KEY = ("cell", "topic", "message_id")
 
 
 def transaction_findings(rows: Table, held: Table, cells: Table) -> Table:
-    """Return what is wrong with transactions, one row per finding; ``held`` is what the newest snapshots hold.
+    """Return findings about transactions, one row per finding. ``held`` are the rows of the newest snapshots.
 
-    What ended twice contradicts itself. One without an end is lost if a later snapshot does not hold it; so is one that
-    is committed and was never accepted.
+    Two ends are a contradiction. A half message without an end is lost if a later snapshot does not contain it. A
+    committed one that was never accepted is lost too.
     """
     own = rows.where(kind_in(HALF, *ENDS_OF_TRANSACTION, *ACCEPTS, ABSORBED) & ~F.col("is_letter"))
     facts = own.group_by(*_KEY).agg(

@@ -1,4 +1,4 @@
-"""Events that tell of what a store forgot, and the messages that went with them."""
+"""Undone events of rolled-back stores, and the messages that were lost with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDS = (*ENDS_OF_ENTRY, "SENT", "SEND_DEAD", "DROPPED")
 
 
 def is_undone(undone: Sequence[Undone]) -> Column:
-    """Say whether a row tells of what a store forgot; there is something of that."""
+    """Return True for rows of undone events; ``undone`` must not be empty."""
     conditions = [
         (F.col("cell") == each.cell) & (F.col("sequence") >= each.first) & (F.col("sequence") <= each.last)
         for each in undone
@@ -27,11 +27,11 @@ def is_undone(undone: Sequence[Undone]) -> Column:
 
 
 def undone_findings(forgotten: Table, standing: Table, subscriptions: Table, retired: Sequence[str]) -> Table:
-    """Return messages that were accepted, went with what a store forgot, and were not accepted again.
+    """Return messages whose acceptance was undone and that were not accepted again.
 
     ``retired`` are the cells whose stores are gone.
 
-    Those that had come to their end before are left out, for their topic and for all groups that read it.
+    Messages that had already reached their end are left out, for their topic and for all groups that read it.
     """
     is_accept = kind_in(*ACCEPTS) & ~F.col("is_letter")
     again = standing.where(is_accept).select(*_PLACE[1:]).distinct()

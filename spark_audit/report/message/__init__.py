@@ -1,3 +1,3 @@
-"""One message: its rows in the files of a trail, what they say in plain words, and what became of it."""
+"""History of one message: its rows in the files of a trail, their description, and its outcomes."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The files of a trail as one message needs them: rows by id, gaps, newest snapshots. pyarrow alone, no Spark.
+"""Trail files, read for one message: rows by id, gaps, newest snapshots. Uses pyarrow only, no Spark.
 
-Ids say nothing to the statistics of a row group, so the one column of ids is read from every file, and whole rows only
-where it holds the id.
+Row group statistics do not help to find an id. So the id column of every file is read, and whole rows only from files
+that contain the id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Numbers of a cell that are not in its trail; the times are those of the files around them."""
+    """Missing sequences of a cell; the times are those of the adjacent files."""
 
     cell: str
     first: int
@@ -46,7 +46,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the newest snapshot of a cell says of the message, and of the queues of its topics."""
+    """Content of the newest snapshot of a cell about the message and the queues of its topics."""
 
     cell: str
     sequence: int
@@ -58,7 +58,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EventsFile:
-    """One file of events, and the numbers its name promises."""
+    """File of events, and the sequence range in its name."""
 
     path: Path
     cell: str
@@ -67,7 +67,7 @@ class EventsFile:
 
 
 class TrailFiles:
-    """The files of a trail, and which of them could not be read."""
+    """Files of a trail, and the list of unreadable ones."""
 
     def __init__(self, root: Path, progress: TextIO) -> None:
         self.root = root
@@ -102,7 +102,7 @@ class TrailFiles:
         return sorted(found, key=lambda row: (row["cell"], row["sequence"]))
 
     def matching(self, path: Path, column: str, values: pa.Array[Any]) -> list[Row]:
-        """Return the rows of one file; one that cannot be read is noted, and has none."""
+        """Return the matching rows of one file. An unreadable file is recorded and has no rows."""
         rows: list[Row] = []
         try:
             with pq.ParquetFile(path) as file:
@@ -129,7 +129,7 @@ class TrailFiles:
             return None
 
     def gaps(self, cell: str) -> list[Gap]:
-        """Return the numbers of a cell that no file here holds, behind what retention removed."""
+        """Return the sequences of a cell that no file contains, after the retention limit."""
         lines = list(self._manifest(cell))
         retired = self._json(self.root / "cells" / f"{cell}.json").get("retired_sequence")
         before = retired if isinstance(retired, int) else 0
@@ -143,7 +143,7 @@ class TrailFiles:
         return gaps
 
     def retired_cells(self) -> set[str]:
-        """Return the cells that an operator declared gone, and that have no later event."""
+        """Return the cells that an operator declared gone and that have no later event."""
         said = {path.stem: self._json(path).get("last_sequence") for path in (self.root / "retired").glob("*.json")}
         last = {file.cell: file.last for file in self.files}
         return {cell for cell, at in said.items() if isinstance(at, int) and last.get(cell, 0) <= at}
@@ -151,7 +151,7 @@ class TrailFiles:
     def snapshot(
         self, cell: str, ids: pa.Array[Any], topics: Sequence[str], undone: Sequence[Undone]
     ) -> Snapshot | None:
-        """Return what the newest whole snapshot of a cell says, but for those of what its store forgot."""
+        """Return the content of the newest complete snapshot of a cell, ignoring snapshots of undone events."""
         found = (self.root / "snapshots" / f"cell={cell}").glob("*/manifest.json")
         standing = (
             each.parent
@@ -185,7 +185,7 @@ class TrailFiles:
                     self._note(path, f"line {number} cannot be read")
 
     def _json(self, path: Path) -> Row:
-        """Return the object in a file; an empty one if there is no such file, or it cannot be read, which is noted."""
+        """Return the object in a file; empty if the file does not exist or is unreadable, which is recorded."""
         if not path.is_file():
             return {}
         told = _object(path.read_text(encoding="utf-8", errors="replace"))
@@ -195,7 +195,7 @@ class TrailFiles:
 
 
 def packed_forms(message_id: str) -> list[bytes]:
-    """Return how the id can stand in the trail: as text, and as 17 bytes when it is 34 hex digits in any case."""
+    """Return the stored forms of an id: text, and also 17 bytes if it is 34 hex digits in any case."""
     forms = {b"\0" + message_id.encode("utf-8", "surrogateescape")}
     if _HEX_ID.fullmatch(message_id):
         forms |= {bytes.fromhex(message_id), b"\0" + message_id.upper().encode(), b"\0" + message_id.lower().encode()}
@@ -233,7 +233,7 @@ def _gap(cell: str, first: int, last: int, lines: Sequence[Row]) -> Gap:
 
 
 def _within(root: Path, pattern: str) -> list[Path]:
-    """What the trail's page says is no part of the trail stays out."""
+    """Return the files that match, without the hidden and temporary ones that docs/TRAIL.md excludes."""
     return sorted(
         path
         for path in root.rglob(pattern)
@@ -242,7 +242,7 @@ def _within(root: Path, pattern: str) -> list[Path]:
 
 
 def _object(text: str) -> Row:
-    """Return a JSON object; an empty one if the text is none."""
+    """Return a JSON object; an empty one if the text is not a JSON object."""
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
@@ -257,7 +257,7 @@ def _is_event(row: Row) -> bool:
 
 @contextmanager
 def _telling(progress: TextIO, told: Callable[[], str]) -> Iterator[None]:
-    """Tell once a second how far it is, from the first second on; what is over before says nothing."""
+    """Write a progress line once a second during the block. A block shorter than a second writes nothing."""
     is_over = threading.Event()
 
     def tell() -> None:

@@ -1,4 +1,4 @@
-"""What became of one message: the rules of the audit, for one message at a time."""
+"""Verdict on one message: the rules of the audit, applied to a single message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDS = {
     "COMMITTED": "was committed", "ROLLED_BACK": "was rolled back",
     "SEND_DEAD": "is in the dead set", "DROPPED": "was dropped, as configured",
 }  # fmt: skip
-_BESIDE = {"OCCURRED", "FETCHED", "EXPIRED"}  # where it came from, and what became of its place
+_BESIDE = {"OCCURRED", "FETCHED", "EXPIRED"}  # origin and removal of the message, not its outcome
 _GROUP_ENDS = {
     "ACKED": "finished it", "FORWARDED": "brought it to the cluster", "FILTERED": "passed it over",
     "REDRIVEN": "sent its dead letter again", "PURGED": "had its dead letter thrown away",
@@ -30,7 +30,7 @@ _GROUP_ENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of the message, for its topic or for one group, and by which rule that is known."""
+    """Final state of the message for its topic or for one group, and the rule that proves it."""
 
     cell: str
     topic: str
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Judge:
-    """The rules of the audit for one message."""
+    """Audit rules for one message."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Judge:
         self._stops = stops
 
     def gaps_that_matter(self, found: Sequence[Row]) -> list[Gap]:
-        """Return the gaps behind the message's first event in their cell: something of it could be in them."""
+        """Return the gaps after the first event of the message in its cell, which may hide events of it."""
         first = {row["cell"]: row["sequence"] for row in reversed(found)}
         return [gap for gap in self._gaps if gap.last > first[gap.cell]]
 
@@ -90,14 +90,16 @@ class Judge:
         return known or [_orphan(row) for row in found[-1:]]
 
     def undone(self, found: Sequence[Row]) -> list[Outcome]:
-        """Return an outcome for each topic of a message of which nothing is left: its store was put back."""
+        """Return an outcome for each topic if all events of the message are undone, because its store was
+        rolled back.
+        """
         why = "TAIL_LOST names its events, and none came after it"
         said = "went with what its store forgot: that was put back to before it was accepted"
         topics = {(row["cell"], str(row["topic"])): row for row in found}
         return [_outcome(row, None, "undone", said, why) for _, row in sorted(topics.items())]
 
     def _readers(self, cell: str, topic: str, visible: Row) -> list[str]:
-        """Groups that read the message's queue from its place or an earlier one on."""
+        """Return the groups that read the queue of the message from its offset or an earlier one."""
         return sorted(
             {
                 row["group"]

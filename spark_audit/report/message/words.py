@@ -1,4 +1,4 @@
-"""Events of the trail in plain words, for a person who follows one message."""
+"""Descriptions of trail events, for a person who traces one message."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TIMED = ("DELIVERED", "RETRIED", "SENT")  # after their ``due_ms``
 
 
 def event_in_words(event: Event) -> str:
-    """Return what an event says; of a kind that is not known, its name."""
+    """Describe an event; an unknown kind by its name."""
     said = _WORDS.get(str(event["kind"]))
     return said(event) + _reason(event) if said else f"an event of the unknown kind {event['kind']}"
 
 
 def _reason(event: Event) -> str:
-    """Return why a delivery failed, and by which client; trails of earlier builds do not tell."""
+    """Return the failure reason and the client that reported it; trails of earlier builds have neither."""
     error, client = event.get("error"), event.get("client")
     if not error and not client:
         return ""
@@ -29,7 +29,7 @@ def _reason(event: Event) -> str:
 
 
 def place_in_words(event: Event) -> str:
-    """Return where a message lies: ``queue 2 at offset 17``, or the retry lane."""
+    """Return the place of a message: ``queue 2 at offset 17``, or the retry lane."""
     queue, offset = event.get("queue_id"), event.get("queue_offset")
     if queue is None:
         return "an unknown place"
@@ -44,7 +44,7 @@ def stop_in_words(stop: Stop) -> str:
 
 
 def late_in_words(event: Event) -> str:
-    """Return how late an event was against the delivery time it carries."""
+    """Return the lateness of an event relative to its delivery time."""
     if event.get("due_ms") is None:
         return ""
     late_ms = event["at_ms"] - event["due_ms"]
@@ -54,7 +54,7 @@ def late_in_words(event: Event) -> str:
 
 
 def cause_in_words(event: Event, stops: Iterable[Stop]) -> str:
-    """Return the stop of its process because of which an event came after its due time; empty if there is none."""
+    """Return the process stop that explains why an event came after its due time; empty if there is none."""
     if event.get("due_ms") is None or event["kind"] not in _TIMED:
         return ""
     found = (each for each in stops if each.cell == event["cell"] and each.delayed(event["due_ms"], event["at_ms"]))
