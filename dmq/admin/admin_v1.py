@@ -1,4 +1,4 @@
-"""``rockdmq.admin.v1`` as protobuf classes of our private pool; names are those of generated code.
+"""``rockdmq.admin.v1`` as protobuf classes of the private pool; names are those of generated code.
 
 Types are in ``admin_v1.pyi``, which ``tools/generate_wire.py`` writes together with ``admin_v1.desc`` from
 ``admin_v1.proto``.

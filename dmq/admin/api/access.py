@@ -1,8 +1,8 @@
-"""What each call of operators takes: one table of all of them, by which a key looks, changes, or is refused.
+"""Access table of the admin API: for each call the rights that a key needs to read, to change, or that refuse it.
 
-An admin key may call everything. A viewer may look at everything, at message bodies with ``bodies = true``; so may an
-operator, who also changes the topics and groups that its rules give it. Any other key looks at the topics that it may
-send to or consume, and looks after the groups that it has ``ADMIN`` on.
+An admin key may call everything. A viewer may read everything, and message bodies with ``bodies = true``. An operator
+may read the same, and also change the topics and groups that its rules grant. Any other key may read the topics that it
+may send to or consume, and manage the groups on which it has ``ADMIN``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _VIEW: Final = Need("", role=VIEWER)
 
 
 class Access(NamedTuple):
-    """What a call takes, and whether it changes anything; a call that does is recorded.
+    """Rights that a call needs, and whether it changes anything. Calls with changes are recorded.
 
-    ``at_all`` is what a key must have some rule for whatever the request names, ``needs`` what it takes by the request.
-    Where that is found by what the request names (``of_schedule``, ``of_job``), ``needs_of`` says what it takes there.
+    ``at_all`` is the rule that a key needs for any request of the RPC; ``needs`` returns the rules for one request. If
+    the rules depend on the schedule or the job that a request names, ``of_schedule`` and ``of_job`` return them.
     """
 
     needs: Callable[[Any], Iterable[Need]]
@@ -74,7 +74,10 @@ def _look_after_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
 
 
 def _start_job(request: wire.StartJobRequest) -> Iterable[Need]:
-    """A redrive goes back to its group; sent to another topic, it is a send. Other groups are for admins."""
+    """Return the needs of a job. A redrive returns to its group; a redrive to another topic is a send.
+
+    Other groups are for admins.
+    """
     if request.all_groups:
         return (_VIEW if request.is_dry_run else ADMIN_KEY,)
     needs = (Need(ADMIN, GROUP, request.group, VIEWER) if request.is_dry_run else Need(ADMIN, GROUP, request.group),)
@@ -86,7 +89,7 @@ def _subscribe(request: wire.SubscribeRequest) -> Iterable[Need]:
 
 
 def _change_messages(request: wire.ChangeMessagesRequest) -> Iterable[Need]:
-    """Who may send to a topic may take back what was sent, and say when it comes."""
+    """Return the needs of a change: a key that may send to a topic may also cancel and reschedule its messages."""
     return (Need(f"{PUB}|{OPERATE}", TOPIC, request.topic),)
 
 
@@ -107,7 +110,7 @@ def _nothing(_: object) -> Iterable[Need]:
 
 
 def _verify_ledger(request: wire.VerifyLedgerRequest) -> Iterable[Need]:
-    """To look how a comparison goes is for viewers; to begin one, which reads the whole store, is not."""
+    """Return the needs of a verification. A viewer may watch one; starting one reads the whole store and needs more."""
     return (_VIEW if request.number else ADMIN_KEY,)
 
 
@@ -179,12 +182,12 @@ RPCS: Mapping[str, Access] = MappingProxyType(
 
 
 def may_look_at(key: AccessKey, topic: str) -> bool:
-    """Say whether a key may look at a topic."""
+    """Return True if the key may read the topic."""
     return key.may(_look_at(topic))
 
 
 def entrances() -> dict[str, Entrance]:
-    """Return what the headers of each RPC decide, by path."""
+    """Return the checks that the headers of each RPC allow, by path."""
     return {
         method.path: Entrance(
             rpc=rpc,
@@ -197,6 +200,6 @@ def entrances() -> dict[str, Entrance]:
 
 
 def lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
-    """Return what says which rule a key lacks for an RPC whatever the request names."""
+    """Return a function that returns the rule that a key lacks for any request of the RPC, or None."""
     need = RPCS[rpc].at_all
     return lambda key: key.lacks(need)

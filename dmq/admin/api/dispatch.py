@@ -1,4 +1,4 @@
-"""Where operators' calls come in, whatever brought them: read, judged by the caller's key, recorded, answered."""
+"""Entry point of admin calls for every transport: parsed, authorized by the caller's key, recorded, answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 
 class AdminDispatcher:
-    """Serves calls by their paths; behind ``guard``, if there is one. Raises what ``refusal_of`` makes an answer of."""
+    """Serve calls by path, authorized by ``guard`` if there is one. ``refusal_of`` turns its exceptions into gRPC
+    statuses.
+    """
 
     def __init__(self, service: AdminService, guard: Guard | None = None) -> None:
         self._service = service
@@ -27,11 +29,11 @@ class AdminDispatcher:
 
     @property
     def paths(self) -> Iterable[str]:
-        """Those that are served."""
+        """Paths that are served."""
         return self._handlers
 
     async def serve(self, path: str, body: bytes, header: Header, address: str, key: AccessKey | None = None) -> bytes:
-        """Answer a call. ``key`` is who signed it, if that was looked at already."""
+        """Answer a call. ``key`` is the verified key of the signature, if already checked."""
         handler, rpc = self._handlers[path], path.rpartition("/")[2]
         access = RPCS[rpc]
         if self._guard is not None and key is None:
@@ -50,7 +52,7 @@ class AdminDispatcher:
         return response.SerializeToString()
 
     async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC
-        """Refuse what the key is not enough for; return the topic of the schedule that is meant, if one is."""
+        """Raise if the key lacks a right. Return the topic of the schedule in the request; empty if there is none."""
         access, topic = RPCS[rpc], ""
         self._check(rpc, key, access.needs(request))
         is_judged, is_recorded = key is not None, self._service.activity.log is not None
@@ -69,7 +71,7 @@ class AdminDispatcher:
 
 
 def why_of(header: Header) -> str:
-    """Return the reason that a call gives; ``Refused`` for one that cannot be kept."""
+    """Return the reason in the header of a call. Raise ``Refused`` if it cannot be stored."""
     given = header(WHY_HEADER) or ""
     why = unquote(given).strip() if len(given) <= 12 * HEADER_WHY_CHARS_MAX else None
     if why is None or len(why) > HEADER_WHY_CHARS_MAX or not why.isprintable():

@@ -1,4 +1,4 @@
-"""The admin service on our own transport."""
+"""Admin service on the project's own HTTP/2 transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger("dmq.admin")
 
 
 def methods(service: AdminService, guard: Guard | None = None) -> Mapping[str, Method]:
-    """Return the methods of the admin service, by path; behind ``guard``, if there is one."""
+    """Return the methods of the admin service, by path, authorized by ``guard`` if there is one."""
     dispatcher = AdminDispatcher(service, guard)
     return {path: Unary(_answer(dispatcher, path)) for path in dispatcher.paths}
 

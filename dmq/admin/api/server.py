@@ -1,4 +1,4 @@
-"""The admin service on grpcio's asyncio server."""
+"""Admin service on grpcio's asyncio server."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dmq.http2 import address_of
 
 log = structlog.get_logger("dmq.admin")
 
-SERVICE_NAME = wire.SERVICE  # what reflection lists and health answers for
+SERVICE_NAME = wire.SERVICE  # the name in reflection and health checks
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def grpc_handler(service: AdminService, guard: Guard | None = None) -> grpc.GenericRpcHandler:
-    """Return what ``server.add_generic_rpc_handlers`` takes; behind ``guard``, if there is one."""
+    """Return a handler for ``server.add_generic_rpc_handlers``, authorized by ``guard`` if there is one."""
     dispatcher = AdminDispatcher(service, guard)
     return grpc.method_handlers_generic_handler(
         wire.SERVICE,
         {
-            # Bytes in and bytes out: what cannot be read is then an answer of ours, not an exception in grpcio's log.
+            # Bytes in and bytes out: an unreadable request gets a regular answer, not an exception in grpcio's log.
             name: grpc.unary_unary_rpc_method_handler(_answer(dispatcher, name, method.path))
             for name, method in wire.METHODS.items()
         },
@@ -41,7 +41,9 @@ def _header_of(context: grpc.aio.ServicerContext[bytes, bytes]) -> Header:
 
 
 def _address_of(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-    """Return what ``ipv4:10.0.0.7:5123`` or ``ipv6:[::1]:5123``, percent-encoded perhaps, counts as."""
+    """Return the quota address of a peer such as ``ipv4:10.0.0.7:5123`` or ``ipv6:[::1]:5123``, possibly
+    percent-encoded.
+    """
     kind, _, place = unquote(context.peer()).partition(":")
     host = place.rpartition(":")[0].strip("[]")
     return address_of((host,) if kind.startswith("ip") else None)

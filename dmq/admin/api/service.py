@@ -58,14 +58,14 @@ _REFUSED: Mapping[Rule, int] = MappingProxyType(
 
 
 class Handler(NamedTuple):
-    """How one RPC is served: read the request as ``request_class``, await ``call(request)``."""
+    """Handler of one RPC: parse the request as ``request_class``, await ``call(request)``."""
 
     request_class: type[Message]
     call: Callable[..., Awaitable[Message]]
 
 
 class Operators(NamedTuple):
-    """What the calls look at and change."""
+    """Operations that the calls use."""
 
     cell: Cell
     topics: Topics
@@ -77,7 +77,7 @@ class Operators(NamedTuple):
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
-        """Return those of a running daemon."""
+        """Return the operations of a running daemon."""
         store, broker = cell.store, cell.broker
         return cls(
             cell,
@@ -91,7 +91,7 @@ class Operators(NamedTuple):
 
 
 class AdminService:
-    """The RPCs. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
+    """RPCs of the admin API. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ class AdminService:
         verifier: LedgerVerifier | None = None,
         activity: ActivityLog | None = None,
     ) -> None:
-        """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none.
+        """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused if the part is missing.
 
-        Without ``activity`` nothing is recorded of who changed what.
+        Without ``activity`` no changes are recorded.
         """
         self._cell, self._topics, self._groups, self._retries, self._letters, self._messages, _ = operators
         self._snapshots = snapshots
@@ -124,7 +124,7 @@ class AdminService:
         self.activity = ActivityCalls(activity)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
-        """Say how the daemon is."""
+        """Return the status of the daemon."""
         return wire.GetStatusResponse(**asdict(await self._cell.status()))
 
     async def list_topics(self, _request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
@@ -133,7 +133,7 @@ class AdminService:
         return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) async for topic in in_slices(found)])
 
     async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
-        """Say where a message is, and what it is if it is at hand."""
+        """Return the state of a message, and its content if available."""
         topic, message_id = check_topic(request.topic), request.message_id
         if request.own_key and not message_id:
             message_id = await self._messages.under(topic, check_own_key(request.own_key))
@@ -156,7 +156,7 @@ class AdminService:
         )
 
     async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:
-        """Say where the queues of a topic begin and end."""
+        """Return the offset ranges of the queues of a topic."""
         topic = check_topic(request.topic)
         count = await self._topics.count(topic)
         queues = [
@@ -166,7 +166,7 @@ class AdminService:
         return wire.CountMessagesResponse(topic=topic, queues=queues, pending=count.pending)
 
     async def peek_messages(self, request: wire.PeekMessagesRequest) -> wire.PeekMessagesResponse:
-        """Show messages of a queue as they lie there."""
+        """Return messages of a queue without changing their state."""
         topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
         found = await self._topics.peek(topic, request.queue_id, request.offset, limit=limit)
         shown = in_slices(found.messages)
@@ -181,12 +181,12 @@ class AdminService:
         return wire.ListGroupsResponse(groups=[mapping.wire_group(group) async for group in in_slices(found)])
 
     async def get_group(self, request: wire.GetGroupRequest) -> wire.GetGroupResponse:
-        """Say how one group is."""
+        """Return the status of one group."""
         found = await self._groups.group(check_group(request.group), with_lag=True, with_unread=request.with_unread)
         return wire.GetGroupResponse(group=mapping.wire_group(found))
 
     async def set_group(self, request: wire.SetGroupRequest) -> wire.SetGroupResponse:
-        """Change what a group is told to do, and say what counts now."""
+        """Change the settings of a group, and return its status."""
         name = check_group(request.group)
         policy = mapping.policy_of(request.policy) if request.HasField("policy") else None
         if policy is not None and request.reset_policy:
@@ -208,7 +208,7 @@ class AdminService:
         return wire.SetGroupResponse(group=mapping.wire_group(group))
 
     async def list_retries(self, request: wire.ListRetriesRequest) -> wire.ListRetriesResponse:
-        """List a page of the retries that wait."""
+        """List a page of the pending retries."""
         page = await self._retries.page(
             check_group(request.group),
             topic=check_topic(request.topic) if request.topic else "",
@@ -251,7 +251,7 @@ class AdminService:
         return response
 
     async def start_job(self, request: wire.StartJobRequest) -> wire.StartJobResponse:
-        """Start a redrive or a purge, or count what it would do."""
+        """Start a redrive or a purge, or count the affected dead letters (dry run)."""
         job = await self._letters.start_job(validate.check_job(request), is_dry_run=request.is_dry_run)
         return wire.StartJobResponse(job=mapping.wire_job(job))
 
@@ -261,7 +261,7 @@ class AdminService:
         return wire.ListJobsResponse(jobs=[mapping.wire_job(job) for job in await self._letters.jobs(group)])
 
     async def stop_job(self, request: wire.StopJobRequest) -> wire.StopJobResponse:
-        """End a running job where it is."""
+        """Stop a running job; completed parts stay."""
         job = await self._letters.stop_job(validate.check_job_id(request.job_id))
         return wire.StopJobResponse(job=mapping.wire_job(job))
 
@@ -272,7 +272,7 @@ class AdminService:
     # -- the audit trail ----------------------------------------------------------------------------------------------
 
     async def take_snapshot(self, _request: wire.TakeSnapshotRequest) -> wire.TakeSnapshotResponse:
-        """Write what the store holds into the audit trail."""
+        """Write a snapshot of the store into the audit trail."""
         if self._snapshots is None:
             raise Refused(Rule.REQUEST, "this daemon runs without an audit trail, so a snapshot has no place")
         taken = await self._snapshots.snapshot()
@@ -327,7 +327,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
 
 
 class Refusal(NamedTuple):
-    """A gRPC status: its number, a text for the caller, and whether the log should have the details."""
+    """gRPC status: its number, a text for the caller, and whether the log needs the details."""
 
     code: int
     text: str
@@ -335,7 +335,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Return the gRPC status that answers ``error``."""
+    """Return the gRPC status for ``error``."""
     if isinstance(error, Refused):
         return Refusal(_REFUSED.get(error.rule, 3), str(error), is_ours=False)  # INVALID_ARGUMENT
     if isinstance(error, DecodeError):

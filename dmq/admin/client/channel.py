@@ -1,4 +1,4 @@
-"""A gRPC channel to a daemon, with TLS or without, and why there is none in words that say what to do."""
+"""gRPC channel to a daemon, with or without TLS, with error texts that name the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _RECONNECT = (
 
 
 def open_channel(address: str, tls: ClientTls | None, options: Sequence[tuple[str, object]]) -> grpc.Channel:
-    """Return a channel, which connects at its first call; ``ContextError`` if a file of ``tls`` cannot be used."""
+    """Return a channel, which connects at its first call. Raise ``ContextError`` if a file of ``tls`` cannot be
+    used.
+    """
     options = (*options, *_RECONNECT)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
@@ -36,7 +38,7 @@ def open_channel(address: str, tls: ClientTls | None, options: Sequence[tuple[st
 
 
 def told_of_tls(address: str, tls: ClientTls | None, details: str) -> str:
-    """Return what went wrong with TLS, from what gRPC says of a call that failed; empty if it was something else."""
+    """Return the TLS error of a failed call, derived from the details of gRPC; empty if the cause is another one."""
     if tls is None:
         if "Connection reset" in details or "Socket closed" in details:
             return f"{address} ended the connection at once: if it speaks TLS only, say whom to trust with --tls-ca"
@@ -74,7 +76,7 @@ def _read(path: Path | None, what: str) -> bytes | None:
 
 
 def _check(tls: ClientTls) -> None:
-    """Refuse what gRPC would only call a failure to connect."""
+    """Raise for unusable TLS files, which gRPC reports only as a connection failure."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if tls.ca is not None:

@@ -1,4 +1,4 @@
-"""What the command line calls a daemon with: synchronous, one deadline per call, errors as sentences."""
+"""Admin client of the command line: synchronous, one deadline per call, errors as sentences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Response = TypeVar("_Response", bound=Message)
 _DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
 _REMOVAL_TIMEOUT_S = 600.0  # at least: it has an event for everything that is not finished
 _CHANGE_TIMEOUT_S = 60.0  # at least: a thousand messages may be gigabytes
-_ON_THE_WAY_S = 2.0  # from and to the daemon, beside the time that a client takes which it asks
+_ON_THE_WAY_S = 2.0  # to the daemon and back, in addition to the time of the client that it queries
 _SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
 _BACKUP_TIMEOUT_S = 3_600.0  # at least: on another file system it copies the whole store
 
@@ -41,33 +41,33 @@ _OPTIONS = (
 
 
 class DaemonUnavailable(DmqError):
-    """No daemon answered; whether the call took effect is not known."""
+    """No daemon answered; the outcome of the call is unknown."""
 
     retriable = True
 
 
 class ClientSilent(DaemonUnavailable):
-    """A client that the daemon asked did not answer in time."""
+    """A client did not answer the daemon in time."""
 
 
 class CallRefused(DmqError):
-    """The daemon refused the call as wrong; nothing was done."""
+    """The daemon refused the call as invalid; nothing was done."""
 
 
 class NotFound(CallRefused):
-    """Nobody knows what the call names; nothing was done."""
+    """The named object does not exist; nothing was done."""
 
 
 class NotAllowed(CallRefused):
-    """The daemon wants an access key, or another one; nothing was done."""
+    """The daemon requires an access key, or another one; nothing was done."""
 
 
 class CallFailed(DmqError):
-    """The daemon failed at the call."""
+    """The call failed in the daemon."""
 
 
 class AdminClient:
-    """A connection to one daemon; opened by the first call, closed by ``close`` or at the end of a ``with``."""
+    """Connection to one daemon; opened by the first call, closed by ``close`` or at the end of a ``with``."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class AdminClient:
         tls: ClientTls | None = None,
         why: str = "",
     ) -> None:
-        """``signer`` is for daemons that want access keys; ``why`` is kept beside what is changed.
+        """``signer`` is for daemons that require access keys; ``why`` is recorded with each change.
 
-        ``ContextError`` if a file of ``tls`` cannot be used.
+        Raise ``ContextError`` if a file of ``tls`` cannot be used.
         """
         self._address = address
         self._timeout_s = timeout_s
@@ -91,9 +91,9 @@ class AdminClient:
 
     @classmethod
     def from_context(cls, name: str = "", *, timeout_s: float = 5.0, why: str = "") -> Self:
-        """Return a client of the daemon to which a context of ``dmq context add`` leads; ``ContextError`` if none does.
+        """Return a client of the daemon of a context of ``dmq context add``. Raise ``ContextError`` if there is none.
 
-        Without a name that is the one of ``DMQ_CONTEXT``, or else the current one.
+        The default name is ``DMQ_CONTEXT``, or else the current context.
         """
         target = target_of(name)
         signer = Signer(target.access_key, target.secret, SystemClock()) if target.access_key else None
@@ -112,43 +112,43 @@ class AdminClient:
         self._channel.close()
 
     def status(self) -> wire.GetStatusResponse:
-        """Ask how the daemon is."""
+        """Return the status of the daemon."""
         return self._call(wire.METHODS["GetStatus"], wire.GetStatusRequest(), wire.GetStatusResponse)
 
     def now_ms(self) -> int:
-        """Return the daemon's time, or that of this host if the key may not ask for the state of the daemon."""
+        """Return the daemon's time, or that of this host if the key may not read the status of the daemon."""
         try:
             return self.status().now_ms
         except NotAllowed:
             return SystemClock().now_ms()
 
     def topics(self) -> wire.ListTopicsResponse:
-        """Ask for the topics."""
+        """Return all topics."""
         return self._call(wire.METHODS["ListTopics"], wire.ListTopicsRequest(), wire.ListTopicsResponse)
 
     def message(
         self, topic: str, message_id: str = "", *, own_key: str = "", with_body: bool = False
     ) -> wire.GetMessageResponse:
-        """Ask where a message is; or, without an id, for the one that waits under an own key."""
+        """Return the state of a message; without an id, of the pending message under an own key."""
         request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body, own_key=own_key)
         return self._call(wire.METHODS["GetMessage"], request, wire.GetMessageResponse)
 
     def count(self, topic: str) -> wire.CountMessagesResponse:
-        """Ask where the queues of a topic begin and end; raises ``NotFound``."""
+        """Return the offset ranges of the queues of a topic. Raise ``NotFound``."""
         request = wire.CountMessagesRequest(topic=topic)
         return self._call(wire.METHODS["CountMessages"], request, wire.CountMessagesResponse)
 
     def peek(
         self, topic: str, queue_id: int, offset: int, *, limit: int, with_body: bool = False
     ) -> wire.PeekMessagesResponse:
-        """Ask for messages of a queue; raises ``NotFound``."""
+        """Return messages of a queue without changing their state. Raise ``NotFound``."""
         request = wire.PeekMessagesRequest(
             topic=topic, queue_id=queue_id, offset=offset, limit=limit, with_body=with_body
         )
         return self._call(wire.METHODS["PeekMessages"], request, wire.PeekMessagesResponse)
 
     def messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
-        """Ask for a page of what a topic holds; raises ``NotFound``."""
+        """Return a page of the messages of a topic. Raise ``NotFound``."""
         return self._call(wire.METHODS["ListMessages"], request, wire.ListMessagesResponse)
 
     def cancel(
@@ -159,12 +159,12 @@ class AdminClient:
         recall_handles: Sequence[str] = (),
         own_keys: Sequence[str] = (),
     ) -> Sequence[wire.ChangedMessage]:
-        """Cancel up to 1000 delayed messages that wait; raises ``NotFound`` for a topic that nobody knows.
+        """Cancel up to 1000 pending delayed messages. Raise ``NotFound`` if the topic is unknown.
 
-        Of each that is ``DONE`` it is certain, and durable, that it is never delivered. All others are as they were: it
-        was ``TOO_LATE``, ``CANCELLED`` or ``REPLACED`` before, or is ``UNKNOWN``. May be repeated: the answers stay
-        true. By an own key that one is meant that waits under it when it is changed. If none does, the answer names the
-        last message that held the key and its end, or is ``UNKNOWN`` without an id if none is remembered.
+        A message that is ``DONE`` is never delivered; this is durable. All others are unchanged: ``TOO_LATE``,
+        ``CANCELLED`` or ``REPLACED`` before, or ``UNKNOWN``. The call may be repeated with the same answers. An own key
+        selects the message that is pending under it at the time of the change. If there is none, the answer names the
+        last holder of the key and its end. It is ``UNKNOWN`` without an id if no holder is recorded.
         """
         request = wire.ChangeMessagesRequest(cancel=True, own_keys=own_keys)
         return self._change(topic, message_ids, recall_handles, request)
@@ -178,9 +178,10 @@ class AdminClient:
         recall_handles: Sequence[str] = (),
         own_keys: Sequence[str] = (),
     ) -> Sequence[wire.ChangedMessage]:
-        """Give up to 1000 delayed messages another delivery time, in epoch milliseconds; one that is over means now.
+        """Set the delivery time of up to 1000 delayed messages, in epoch milliseconds; a past time means now.
 
-        As ``cancel``; recall handles stay good. ``CallRefused`` for a time beyond the longest delay that is accepted.
+        Same contract as ``cancel``; recall handles stay valid. Raise ``CallRefused`` if the time exceeds the longest
+        delay.
         """
         request = wire.ChangeMessagesRequest(deliver_at_ms=deliver_at_ms, own_keys=own_keys)
         return self._change(topic, message_ids, recall_handles, request)
@@ -193,7 +194,7 @@ class AdminClient:
         recall_handles: Sequence[str] = (),
         own_keys: Sequence[str] = (),
     ) -> Sequence[wire.ChangedMessage]:
-        """Deliver up to 1000 delayed messages now; as ``reschedule``."""
+        """Deliver up to 1000 delayed messages now. Same contract as ``reschedule``."""
         request = wire.ChangeMessagesRequest(fire=True, own_keys=own_keys)
         return self._change(topic, message_ids, recall_handles, request)
 
@@ -207,12 +208,14 @@ class AdminClient:
         return self._call(wire.METHODS["ChangeMessages"], request, wire.ChangeMessagesResponse, timeout_s).messages
 
     def groups(self, *, with_removed: bool = False) -> Sequence[wire.Group]:
-        """Ask for the consumer groups, without the histogram of each; and for names only dead letters lie under."""
+        """Return the consumer groups without their histograms; on request also removed groups that still have dead
+        letters.
+        """
         request = wire.ListGroupsRequest(with_removed=with_removed)
         return self._call(wire.METHODS["ListGroups"], request, wire.ListGroupsResponse).groups
 
     def group(self, name: str, *, with_unread: bool = False) -> wire.Group:
-        """Ask for one group; raises ``NotFound``."""
+        """Return one group. Raise ``NotFound``."""
         request = wire.GetGroupRequest(group=name, with_unread=with_unread)
         return self._call(wire.METHODS["GetGroup"], request, wire.GetGroupResponse).group
 
@@ -227,10 +230,10 @@ class AdminClient:
         is_paused: bool | None = None,
         deliver_rate: int | None = None,
     ) -> wire.Group:
-        """Change a group, or make it; what is ``None`` or empty stays as it is. Returns the group as it is now.
+        """Change or create a group. Arguments that are None or empty leave a setting unchanged. Return the group.
 
-        ``is_paused``: whether it gets nothing. ``deliver_rate``: how many messages a second it is handed out; 0: no
-        limit. Either raises ``NotFound`` if there is no such group.
+        ``is_paused`` stops deliveries. ``deliver_rate`` limits the messages delivered per second; 0 is no limit. Either
+        raises ``NotFound`` if the group does not exist.
         """
         request = wire.SetGroupRequest(
             group=name,
@@ -244,13 +247,13 @@ class AdminClient:
         return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
 
     def topic(self, name: str) -> wire.Topic:
-        """Ask for one topic, with its readers; raises ``NotFound``."""
+        """Return one topic with its readers. Raise ``NotFound``."""
         return self._call(wire.METHODS["GetTopic"], wire.GetTopicRequest(topic=name), wire.GetTopicResponse).topic
 
     def create_topic(
         self, name: str, *, queues: int = 0, type_: str = "", keep: wire.KeepChange | None = None
     ) -> wire.Topic:
-        """Make a topic; without ``type_`` it takes all messages."""
+        """Create a topic. Without ``type_`` it accepts all message types."""
         request = wire.CreateTopicRequest(topic=name, queues=queues, type=type_, keep=keep)
         return self._call(wire.METHODS["CreateTopic"], request, wire.CreateTopicResponse).topic
 
@@ -267,12 +270,12 @@ class AdminClient:
         max_pending_bytes: int | None = None,
         send_rate: int | None = None,
     ) -> wire.Topic:
-        """Change a topic; what is not given stays. Returns the topic as it is now.
+        """Change a topic; omitted settings stay. Return the topic.
 
-        ``is_paused``: whether delayed messages that fall due stay on the timeline. ``deliver_rate``: how many of them a
-        second go to its queues, the oldest first; 0: no limit. ``max_pending``: how many messages may wait for their
-        time, ``max_pending_bytes``: how many bytes of them, ``send_rate``: how many messages may be sent in a second;
-        0: no limit, -1: as the configuration says. Sends above a limit are refused.
+        ``is_paused`` keeps due delayed messages on the timeline. ``deliver_rate`` limits how many of them move to the
+        queues per second, oldest first; 0 is no limit. ``max_pending`` and ``max_pending_bytes`` limit the pending
+        messages and their bytes, ``send_rate`` the messages sent per second; 0 is no limit, -1 the value of the
+        configuration. Sends above a limit are refused.
         """
         request = wire.SetTopicRequest(
             topic=name,
@@ -288,26 +291,26 @@ class AdminClient:
         return self._call(wire.METHODS["SetTopic"], request, wire.SetTopicResponse).topic
 
     def remove_topic(self, name: str, *, force: bool = False) -> None:
-        """Remove a topic; may take minutes."""
+        """Remove a topic. Takes up to several minutes."""
         request = wire.RemoveTopicRequest(topic=name, force=force)
         self._call(wire.METHODS["RemoveTopic"], request, wire.RemoveTopicResponse, self._long_s)
 
     def create_group(self, name: str) -> wire.Group:
-        """Make a group."""
+        """Create a group."""
         request = wire.CreateGroupRequest(group=name)
         return self._call(wire.METHODS["CreateGroup"], request, wire.CreateGroupResponse).group
 
     def remove_group(self, name: str, *, force: bool = False, with_dead_letters: bool = False) -> None:
-        """Remove a group; may take minutes."""
+        """Remove a group. Takes up to several minutes."""
         request = wire.RemoveGroupRequest(group=name, force=force, with_dead_letters=with_dead_letters)
         self._call(wire.METHODS["RemoveGroup"], request, wire.RemoveGroupResponse, self._long_s)
 
     def reset_group(self, request: wire.ResetGroupRequest) -> Sequence[int]:
-        """Let a group go on from elsewhere, and return from where in each queue; may take minutes."""
+        """Move the position of a group, and return the position in each queue. Takes up to several minutes."""
         return self._call(wire.METHODS["ResetGroup"], request, wire.ResetGroupResponse, self._long_s).offsets
 
     def subscribe(self, group: str, topic: str) -> None:
-        """Let a group read a topic from its beginning, unless it reads it already."""
+        """Subscribe a group to a topic from its beginning, unless it is already subscribed."""
         request = wire.SubscribeRequest(group=group, topic=topic)
         self._call(wire.METHODS["Subscribe"], request, wire.SubscribeResponse)
 
@@ -316,7 +319,7 @@ class AdminClient:
         return max(self._timeout_s, _REMOVAL_TIMEOUT_S)
 
     def retries(self, group: str, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListRetriesResponse:
-        """Ask for a page of the retries that wait."""
+        """Return a page of the pending retries."""
         request = wire.ListRetriesRequest(group=group, topic=topic, token=token, limit=limit)
         return self._call(wire.METHODS["ListRetries"], request, wire.ListRetriesResponse)
 
@@ -340,60 +343,60 @@ class AdminClient:
         with_outcome: bool = False,
         with_body: bool = False,
     ) -> wire.ListDeadLettersResponse:
-        """Ask for a page of the dead letters."""
+        """Return a page of the dead letters."""
         request = wire.ListDeadLettersRequest(
             group=group, filter=chosen, offset=offset, limit=limit, with_outcome=with_outcome, with_body=with_body
         )
         return self._call(wire.METHODS["ListDeadLetters"], request, wire.ListDeadLettersResponse)
 
     def start_job(self, request: wire.StartJobRequest) -> wire.Job:
-        """Start a redrive or a purge; a dry run may take minutes, whatever the deadline of other calls."""
+        """Start a redrive or a purge. A dry run may take minutes, independent of the deadline of other calls."""
         timeout_s = max(self._timeout_s, _DRY_RUN_TIMEOUT_S) if request.is_dry_run else self._timeout_s
         return self._call(wire.METHODS["StartJob"], request, wire.StartJobResponse, timeout_s).job
 
     def jobs(self, group: str = "") -> Sequence[wire.Job]:
-        """Ask for the newest jobs of a group, or of all."""
+        """Return the newest jobs of a group, or of all groups."""
         return self._call(wire.METHODS["ListJobs"], wire.ListJobsRequest(group=group), wire.ListJobsResponse).jobs
 
     def stop_job(self, job_id: int) -> wire.Job:
-        """End a running job where it is; raises ``NotFound``."""
+        """Stop a running job; completed parts stay. Raise ``NotFound``."""
         return self._call(wire.METHODS["StopJob"], wire.StopJobRequest(job_id=job_id), wire.StopJobResponse).job
 
     def take_snapshot(self) -> wire.TakeSnapshotResponse:
-        """Have the daemon write what its store holds into the audit trail; may take minutes."""
+        """Write a snapshot of the daemon's store into the audit trail. Takes up to several minutes."""
         timeout_s = max(self._timeout_s, _SNAPSHOT_TIMEOUT_S)
         return self._call(
             wire.METHODS["TakeSnapshot"], wire.TakeSnapshotRequest(), wire.TakeSnapshotResponse, timeout_s
         )
 
     def clock(self) -> wire.GetClockResponse:
-        """Ask how the clock of the daemon's host is."""
+        """Return the clock state of the daemon's host."""
         return self._call(wire.METHODS["GetClock"], wire.GetClockRequest(), wire.GetClockResponse)
 
     def accept_clock(self, why: str) -> wire.AcceptClockResponse:
-        """Say that the clock of the daemon's host is right."""
+        """Confirm that the clock of the daemon's host is right."""
         request = wire.AcceptClockRequest(why=why)
         return self._call(wire.METHODS["AcceptClock"], request, wire.AcceptClockResponse)
 
     def back_up(self, folder: str) -> wire.BackUpStoreResponse:
-        """Have the daemon copy its store into a folder of its machine, an absolute path; may take minutes."""
+        """Copy the daemon's store into a folder of its host, an absolute path. Takes up to several minutes."""
         timeout_s = max(self._timeout_s, _BACKUP_TIMEOUT_S)
         request = wire.BackUpStoreRequest(folder=folder)
         return self._call(wire.METHODS["BackUpStore"], request, wire.BackUpStoreResponse, timeout_s)
 
     def clients(self, group: str = "") -> Sequence[wire.Client]:
-        """Ask for the clients of a group, or all."""
+        """Return the clients of a group, or all clients."""
         request = wire.ListClientsRequest(group=group)
         return self._call(wire.METHODS["ListClients"], request, wire.ListClientsResponse).clients
 
     def client_stack(self, client_id: str) -> str:
-        """Ask a client what its threads do; raises ``NotFound`` and ``ClientSilent``."""
+        """Return the thread stacks of a client. Raise ``NotFound`` or ``ClientSilent``."""
         request = wire.GetClientStackRequest(client_id=client_id, timeout_ms=self._client_ms)
         timeout_s = self._timeout_s + _ON_THE_WAY_S
         return self._call(wire.METHODS["GetClientStack"], request, wire.GetClientStackResponse, timeout_s).stack
 
     def verify(self, client_id: str, topic: str, message_id: str) -> wire.VerifyClientMessageResponse:
-        """Have a push consumer consume a message once; raises ``NotFound`` and ``ClientSilent``."""
+        """Make a push consumer consume a message once. Raise ``NotFound`` or ``ClientSilent``."""
         request = wire.VerifyClientMessageRequest(
             client_id=client_id, topic=topic, message_id=message_id, timeout_ms=self._client_ms
         )
@@ -402,81 +405,82 @@ class AdminClient:
 
     @property
     def _client_ms(self) -> int:
-        """How long a client that is asked may take."""
+        """Longest time for the answer of a client, in ms."""
         return max(1, min(int(self._timeout_s * 1000), CLIENT_MS_MAX))
 
     def send(self, message: public.Message) -> public.SendMessageResponse:
-        """Send through the public protocol, as any client does. A refusal is in the response's status."""
+        """Send through the public protocol, like any client. A refusal is in the status of the response."""
         request = public.SendMessageRequest(messages=[message])
         return self._call(public.METHODS["SendMessage"], request, public.SendMessageResponse)
 
     def recall(self, topic: str, handle: str) -> public.RecallMessageResponse:
-        """Recall a message through the public protocol, as any client does. A refusal is in the response's status."""
+        """Recall a message through the public protocol, like any client. A refusal is in the status of the response."""
         request = public.RecallMessageRequest(topic=public.Resource(name=topic), recall_handle=handle)
         return self._call(public.METHODS["RecallMessage"], request, public.RecallMessageResponse)
 
     def quotas(self) -> Sequence[wire.Quota]:
-        """Ask what keys and addresses have and may have."""
+        """Return the quotas of keys and addresses with their current use."""
         return self._call(wire.METHODS["ListQuotas"], wire.ListQuotasRequest(), wire.ListQuotasResponse).quotas
 
     def set_quota(self, kind: str, name: str, quota: str, limit: int | None) -> wire.Quota:
-        """Limit a key or an address; None: back to the default."""
+        """Set a limit of a key or an address; None restores the default."""
         request = wire.SetQuotaRequest(kind=kind, name=name, quota=quota)
         if limit is not None:
             request.limit = limit
         return self._call(wire.METHODS["SetQuota"], request, wire.SetQuotaResponse).quota
 
     def replay(self, request: wire.ReplayMessagesRequest) -> Sequence[wire.Replayed]:
-        """Give the daemon messages of the inner topic once more; what became of each, in order."""
+        """Process messages of the inner topic again; return one result per message, in order."""
         return self._call(wire.METHODS["ReplayMessages"], request, wire.ReplayMessagesResponse).results
 
     def add_schedule(self, schedule: wire.Schedule, *, replace: bool = False) -> wire.AddScheduleResponse:
-        """Make a message recur. One of this name with the same content stays as it is, and is the answer.
+        """Create a schedule. One with the same name and content is returned unchanged.
 
-        ``CallRefused`` for what cannot be, and for another content under a name that is taken unless ``replace``.
+        Raise ``CallRefused`` for an invalid schedule, and for other content under an existing name unless ``replace``
+        is set.
         """
         request = wire.AddScheduleRequest(schedule=schedule, replace=replace)
         return self._call(wire.METHODS["AddSchedule"], request, wire.AddScheduleResponse)
 
     def schedules(self, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListSchedulesResponse:
-        """Ask for a page of schedules, by name."""
+        """Return a page of schedules, by name."""
         request = wire.ListSchedulesRequest(topic=topic, token=token, limit=limit)
         return self._call(wire.METHODS["ListSchedules"], request, wire.ListSchedulesResponse)
 
     def schedule(self, name: str, *, with_body: bool = False) -> wire.Schedule:
-        """Ask for one schedule; raises ``NotFound``."""
+        """Return one schedule. Raise ``NotFound``."""
         request = wire.GetScheduleRequest(name=name, with_body=with_body)
         return self._call(wire.METHODS["GetSchedule"], request, wire.GetScheduleResponse).schedule
 
     def pause_schedule(self, name: str) -> wire.Schedule:
-        """Have a schedule send nothing until it is resumed; raises ``NotFound``."""
+        """Pause a schedule until it is resumed. Raise ``NotFound``."""
         request = wire.PauseScheduleRequest(name=name)
         return self._call(wire.METHODS["PauseSchedule"], request, wire.PauseScheduleResponse).schedule
 
     def resume_schedule(self, name: str) -> wire.Schedule:
-        """Have a schedule go on from now; raises ``NotFound``."""
+        """Resume a schedule from now on. Raise ``NotFound``."""
         request = wire.ResumeScheduleRequest(name=name)
         return self._call(wire.METHODS["ResumeSchedule"], request, wire.ResumeScheduleResponse).schedule
 
     def remove_schedule(self, name: str) -> wire.Schedule:
-        """Remove a schedule, and return it as it was; raises ``NotFound``."""
+        """Remove a schedule and return its last state. Raise ``NotFound``."""
         request = wire.RemoveScheduleRequest(name=name)
         return self._call(wire.METHODS["RemoveSchedule"], request, wire.RemoveScheduleResponse).schedule
 
     def activity(
         self, *, since_ms: int = 0, key: str = "", before: int = 0, limit: int = 1000
     ) -> wire.ListActivityResponse:
-        """Ask for a page of what operators changed, the newest first."""
+        """Return a page of the operators' changes, newest first."""
         request = wire.ListActivityRequest(since_ms=since_ms, key=key, before=before, limit=limit)
         return self._call(wire.METHODS["ListActivity"], request, wire.ListActivityResponse)
 
     def ledger(self, topic: str = "", *, with_groups: bool = False) -> wire.GetLedgerResponse:
-        """Ask where every message is; raises ``NotFound`` for a topic that nobody knows."""
+        """Return the ledger: the number of messages in each state. Raise ``NotFound`` if the topic is unknown."""
         request = wire.GetLedgerRequest(topic=topic, with_groups=with_groups)
         return self._call(wire.METHODS["GetLedger"], request, wire.GetLedgerResponse)
 
     def verify_ledger(self, number: int = 0) -> wire.VerifyLedgerResponse:
-        """Have the ledger compared with the rows of the store, or ask how that goes."""
+        """Start a comparison of the ledger with the rows of the store, or return the progress of one."""
         request = wire.VerifyLedgerRequest(number=number)
         return self._call(wire.METHODS["VerifyLedger"], request, wire.VerifyLedgerResponse)
 

@@ -1,4 +1,4 @@
-"""What each admin call does, one module per subject.
+"""Operations of the admin API, one module per subject.
 
 Imports: requests, the broker, recovery and below. Interface: one class per subject, used by the service.
 """

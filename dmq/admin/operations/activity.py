@@ -1,7 +1,7 @@
-"""Who changed what: a row of each call that changes something, before it is carried out and when it has ended.
+"""Activity log: a row for each call that changes something, written before the call and completed after it.
 
-The row says that a call has begun before the call does anything, durably; so whatever a kill interrupts is known at the
-next start, as of unknown outcome. The call's one audit event, ``OPERATED``, is in the batch that says how it ended.
+The row is durable before the call starts, so the next start finds a call that a kill interrupted and marks its outcome
+as unknown. The one audit event of the call, ``OPERATED``, is in the batch that records its outcome.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROWS_MAX: Final = 1_000_000
 _NAME_CHARS_MAX: Final = 255
 _TEXT_CHARS_MAX: Final = 300
 _SHOWN_OF_LIST: Final = 3
-# Of messages: counted, and not shown. Who may look at activities need not see them, and trails are kept for years.
+# Of messages: counted, not shown. Readers of activities do not need the contents, and trails are kept for years.
 _OF_MESSAGES: Final = frozenset(
     {"body", "content", "payload", "properties", "messages", "keys", "own_keys", "recall_handles"}
 )
@@ -42,7 +42,7 @@ _Response = TypeVar("_Response", bound=Message)
 
 
 class Caller(NamedTuple):
-    """Who makes a call, and why. ``key`` is empty where there are no access keys."""
+    """Caller of an RPC and its reason. ``key`` is empty without access keys."""
 
     key: str = ""
     address: str = ""
@@ -50,10 +50,10 @@ class Caller(NamedTuple):
 
 
 class ActivityLog:
-    """The newest ``KEPT`` activities of a store, durable. Belongs to the event loop."""
+    """Newest ``KEPT`` activities of a store, durable. Owned by the event loop."""
 
     def __init__(self, store: Store) -> None:
-        """``StoreCorrupt`` if a row cannot be read."""
+        """Raise ``StoreCorrupt`` if a row cannot be read."""
         self._store = store
         found = store.scan(Family.META, *meta_range(META_ACTIVITY), limit=_ROWS_MAX).rows
         read = [decode_activity(int.from_bytes(key[1:], "big"), value) for key, value in found]
@@ -62,7 +62,7 @@ class ActivityLog:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def settle(self) -> None:
-        """Record of what an earlier run began, and did not see the end of, that its outcome is not known."""
+        """Record an unknown outcome for activities that an earlier run began and did not complete."""
         begun = [each for each in self._by_number.values() if each.outcome is CallOutcome.BEGUN]
         if begun:
             text = "the daemon ended before it did"
@@ -73,12 +73,12 @@ class ActivityLog:
             )
 
     async def close(self) -> None:
-        """Wait for what is being recorded, but not for ever: the next run settles what is left."""
+        """Wait for pending records for at most ``_CLOSE_S``; the next run settles the rest."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=_CLOSE_S)
 
     def newest(self, *, since_ms: int, key: str, before: int) -> Iterator[Activity]:
-        """Give the activities before a number (0: all), the newest first."""
+        """Yield the activities before a number (0: all), newest first."""
         for activity in reversed(self._by_number.values()):
             if activity.began_ms >= since_ms and key in {"", activity.key} and not 0 < before <= activity.number:
                 yield activity
@@ -86,7 +86,7 @@ class ActivityLog:
     async def run(
         self, caller: Caller, rpc: str, request: Message, call: Callable[[Any], Awaitable[_Response]], topic: str = ""
     ) -> _Response:
-        """Carry out a call, and record it. ``topic`` is that of what the request names, if it says none itself."""
+        """Run a call and record it. ``topic`` is used if the request names none."""
         begun = self._begun(caller, rpc, request, topic)
         try:
             await self._begin(begun)
@@ -135,7 +135,7 @@ class ActivityLog:
             raise
 
     def _end(self, begun: Activity, outcome: CallOutcome, error: str = "") -> asyncio.Task[None]:
-        """Record how a call ended, also if its caller is gone by then."""
+        """Record the outcome of a call, even if its caller is gone."""
         ended = begun._replace(outcome=outcome, error=_cut(error, _TEXT_CHARS_MAX))
         task = asyncio.create_task(self._record(ended))
         self._ending.add(task)
@@ -169,13 +169,13 @@ class ActivityLog:
 
 
 class ActivityCalls:
-    """The call about activities."""
+    """RPC that lists activities."""
 
     def __init__(self, log_: ActivityLog | None) -> None:
         self.log = log_
 
     async def list_activity(self, request: wire.ListActivityRequest) -> wire.ListActivityResponse:
-        """List a page of the activities, the newest first."""
+        """List a page of the activities, newest first."""
         limit = validate.check_limit(request.limit)
         response = wire.ListActivityResponse()
         if self.log is None:
@@ -189,7 +189,7 @@ class ActivityCalls:
 
 
 def what_of(message: Message) -> str:
-    """Return what a request asks for, in short: nothing that belongs to a message is in it."""
+    """Return a short description of a request, without contents of messages."""
     return " ".join(_parts(message, _TOLD_ELSEWHERE))
 
 
@@ -220,7 +220,7 @@ def _named(request: Message, field: str) -> str:
 
 
 def _cut(text: str, chars_max: int) -> str:
-    """Return a text on one line, and not longer than that."""
+    """Return the text on one line, cut to ``chars_max``."""
     shown = "".join(each if each.isprintable() else " " for each in text[: chars_max + 1])
     return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
 

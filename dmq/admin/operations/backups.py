@@ -1,4 +1,4 @@
-"""Backups of a running daemon, when asked for, and the call about them."""
+"""On-demand backups of a running daemon, and the RPC that makes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATH_CHARS_MAX = 4_096
 
 
 class BackupTaken(NamedTuple):
-    """A backup that is whole; fields as in ``admin_v1.proto``."""
+    """Completed backup; fields as in ``admin_v1.proto``."""
 
     folder: Path
     sequence: int
@@ -31,10 +31,10 @@ class BackupTaken(NamedTuple):
 
 
 class Backups:
-    """Belongs to the event loop; the work is done in another thread, one backup at a time."""
+    """Backups, one at a time, copied in another thread. Owned by the event loop."""
 
     def __init__(self, store: Store, data: Path) -> None:
-        """``data`` is the directory of the cell. Removes what a killed run left of a backup there."""
+        """``data`` is the directory of the cell. Remove the remains of a backup of a killed run there."""
         self._store = store
         self._data = data.absolute()
         self._one_at_a_time = asyncio.Lock()
@@ -43,9 +43,9 @@ class Backups:
         sweep(self._data)
 
     async def back_up(self, folder: Path) -> BackupTaken:
-        """Copy the store to an absolute path, durable on return; what was begun goes on if the caller goes away.
+        """Copy the store to an absolute path, durable on return. A started copy continues if the caller disconnects.
 
-        ``Refused(REQUEST)`` if the path cannot take a backup.
+        Raise ``Refused(REQUEST)`` if the path is not usable for a backup.
         """
         work = asyncio.get_running_loop().create_task(self._back_up(folder), name="dmq-backup")
         self._under_way.add(work)
@@ -54,7 +54,7 @@ class Backups:
         return await asyncio.shield(work)
 
     async def close(self) -> None:
-        """Give up the backup under way, and those that wait for their turn; the store may be closed then."""
+        """Abort the running backup and the waiting ones; after that the store may be closed."""
         self._is_closing = True
         for work in self._under_way:
             work.cancel()
@@ -64,7 +64,7 @@ class Backups:
     async def _back_up(self, folder: Path) -> BackupTaken:
         loop = asyncio.get_running_loop()
         async with self._one_at_a_time:
-            # Not cancelled with this task: a thread cannot be, and the next one must not begin beside it.
+            # Not cancelled with this task: a thread cannot be cancelled, and two copies must not run at once.
             copy = loop.run_in_executor(None, self._copy, folder)
             try:
                 taken = await asyncio.shield(copy)
@@ -91,13 +91,13 @@ class Backups:
 
 
 class BackupCalls:
-    """The call. Raises ``Refused`` for input that breaks a rule; what the copy raises passes through."""
+    """RPC of backups. Raise ``Refused`` for invalid input; exceptions of the copy pass through."""
 
     def __init__(self, backups: Backups | None) -> None:
         self._backups = backups
 
     async def back_up_store(self, request: wire.BackUpStoreRequest) -> wire.BackUpStoreResponse:
-        """Copy the store."""
+        """Back up the store."""
         folder = request.folder
         if self._backups is None:
             raise Refused(Rule.REQUEST, "this daemon has no store on disk to back up")

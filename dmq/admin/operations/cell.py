@@ -1,4 +1,4 @@
-"""The daemon as a whole, as operators see it: how it is, in figures that its parts count anyway. Nothing scans."""
+"""Status of the whole daemon for operators, from figures that its parts already maintain. No scans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dmq.trail.export.exporter import Exporter
 
 @dataclass
 class Cell:
-    """A running daemon; ``state`` and the addresses are set as it comes up and goes down."""
+    """Running daemon. ``state`` and the addresses are set while it starts and stops."""
 
     config: DaemonConfig
     store: Store
@@ -51,12 +51,12 @@ class Cell:
     cluster: Callable[[], Cluster] | None = None
     processes: Callable[[], Sequence[ProcessStatus]] = tuple  # from any thread
     say_cluster: Callable[[], str] = str
-    say_files: Callable[[], str] = str  # what is wrong with files that are read again while it serves
+    say_files: Callable[[], str] = str  # errors in files that are reloaded during operation
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
 
     async def status(self) -> CellStatus:
-        """Return how the daemon is now."""
+        """Return the current status of the daemon."""
         loop = asyncio.get_running_loop()
         cluster = self.cluster() if self.cluster is not None else None
         backups = self.periodic.status() if self.periodic is not None else None
@@ -151,7 +151,7 @@ class Cell:
         return self.state is CellState.SERVING and not self.store.stalled_s
 
     def remark(self) -> str:
-        """Return what somebody who asks for the health should know beside it; empty: nothing."""
+        """Return warnings in addition to the health status, one per line; empty if there are none."""
         clock = self.store.clock.status()
         said = [self.store.write_obstacle(), self.say_files(), self.say_cluster()]
         if self.periodic is not None and self.periodic.error:
@@ -169,9 +169,10 @@ def paused_topics(names: Names) -> int:
 
 
 def overdue(store: Store, now_ms: int) -> int:
-    """Count the entries due in an earlier minute. If the first on the timeline is not late, only held ones can be.
+    """Count the entries due in an earlier minute. If the first entry of the timeline is not late, only held ones can
+    be.
 
-    An entry that was late when it was accepted is on the timeline under the time of its acceptance.
+    An entry that was late on acceptance has the time of its acceptance as its timeline key.
     """
     next_due_ms = store.next_due_ms()
     is_late = next_due_ms is not None and end_of_minute(next_due_ms) <= now_ms

@@ -1,4 +1,4 @@
-"""The call of ``AdminService`` that changes delayed messages: a request in, a response or an exception out."""
+"""RPC of ``AdminService`` that changes delayed messages: a request in, a response or an exception out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
 
 
 class Changes(Protocol):
-    """Changes what waits in topics; see ``DelayedMessages``."""
+    """Changes of pending messages; see ``DelayedMessages``."""
 
     def meant(self, topic: str, recall_handle: str) -> Meant:
-        """Return which message a recall handle is of."""
+        """Return the message that a recall handle names."""
         ...
 
     async def by_key(
@@ -26,7 +26,7 @@ class Changes(Protocol):
         own_keys: Sequence[str],
         change: Callable[[Sequence[Meant]], Awaitable[Sequence[Changed]]],
     ) -> list[tuple[bytes, Changed]]:
-        """Change what waits under own keys."""
+        """Change the pending messages under own keys."""
         ...
 
     async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
@@ -34,7 +34,7 @@ class Changes(Protocol):
         ...
 
     async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
-        """Give messages another delivery time."""
+        """Set another delivery time."""
         ...
 
     async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
@@ -42,12 +42,12 @@ class Changes(Protocol):
         ...
 
     async def held_by(self, topic: str, changed: Sequence[Changed]) -> Sequence[HeldBy]:
-        """Return what keeps rescheduled messages that are due from their queues."""
+        """Return for each rescheduled message that is due the reason why it is held back."""
         ...
 
 
 class BrokerChanges:
-    """Those of a running daemon."""
+    """Changes through the broker of a running daemon."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.meant = broker.recalls.meant
@@ -59,13 +59,13 @@ class BrokerChanges:
 
 
 class ChangeCalls:
-    """The call. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
+    """RPC of changes. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
 
     async def change_messages(self, request: wire.ChangeMessagesRequest) -> wire.ChangeMessagesResponse:
-        """Cancel, reschedule or fire messages that wait."""
+        """Cancel, reschedule or fire pending messages."""
         topic, kind = check_topic(request.topic), validate.check_change(request)
         named = [Meant(pack_id(validate.check_message_id(each))) for each in request.message_ids]
         named += [self._changes.meant(topic, each) for each in request.recall_handles]

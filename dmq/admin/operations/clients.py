@@ -1,4 +1,4 @@
-"""The RPCs of ``rockdmq.admin.v1.AdminService`` about clients of the public protocol."""
+"""RPCs of ``rockdmq.admin.v1.AdminService`` about clients of the public protocol."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from dmq.runtime.slices import in_slices
 
 
 class ClientCalls:
-    """The RPCs. Raises what ``ClientSource`` and ``Messages`` raise, and ``Refused`` for wrong input."""
+    """RPCs about clients. Raise ``Refused`` for invalid input, and the exceptions of ``ClientSource`` and
+    ``Messages``.
+    """
 
     def __init__(self, messages: Messages) -> None:
-        """Nobody is connected until ``attach``."""
+        """No client is connected until ``attach``."""
         self._messages = messages
         self._clients: ClientSource | None = None
 
     def attach(self, clients: ClientSource) -> None:
-        """Say who knows the clients; called when the public protocol is about to be served."""
+        """Set the source of clients; called just before the public protocol is served."""
         self._clients = clients
 
     async def list_clients(self, request: wire.ListClientsRequest) -> wire.ListClientsResponse:
-        """List the clients that are alive."""
+        """List the live clients."""
         group = check_group(request.group) if request.group else ""
         found = self._clients.clients(group) if self._clients is not None else ()
         clients = [wire.Client(**asdict(client)) async for client in in_slices(found)]
         return wire.ListClientsResponse(clients=clients)
 
     async def get_client_stack(self, request: wire.GetClientStackRequest) -> wire.GetClientStackResponse:
-        """Ask a client what its threads do."""
+        """Return the thread stacks of a client."""
         timeout_s = validate.check_timeout_ms(request.timeout_ms) / 1000
         return wire.GetClientStackResponse(stack=await self._connected().stack(request.client_id, timeout_s))
 
     async def verify_client_message(self, request: wire.VerifyClientMessageRequest) -> wire.VerifyClientMessageResponse:
-        """Have a push consumer consume a stored message once."""
+        """Make a push consumer consume a stored message once."""
         timeout_s = validate.check_timeout_ms(request.timeout_ms) / 1000
         topic, message_id = check_topic(request.topic), validate.check_message_id(request.message_id)
         clients = self._connected()

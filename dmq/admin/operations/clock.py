@@ -1,4 +1,4 @@
-"""The clock of the daemon's host, and the calls about it."""
+"""Clock of the daemon's host, and the RPCs about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RECORDED_S_MAX = 30.0
 
 
 class ClockCalls:
-    """The calls. Raises ``Refused`` for input that breaks a rule; what the store raises passes through."""
+    """RPCs of the clock. Raise ``Refused`` for invalid input; exceptions of the store pass through."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
@@ -29,11 +29,11 @@ class ClockCalls:
         }
 
     async def get_clock(self, _request: wire.GetClockRequest) -> wire.GetClockResponse:
-        """Say how the clock is."""
+        """Return the clock state."""
         return wire.GetClockResponse(clock=_wire(clock_of(self._watched())))
 
     async def accept_clock(self, request: wire.AcceptClockRequest) -> wire.AcceptClockResponse:
-        """Believe the clock from here on."""
+        """Trust the clock from now on."""
         why = request.why.strip()
         if len(why) > WHY_CHARS_MAX or not why.isprintable():
             text = f"the reason may have up to {WHY_CHARS_MAX} printable characters"
@@ -49,9 +49,9 @@ class ClockCalls:
 
 
 async def _accept(store: Store, why: str) -> bool:
-    """Believe the clock from here on, durable on return; say whether that changed anything.
+    """Trust the clock from now on, durable on return; return True if that changed anything.
 
-    What happens to the clock is recorded in the scheduler's thread.
+    The scheduler's thread records events of the clock.
     """
     clock = store.clock
     has_changed = clock.accept(why)
@@ -66,7 +66,7 @@ async def _accept(store: Store, why: str) -> bool:
 
 
 def clock_of(store: Store) -> ClockState:
-    """Return how the clock of a store is."""
+    """Return the clock state of a store."""
     found = store.clock.status()
     return ClockState(
         wall_ms=found.wall_ms,

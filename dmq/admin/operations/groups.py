@@ -1,4 +1,4 @@
-"""Consumer groups, as operators see and change them."""
+"""Operations on consumer groups."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _DUE_BUCKETS_MAX = 10_000
 
 
 class Groups:
-    """What there is of each group, from figures that are kept anyway; and what changes one, durable on return."""
+    """Status of groups from already maintained figures, and changes of them, durable on return."""
 
     def __init__(self, store: Store, broker: EmbeddedBroker, retries_default: str = "") -> None:
-        """``retries_default``: in front of a cluster, where the retries of groups without an own setting are kept."""
+        """``retries_default`` is where groups without their own setting keep retries if a cluster is configured."""
         self._store = store
         self._broker = broker
         self._retries_default = retries_default
 
     async def groups(self, *, with_removed: bool = False) -> Sequence[status.GroupStatus]:
-        """Return every consumer group, by name; and names that only dead letters lie under."""
+        """Return all consumer groups, by name; on request also removed groups that still have dead letters."""
         names = self._broker.names
         loop = asyncio.get_running_loop()
         figures = await loop.run_in_executor(None, self._figures)
@@ -57,7 +57,7 @@ class Groups:
         return sorted(found, key=lambda group: group.name)
 
     async def _left(self, letters: Topic) -> status.GroupStatus:
-        """Return what there is of a group that was removed, or never was: its dead letters."""
+        """Return the status of a group that was removed or never existed: its dead letters."""
         name = letters.name.removeprefix(DEAD_LETTER_PREFIX)
         group = self._broker.names.group_of_letters(name)
         return status.GroupStatus(
@@ -72,9 +72,9 @@ class Groups:
         )
 
     async def group(self, name: str, *, with_lag: bool = False, with_unread: bool = False) -> status.GroupStatus:
-        """Return one group, with when its retries are due; if asked for, with how far it is behind by topic.
+        """Return one group with the due times of its retries; on request with its lag by topic.
 
-        ``with_unread``: also with what it has not finished by the rows of its progress, as a removal counts it.
+        ``with_unread`` adds the number of unfinished messages from the rows of its progress, as a removal counts them.
         """
         group = self._known(name)
         loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ class Groups:
         return group
 
     async def create_group(self, name: str) -> status.GroupStatus:
-        """Make a group."""
+        """Create a group."""
         await self._broker.operator.create_group(name)
         return await self.group(name)
 
@@ -170,18 +170,20 @@ class Groups:
         await self._broker.operator.remove_group(name, is_forced=is_forced, with_dead_letters=with_dead_letters)
 
     async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
-        """Let a group go on from elsewhere."""
+        """Move the position of a group."""
         marks = {"begin": BEGIN, "end": END}
         return await self._broker.operator.reset_group(group, topic, to if isinstance(to, int) else marks[to])
 
     async def subscribe(self, group: str, topic: str) -> None:
-        """Let a group begin with a topic that is not a cluster's; either is made as a receive would make it."""
+        """Subscribe a group to a topic, unless the topic belongs to a cluster. Missing ones are created as a receive
+        would.
+        """
         if self._broker.names.stay.has(topic):
             await self._broker.subscriptions.subscribe(group, topic, group_start="earliest")
 
 
 def _with_lag(group: status.GroupStatus, lags: Sequence[Lag]) -> status.GroupStatus:
-    """Return a group with how far it is behind in all topics, as far as that is known."""
+    """Add the known lag in all topics to the status of a group."""
     unread = [each.unread for each in lags if each.unread is not None]
     ages_ms = [each.oldest_unread_age_ms for each in lags if each.oldest_unread_age_ms is not None]
     return replace(

@@ -1,4 +1,4 @@
-"""The RPCs of ``rockdmq.admin.v1.AdminService`` about the ledger: where every message is, and whether that adds up."""
+"""RPCs of ``rockdmq.admin.v1.AdminService`` about the ledger: messages by state, and whether the numbers balance."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dmq.trail.ledger import Difference, GroupBook, Ledger, TopicBook, read_book
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 _SPANS = (("minute", _MINUTE_MS), ("hour", _HOUR_MS), ("day", _DAY_MS), ("week", 7 * _DAY_MS))
-_BUCKETS_MAX = 20_000  # minutes of a week, and what is overdue
+_BUCKETS_MAX = 20_000  # the minutes of a week, and overdue ones
 
 
 class LedgerCalls:
-    """Shows the ledger, and has it verified. Raises ``Refused`` for wrong input, ``BrokerUnavailable`` for damage."""
+    """RPCs of the ledger. Raise ``Refused`` for invalid input, ``BrokerUnavailable`` for damage."""
 
     def __init__(self, cell: Cell, verifier: LedgerVerifier | None) -> None:
-        """Without a ``verifier`` nothing is verified."""
+        """Without a ``verifier`` verifications are refused."""
         self._cell = cell
         self._verifier = verifier
 
     async def get_ledger(self, request: wire.GetLedgerRequest) -> wire.GetLedgerResponse:
-        """Show the terms of a topic, or of all, and what does not balance."""
+        """Return the terms of a topic, or of all topics, and their imbalances."""
         store = self._cell.store
         if store.ledger_head is None:
             raise no_ledger()
@@ -43,7 +43,7 @@ class LedgerCalls:
             raise BrokerUnavailable(str(error)) from error
 
     async def verify_ledger(self, request: wire.VerifyLedgerRequest) -> wire.VerifyLedgerResponse:
-        """Begin to compare the ledger with the rows of the store, or say how that goes."""
+        """Start a comparison of the ledger with the rows of the store, or return the progress of one."""
         if self._verifier is None:
             raise Refused(Rule.REQUEST, "this daemon has no store on disk to verify")
         if request.number < 0:
@@ -78,7 +78,7 @@ class LedgerCalls:
         )
 
     def _due(self, book: TopicBook) -> wire.LedgerDue:
-        """Say when what is pending is due. Minutes are counted whole, and a moment after the terms."""
+        """Return pending messages by due time. Whole minutes are counted, shortly after the terms were read."""
         store = self._cell.store
         now_ms = store.clock.now_ms()
         found = store.due_counts(book.topic_id, 0, now_ms + _SPANS[-1][1], limit=_BUCKETS_MAX)

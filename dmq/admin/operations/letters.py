@@ -1,4 +1,4 @@
-"""Dead letters, and the jobs that redrive or purge them, as operators see them."""
+"""Operations on dead letters, and on the jobs that redrive or purge them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _JOBS_SHOWN_MAX = 100
 
 
 class Letters:
-    """The dead letters of every group. ``Refused`` for a group that does not exist and left none."""
+    """Dead letters of every group. Raise ``Refused`` for a group that does not exist and left none."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._broker = broker
@@ -42,7 +42,7 @@ class Letters:
         return self._broker.dead_letters.jobs(group)[:_JOBS_SHOWN_MAX]
 
     async def stop_job(self, job_id: int) -> Job:
-        """End a running job where it is, durable on return."""
+        """Stop a running job, durable on return; completed parts stay."""
         return await self._broker.dead_letters.stop(job_id)
 
     def group_of_job(self, job_id: int) -> str:
@@ -50,7 +50,7 @@ class Letters:
         return next((job.group for job in self._broker.dead_letters.jobs() if job.job_id == job_id), "")
 
     def _known_letters(self, group: str) -> None:
-        """Refuse a group that does not exist, unless it left dead letters."""
+        """Raise if a group does not exist and left no dead letters."""
         names = self._broker.names
         if dead_letter_topic(group) not in names.topics and group not in names.groups:
             raise group_unknown(group)

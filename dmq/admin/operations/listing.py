@@ -1,4 +1,4 @@
-"""The call of ``AdminService`` about the messages of a topic: a request in, a response or an exception out."""
+"""RPC of ``AdminService`` that lists the messages of a topic: a request in, a response or an exception out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
 
 
 class ListingCalls:
-    """The call. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
+    """RPC of listings. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
     async def list_messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
-        """List a page of what a topic holds."""
+        """List a page of the messages of a topic."""
         topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
         token = validate.check_token(request.token, _TOKEN_CHARS_MAX)
         page = await self._messages.messages(topic, _wanted(request), token=token, limit=limit)

@@ -1,9 +1,9 @@
-"""What a topic holds, page by page, in its queues and on the timeline, and where one message is.
+"""Pages of the messages of a topic, in its queues, held and on the timeline; and the state of one message.
 
-Forwards, the queues come first, by when each message was stored, then what the topic holds and the timeline, by when
-each is due; backwards, all of it is turned round. A page looks at a bounded number of rows, a few at a time in the
-broker's reading thread, so that consumers' reads come in between. The token says where the next one goes on: an offset
-in each queue, or a place on the timeline. Forwards, what comes to be held meanwhile was passed before.
+Forwards, the queues come first, by time of storage, then held messages and the timeline, by due time. Backwards, the
+whole order is reversed. A page reads a bounded number of rows. It reads a few at a time in the broker's reading thread,
+so that reads of consumers run in between. The token is the start of the next page: an offset in each queue, or a place
+on the timeline. Forwards, a message that becomes held between two pages has been passed before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
 _TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
 _BYTES_PER_STEP = 1024 * 1024
-_END = timeline_mark(2**63, 0)  # of the timeline; behind it lies what is held
+_END = timeline_mark(2**63, 0)  # of the timeline; held messages are stored after it
 _ENDED = {
     EntryState.WITHDRAWN: MessageState.RECALLED,
     EntryState.REPLACED: MessageState.REPLACED,
@@ -69,7 +69,7 @@ _UNKNOWN = MessageStatus(state=MessageState.UNKNOWN)
 
 
 class Wanted(NamedTuple):
-    """Which messages are meant, and in what order. 0 and empty: any."""
+    """Filter and order of a listing. 0 and empty match any message."""
 
     state: int = 0
     due_after_ms: int = 0
@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
 
 
 class ListedMessage(NamedTuple):
-    """A message where it is; in no queue: -1. ``content`` is ``None`` if it cannot be read."""
+    """Message with its place; both -1 if it is in no queue. ``content`` is None if it cannot be read."""
 
     state: int
     message_id: str
@@ -94,14 +94,16 @@ class ListedMessage(NamedTuple):
 
 
 class MessagePage(NamedTuple):
-    """Some messages; go on with ``next_token``, empty at the end. A page may be short, or empty, before it."""
+    """One page of messages; ``next_token`` is the start of the next, empty at the end. Earlier pages may be short or
+    empty.
+    """
 
     messages: Sequence[ListedMessage]
     next_token: str = ""
 
 
 class _Step(NamedTuple):
-    """What one look at the timeline found, and where the next one begins; ``None``: that was all."""
+    """Result of one read of the timeline, and the start of the next read; None at the end."""
 
     found: list[ListedMessage]
     looked: int
@@ -109,7 +111,7 @@ class _Step(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A message of a queue that was looked at; ``shown`` is ``None`` if it is not meant."""
+    """Row of a queue; ``shown`` is None if the filter excludes it."""
 
     offset: int
     stored_at_ms: int
@@ -118,7 +120,7 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Cursor:
-    """One queue as a page goes through it. ``at`` is the next offset; backwards the one behind it."""
+    """Position of a page in one queue. ``at`` is the next offset; backwards, the offset after the next."""
 
     place: Place
     range: QueueRange
@@ -130,25 +132,27 @@ class _Cursor:
 
 
 class Messages:
-    """Finds one message, and lists those of a topic. Looks at a bounded number of rows in a call."""
+    """Look up one message, and list the messages of a topic. A call reads a bounded number of rows."""
 
     def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
         self._store = store
         self._broker = broker
 
     async def under(self, topic: str, own_key: str) -> str:
-        """Return the id of the message of a topic that waits under an own key; empty if none does."""
+        """Return the id of the message that is pending under an own key of a topic; empty if there is none."""
         if topic not in self._broker.names.topics:
             return ""
         (found,) = await self._broker.delayed.under(topic, [own_key])
         return unpack_id(found.message_id) if found is not None else ""
 
     async def message(self, topic: str, message_id: str) -> MessageStatus:
-        """Return where a message is."""
+        """Return the state of a message."""
         return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
 
     async def group_states(self, topic_name: str, message_id: str, status: MessageStatus) -> Sequence[GroupState]:
-        """Return what each group did with a message that ``message`` found in a queue, or gone from there; by name."""
+        """Return the state of a message for each group, by name, if ``message`` found it in a queue or expired from
+        one.
+        """
         topic = self._broker.names.topics.get(topic_name)
         if topic is None or status.state not in {MessageState.QUEUED, MessageState.EXPIRED}:
             return ()
@@ -200,7 +204,7 @@ class Messages:
         )
 
     def _redriven(self, topic: Topic, message_id: str) -> MessageStatus:
-        """Return where a message is that was redriven to one group."""
+        """Return the state of a message that was redriven to one group."""
         entry_id = redriven_id(pack_id(message_id), topic.topic_id)
         lanes = [(of[0], lane) for of, lane in list(self._broker.names.lanes.items()) if of[1] == topic.topic_id]
         for group_id, lane in lanes:
@@ -284,7 +288,7 @@ class Messages:
         return _Step(found, len(rows.rows), int.from_bytes(rows.rows[-1][0], "big") + 1)
 
     def _later_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
-        """As ``_next_first``, below ``at``: a seek for each row, as nothing reads backwards."""
+        """Like ``_next_first``, but below ``at``: one seek per row, because nothing reads backwards."""
         following: int | None = None
         if at > _END:
             first, end = _held(store, topic_id, wanted)
@@ -308,11 +312,13 @@ class Messages:
         return _Step(found, _ROWS_PER_STEP, at)
 
     def _key_ms_max(self, due_before_ms: int) -> int:
-        """Return below which key time all lie that are due before: what came overdue lies under a later one."""
+        """Return the key time below which all entries due before ``due_before_ms`` are stored; overdue ones have a
+        later key.
+        """
         return max(due_before_ms, self._store.clock.now_ms() + BUCKET_MS) if due_before_ms else 2**63
 
     def _jump_back(self, store: Store, topic_id: int, at: int) -> int:
-        """As ``_jump``, backwards."""
+        """Like ``_jump``, but backwards."""
         near_ms = self._store.clock.now_ms() + BUCKET_MS
         at_ms = min(at >> 64, 2**53)
         if at_ms <= near_ms:
@@ -364,7 +370,9 @@ class Messages:
 
 
 def _held(store: Store, topic_id: int, wanted: Wanted) -> tuple[int, bytes]:
-    """Return where what a topic holds begins and ends, as far as it may be meant; twice the end if it holds nothing."""
+    """Return the range of held messages of a topic that the filter may match; empty (start equals end) if there are
+    none.
+    """
     end = _held_marks(topic_id)[1]
     (count,) = store.get_many(Family.META, [held_key(topic_id)])
     first = held_mark(topic_id, timeline_mark(wanted.due_after_ms, 0)) if count is not None else end
@@ -372,13 +380,13 @@ def _held(store: Store, topic_id: int, wanted: Wanted) -> tuple[int, bytes]:
 
 
 def _held_marks(topic_id: int) -> tuple[int, int]:
-    """Return the marks where what a topic holds begins and ends."""
+    """Return the marks at the start and the end of the held messages of a topic."""
     start, stop = held_range(topic_id)
     return int.from_bytes(start, "big"), int.from_bytes(stop[: len(start)], "big")
 
 
 def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[_Row]:
-    """Return the next rows of a queue, the first one last; the bodies of messages are let go of here."""
+    """Return the next rows of a queue, in reverse order so that the first is last. Message bodies are released here."""
     at, place = cursor.at, cursor.place
     if not wanted.newest_first:
         rows = messages_from(store, place, at, cursor.range.end, limit=rows_max, bytes_max=_BYTES_PER_STEP)
@@ -388,7 +396,7 @@ def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[
         rows = messages_from(store, place, first, at, limit=rows_max, bytes_max=_BYTES_PER_STEP)
         if not rows or rows[-1][0] == at - 1 or rows_max == 1:
             return [_row(place, wanted, *each) for each in rows]
-        rows_max //= 2  # they are large: what was read ends before the one that comes first
+        rows_max //= 2  # the messages are large: the read ended before the newest one
 
 
 def _row(place: Place, wanted: Wanted, offset: int, message: QueuedMessage) -> _Row:

@@ -1,4 +1,4 @@
-"""The calls of ``AdminService`` about topics and groups as objects: a request in, a response or an exception out."""
+"""RPCs of ``AdminService`` about topics and groups as objects: a request in, a response or an exception out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIXED: Literal["MIXED"] = "MIXED"
 
 
 class ObjectCalls:
-    """Makes, changes and removes. Raises ``Refused`` for input that breaks a rule."""
+    """RPCs that create, change and remove. Raise ``Refused`` for invalid input."""
 
     def __init__(self, topics: Topics, groups: Groups) -> None:
         self._topics = topics
@@ -38,11 +38,11 @@ class ObjectCalls:
         }
 
     async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
-        """Say how one topic is, and who reads it."""
+        """Return the status of one topic with its readers."""
         return wire.GetTopicResponse(topic=mapping.wire_topic(await self._topics.topic(check_topic(request.topic))))
 
     async def create_topic(self, request: wire.CreateTopicRequest) -> wire.CreateTopicResponse:
-        """Make a topic."""
+        """Create a topic."""
         name, message_type = check_topic(request.topic), _type_of(request.type or MIXED)
         made = await self._topics.create_topic(
             name,
@@ -53,7 +53,7 @@ class ObjectCalls:
         return wire.CreateTopicResponse(topic=mapping.wire_topic(made))
 
     async def set_topic(self, request: wire.SetTopicRequest) -> wire.SetTopicResponse:
-        """Change a topic, and say how it is now."""
+        """Change a topic, and return its status."""
         name, message_type = check_topic(request.topic), _type_of(request.type) if request.type else None
         keep = _keep_of(request.keep)
         flow = FlowChange(
@@ -76,7 +76,7 @@ class ObjectCalls:
         return wire.RemoveTopicResponse()
 
     async def create_group(self, request: wire.CreateGroupRequest) -> wire.CreateGroupResponse:
-        """Make a group."""
+        """Create a group."""
         made = await self._groups.create_group(check_group(request.group))
         return wire.CreateGroupResponse(group=mapping.wire_group(made))
 
@@ -88,7 +88,7 @@ class ObjectCalls:
         return wire.RemoveGroupResponse()
 
     async def reset_group(self, request: wire.ResetGroupRequest) -> wire.ResetGroupResponse:
-        """Let a group go on from elsewhere."""
+        """Move the position of a group."""
         group, topic = check_group(request.group), check_topic(request.topic)
         to: int | Literal["begin", "end"]
         match request.WhichOneof("to"):
@@ -103,7 +103,7 @@ class ObjectCalls:
         return wire.ResetGroupResponse(offsets=await self._groups.reset_group(group, topic, to))
 
     async def subscribe(self, request: wire.SubscribeRequest) -> wire.SubscribeResponse:
-        """Let a group begin with a topic."""
+        """Subscribe a group to a topic."""
         await self._groups.subscribe(check_group(request.group), check_topic(request.topic))
         return wire.SubscribeResponse()
 

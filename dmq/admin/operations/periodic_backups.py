@@ -1,8 +1,8 @@
-"""Backups that a daemon makes by itself: every so often, or at the times of a cron expression.
+"""Periodic backups of a daemon: at an interval, or at the times of a cron expression.
 
-When the next one is due follows from when the last one that is whole was taken, which the folder says, and from the
-clock of the store. So a restart, a failure and a step of the clock change nothing but that time: what was missed while
-the daemon was down is made up for by one backup, and a clock that was set back waits no longer than the rule says.
+The time of the next backup follows from the time of the newest complete one in the folder and the clock of the store.
+So a restart, a failure or a clock step only moves that time. One backup replaces all that were missed while the daemon
+was down. After a clock step back the wait is at most one interval of the rule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 
 class Rule(NamedTuple):
-    """When backups are due: every ``every_ms``, or by ``cron`` in a time zone."""
+    """Times of backups: every ``every_ms``, or by ``cron`` in a time zone."""
 
     every_ms: int
     cron: str = ""
@@ -45,9 +45,9 @@ class Rule(NamedTuple):
 
 
 def due_ms(rule: Rule, last_ms: int, now_ms: int) -> int | None:
-    """Return when the next backup is due, if the last one was taken at ``last_ms``, not later than now; 0: never.
+    """Return the time of the next backup if the last was taken at ``last_ms``, at most now; 0: there is none.
 
-    Without one it is due now. ``None``: not within nine years.
+    Without a last backup the next is due now. Return None if there is no time within nine years.
     """
     if not last_ms:
         return now_ms
@@ -57,7 +57,7 @@ def due_ms(rule: Rule, last_ms: int, now_ms: int) -> int | None:
 
 
 def rule_of(config: DaemonConfig) -> Rule | None:
-    """Return the rule that is configured, if any; ``DmqError`` for a cron expression that cannot be one."""
+    """Return the configured rule, if any. Raise ``DmqError`` for an invalid cron expression."""
     if config.backup_every is not None:
         return Rule(config.backup_every_ms)
     if config.backup_at is None:
@@ -71,10 +71,10 @@ def rule_of(config: DaemonConfig) -> Rule | None:
 
 
 class PeriodicBackups:
-    """Belongs to the event loop. ``open`` it, ``start`` it, ``close`` it before the store."""
+    """Owned by the event loop. Call ``open``, then ``start``, and ``close`` before the store is closed."""
 
     def __init__(self, store: Store, backups: Backups, rule: Rule, folder: BackupFolder, count: int) -> None:
-        """``count`` backups are kept."""
+        """``count`` is the number of backups to keep."""
         self._store = store
         self._clock = store.clock
         self._backups = backups
@@ -90,32 +90,32 @@ class PeriodicBackups:
         self.error = ""  # why the last attempt failed; empty: it did not
 
     async def open(self) -> None:
-        """Look at what earlier runs left in the folder."""
+        """Read the backups of earlier runs from the folder, and remove surplus and incomplete ones."""
         now_ms = self._clock.now_ms()
-        due_ms(self._rule, now_ms, now_ms)  # what finds times takes long to load, and is loaded now
+        due_ms(self._rule, now_ms, now_ms)  # computing times loads slow modules, so they are loaded now
         await self._in_thread(self._folder.sweep)
-        with suppress(OSError):  # a run may have been killed before it did; why it cannot, the next backup says
+        with suppress(OSError):  # a killed run may have left surplus ones; the next backup reports the error
             await self._in_thread(lambda: self._folder.trim(self._count))
         if kept := await self._in_thread(self._folder.kept):
             newest = kept[-1]
             self._last_ms, self._last = newest.taken_ms, newest.path
             self._last_bytes = await self._in_thread(lambda: size_of(newest.path))
-        if self._last_ms > now_ms:  # the clock was set back: nobody knows since when
+        if self._last_ms > now_ms:  # the clock was set back, and it is unknown when
             self._last_ms = 0
 
     def start(self) -> None:
-        """Make backups from here on, each at its time."""
+        """Start to make backups at their times."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-backups")
 
     async def close(self) -> None:
-        """Give up the one under way; the next run makes up for it."""
+        """Abort the running backup; the next run makes it again."""
         if self._task is not None:
             self._folder.cancel()
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def look(self) -> float:
-        """Make a backup if one is due; return for how many seconds there is nothing to do."""
+        """Make a backup if one is due; return the seconds until the next check."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         self._last_ms = min(self._last_ms, now_ms)  # a clock that was set back is followed
         due = due_ms(self._rule, self._last_ms, now_ms)
@@ -133,7 +133,7 @@ class PeriodicBackups:
         return 0.0
 
     def status(self) -> PeriodicBackupStatus:
-        """Return how they are, and when the next one is due."""
+        """Return the status, and the time of the next backup."""
         now_ms = self._clock.now_ms()
         due = due_ms(self._rule, min(self._last_ms, now_ms), now_ms)
         if due is not None:
@@ -152,7 +152,7 @@ class PeriodicBackups:
 
     @property
     def last_ms(self) -> int:
-        """When the last one that is whole was taken; 0: none."""
+        """Time of the newest complete backup; 0 if there is none."""
         return self._last_ms
 
     async def _run(self) -> None:
@@ -172,7 +172,7 @@ class PeriodicBackups:
         try:
             await self._in_thread(self._folder.sweep)
             removed = await self._in_thread(lambda: self._folder.trim(self._count))
-        finally:  # who is told of this one finds no more than are to be kept
+        finally:  # when this backup is reported, no surplus ones are left
             self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes
         log.info(
             "backup_made",

@@ -1,4 +1,4 @@
-"""The RPCs of ``rockdmq.admin.v1.AdminService`` about what keys and addresses may have."""
+"""RPCs of ``rockdmq.admin.v1.AdminService`` about quotas of keys and addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from dmq.http2 import LOOPBACK, address_of
 
 
 class QuotaCalls:
-    """Shows and sets limits. Raises ``Refused`` for wrong input, and what ``keep`` raises, which makes them durable."""
+    """RPCs of quotas. Raise ``Refused`` for invalid input, and the exceptions of ``keep``, which makes limits
+    durable.
+    """
 
     def __init__(self, quotas: Quotas | None = None, keep: Callable[[bytes], Awaitable[None]] | None = None) -> None:
         """Without ``quotas`` nothing is limited."""
@@ -21,13 +23,13 @@ class QuotaCalls:
         self._keep = keep
 
     async def list_quotas(self, _request: wire.ListQuotasRequest) -> wire.ListQuotasResponse:
-        """List what each key and each address has or was given a limit for."""
+        """List each key and address with a current use or an own limit."""
         if self._quotas is None:
             return wire.ListQuotasResponse()
         return wire.ListQuotasResponse(quotas=[_row(*use) for use in self._quotas.rows()])
 
     async def set_quota(self, request: wire.SetQuotaRequest) -> wire.SetQuotaResponse:
-        """Set a limit, or go back to its default; it counts at once, and is durable on return."""
+        """Set a limit, or restore its default; effective at once, and durable on return."""
         if self._quotas is None or self._keep is None:
             raise Refused(Rule.REQUEST, "this daemon has no quotas")
         holder, quota = _holder(request.kind, request.name), _quota(request.quota)

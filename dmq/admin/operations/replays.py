@@ -1,4 +1,4 @@
-"""The RPC of ``rockdmq.admin.v1.AdminService`` that gives messages of the inner topic to the daemon once more."""
+"""RPC of ``rockdmq.admin.v1.AdminService`` that processes messages of the inner topic again."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ REPLAY_MAX: Final = 32  # messages of one call
 
 
 class ReplayCalls:
-    """Raises ``Refused`` for wrong input; what the store raises passes through."""
+    """RPC of replays. Raise ``Refused`` for invalid input; exceptions of the store pass through."""
 
     def __init__(self, cell: Cell, messages: Messages) -> None:
         self._cell = cell
         self._messages = messages
 
     async def replay_messages(self, request: wire.ReplayMessagesRequest) -> wire.ReplayMessagesResponse:
-        """Take messages as if they had been fetched now; those of a message group keep their order."""
+        """Accept messages as if they had been fetched now; messages of a message group keep their order."""
         inner = self._cell.inner
         if inner is None:
             why = "this daemon takes no messages from an inner topic: start it with --broker rocketmq and --inner-topic"

@@ -1,4 +1,4 @@
-"""The calls of ``AdminService`` about recurring messages: a request in, a response or an exception out."""
+"""RPCs of ``AdminService`` about recurring messages: a request in, a response or an exception out."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ CheckMessage = Callable[[public.Message], None]
 
 
 class AddSchedule(Protocol):
-    """Makes a schedule: ``Schedules.add``."""
+    """Function that creates a schedule: ``Schedules.add``."""
 
     def __call__(self, wanted: Wanted, *, is_replacing: bool = False) -> Awaitable[tuple[ScheduleStatus, bool]]:
-        """Make it, durable on return."""
+        """Create the schedule, durable on return."""
         ...
 
 
 class ScheduleCalls:
-    """The calls. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
+    """RPCs of schedules. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
     def __init__(
         self, cell: Cell, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
     ) -> None:
-        """``check_message`` refuses what no client may send; ``add`` makes a schedule, by default the cell's broker."""
+        """``check_message`` raises for messages that no client may send. ``add`` creates a schedule, by default in the
+        broker.
+        """
         self._cell = cell
         self._check_message = check_message
         self._add = add
@@ -50,7 +52,7 @@ class ScheduleCalls:
         }
 
     async def add_schedule(self, request: wire.AddScheduleRequest) -> wire.AddScheduleResponse:
-        """Make a message recur."""
+        """Create a schedule."""
         wanted = self._wanted(request.schedule)
         found, is_new = await (self._add or self._cell.broker.schedules.add)(wanted, is_replacing=request.replace)
         return wire.AddScheduleResponse(schedule=_shown(found), is_new=is_new)
@@ -71,7 +73,7 @@ class ScheduleCalls:
         return wire.ListSchedulesResponse(schedules=schedules, next_token=next_token)
 
     async def get_schedule(self, request: wire.GetScheduleRequest) -> wire.GetScheduleResponse:
-        """Say how one schedule is, and what it sends."""
+        """Return one schedule with its message."""
         found = await self._cell.broker.schedules.show(request.name)
         shown = _shown(found)
         content = mapping.content_if_readable(found.payload, with_body=request.with_body)

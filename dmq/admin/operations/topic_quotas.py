@@ -1,4 +1,4 @@
-"""What topics may have, and what they have of it."""
+"""Quotas of topics and their current use."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _SHOWN_MAX = 10
 
 
 def with_halves(figures: Mapping[int, int], topic: Topic) -> int:
-    """Return the figure of a topic with that of its half messages."""
+    """Return the figure of a topic including its half messages."""
     return figures.get(topic.topic_id, 0) + figures.get(half_scope(topic.topic_id), 0)
 
 
 def quotas_of(
     broker: EmbeddedBroker, topic: Topic, pending: Mapping[int, int], sizes: Mapping[int, int]
 ) -> list[status.QuotaStatus]:
-    """Return the quotas that limit a topic; ``pending`` and ``sizes`` are what the store says, by scope."""
+    """Return the quotas that limit a topic. ``pending`` and ``sizes`` are the counts and bytes of the store, by
+    scope.
+    """
     limits = broker.quotas.of(topic)
     if not any(limits):
         return []
@@ -36,7 +38,7 @@ def quotas_of(
 
 
 def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) -> list[status.QuotaStatus]:
-    """Return the quotas of topics that are used most, the fullest first. Any thread."""
+    """Return the quotas of topics with the highest use, fullest first. Safe in any thread."""
     names = broker.names
     topics = list((names.topics.copy() if any(broker.quotas.defaults) else names.limited.copy()).values())
     sizes = store.pending_bytes() if topics else {}
@@ -45,7 +47,7 @@ def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) ->
 
 
 def refusals(broker: EmbeddedBroker) -> list[status.QuotaRefusals]:
-    """Return what quotas of topics refused."""
+    """Return the number of messages refused by each quota of topics."""
     return [
         status.QuotaRefusals(quota=quota, messages=count) for quota, count in broker.quotas.refused.items() if count
     ]

@@ -1,4 +1,4 @@
-"""Topics, as operators see and change them."""
+"""Operations on topics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DUE_BUCKETS_MAX = 60
 
 
 class _Figures(NamedTuple):
-    """What the store says of all topics, by their ids."""
+    """Figures of the store for all topics, by topic id."""
 
     pending: dict[int, int]
     sizes: dict[int, int]
@@ -34,7 +34,7 @@ class _Figures(NamedTuple):
 
 
 class Topics:
-    """What there is of each topic, from figures that are kept anyway; and what changes one, durable on return."""
+    """Status of topics from already maintained figures, and changes of them, durable on return."""
 
     def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class Topics:
         return await asyncio.get_running_loop().run_in_executor(None, self._topics)
 
     def _topics(self, only: str = "") -> list[status.TopicStatus]:
-        """Return all topics by name, or those of one name: what a group failed here, and what was sent back there."""
+        """Return all topics by name, or those of one name, including retry topics of groups."""
         names = self._broker.names
         figures = _Figures(self._store.pending(), self._store.pending_bytes(), self._store.held())
         groups, lanes = names.groups_by_id, defaultdict[int, list[int]](list)
@@ -81,7 +81,7 @@ class Topics:
         )
 
     def _retry_topic(self, group: Group, lane_ids: Sequence[int], pending: dict[int, int]) -> status.TopicStatus:
-        """Return the retry topic of a group that failed something, its lanes as its queues."""
+        """Return the retry topic of a group with failed messages; its lanes are shown as queues."""
         waiting = pending.get(group.group_id, 0)
         return status.TopicStatus(
             name=retry_topic(group.name),
@@ -126,7 +126,7 @@ class Topics:
     async def create_topic(
         self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
     ) -> status.TopicStatus:
-        """Make a topic, which nobody reads yet."""
+        """Create a topic without readers."""
         await self._broker.operator.create_topic(name, queues=queues, message_type=message_type, keep=keep)
         return await self._with_ranges(name)
 
@@ -154,7 +154,7 @@ class Topics:
         await self._broker.operator.remove_topic(name, is_forced=is_forced)
 
     async def count(self, topic: str) -> status.TopicCount:
-        """Return where the queues of a topic begin and end."""
+        """Return the offset ranges of the queues of a topic."""
         known = self._broker.names.topics.get(topic)
         if known is None:
             raise topic_unknown(topic)
@@ -163,5 +163,5 @@ class Topics:
         return status.TopicCount(queues=queues, pending=pending.get(known.topic_id, 0))
 
     async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
-        """Return messages of a queue as they lie there."""
+        """Return messages of a queue without changing their state."""
         return await self._broker.pulls.pull(Subscription(topic, queue_id), offset, batch_max=limit, wait_ms=0)

@@ -1,4 +1,4 @@
-"""What knows the clients of the public protocol, as the admin service sees it."""
+"""Interface to the clients of the public protocol, as the admin service uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmq.errors import DmqError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatus:
-    """A client of the public protocol; fields as in ``admin_v1.proto``."""
+    """Client of the public protocol; fields as in ``admin_v1.proto``."""
 
     client_id: str
     kind: str
@@ -23,24 +23,24 @@ class ClientStatus:
 
 
 class ClientSource(Protocol):
-    """What knows the clients of the public protocol, and can ask them. Call it on the event loop.
+    """Registry of the clients of the public protocol, which can also query them. Owned by the event loop.
 
     ``stack`` and ``verify`` raise ``Refused(NOT_FOUND)`` for a client that is not connected and ``ClientSilent`` for
     one that does not answer in time.
     """
 
     def clients(self, group: str) -> Sequence[ClientStatus]:
-        """Return those that are alive, of one group or (empty) all, by group and client id."""
+        """Return the live clients of one group or (empty) all, by group and client id."""
         ...
 
     async def stack(self, client_id: str, timeout_s: float) -> str:
-        """Return what a client's threads do."""
+        """Return the thread stacks of a client."""
         ...
 
     async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> tuple[int, str]:
-        """Have a client consume a stored message; return the protocol's code and the text it answers."""
+        """Make a client consume a stored message; return the protocol code and the text of its answer."""
         ...
 
 
 class ClientSilent(DmqError):
-    """A client that was asked did not answer in time."""
+    """A client did not answer in time."""

@@ -1,6 +1,6 @@
-"""Between the values of ``status`` and the wire messages of ``admin_v1``. Pure; used at both ends of the wire.
+"""Mapping between the values of ``status`` and the wire messages of ``admin_v1``. Pure; used at both ends.
 
-``..._of`` reads from the wire and raises ``Refused`` for what cannot be read; ``wire_...`` writes to it.
+``..._of`` reads from the wire and raises ``Refused`` for invalid input; ``wire_...`` writes to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the command reads the wire with this module, and loads no b
 
 
 def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:
-    """Return a stored message, with its body if asked for; ``DecodeError`` for bytes that are none."""
+    """Return a stored message, on request with its body. Raise ``DecodeError`` if the bytes are not a message."""
     message = mapping.decode(payload)
     return wire.Content(
         tag=message.tag,
@@ -41,8 +41,8 @@ def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:
 
 
 def content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | None:
-    """Return a stored message; ``None`` for one that cannot be read, which must not hide the others of a list."""
-    if not payload:  # of a purge: what it said is gone
+    """Return a stored message; None if it cannot be read, so that it does not hide the others of a list."""
+    if not payload:  # of a purged dead letter: the content is gone
         return None
     try:
         return wire_content(payload, with_body=with_body)
@@ -77,7 +77,7 @@ def wire_policy(policy: RetryPolicy) -> wire.Policy:
 
 
 def policy_of(policy: wire.Policy) -> RetryPolicy:
-    """Return a policy from the wire; ``Refused`` says which field cannot be."""
+    """Return a policy from the wire. Raise ``Refused`` with the name of an invalid field."""
     try:
         return RetryPolicy(
             backoff=_backoff_of(policy),
@@ -102,7 +102,7 @@ def _backoff_of(policy: wire.Policy) -> Backoff:
 
 
 def wire_topic(topic: TopicStatus) -> wire.Topic:
-    """Return a topic with what is known of it."""
+    """Return a topic with its known figures."""
     queues = enumerate(topic.ranges)
     return wire.Topic(
         name=topic.name,
@@ -128,7 +128,7 @@ def wire_topic(topic: TopicStatus) -> wire.Topic:
 
 
 def wire_group(group: GroupStatus) -> wire.Group:
-    """Return a group with the histogram it has."""
+    """Return a group with its histogram."""
     return wire.Group(
         name=group.name,
         created_at_ms=group.created_at_ms,
@@ -154,7 +154,7 @@ def wire_group(group: GroupStatus) -> wire.Group:
 
 
 def wire_retry(retry: WaitingRetry) -> wire.WaitingRetry:
-    """Return a waiting retry without the body of its message."""
+    """Return a pending retry without the body of its message."""
     return wire.WaitingRetry(
         entry=retry.entry,
         group=retry.group,
@@ -170,7 +170,7 @@ def wire_retry(retry: WaitingRetry) -> wire.WaitingRetry:
 
 
 def wire_dead_letter(letter: DeadStatus, *, with_body: bool) -> wire.DeadLetter:
-    """Return a dead letter, with the body of its message if asked for."""
+    """Return a dead letter, on request with the body of its message."""
     dead = letter.dead
     return wire.DeadLetter(
         offset=dead.offset,
@@ -192,18 +192,18 @@ def wire_dead_letter(letter: DeadStatus, *, with_body: bool) -> wire.DeadLetter:
 
 
 def wire_reason(reason: FailureReason | None) -> wire.FailureReason | None:
-    """Return why a delivery failed; None if nothing is known of that."""
+    """Return the reason of a failed delivery; None if it is unknown."""
     return wire.FailureReason(**reason._asdict()) if reason is not None else None
 
 
 def wire_group_state(state: GroupState) -> wire.GroupState:
-    """Return what a group did with a message."""
+    """Return the state of a message for a group."""
     facts = state._asdict()
     return wire.GroupState(**{**facts, "failure": wire_reason(state.failure)})
 
 
 def wire_filter(chosen: DeadFilter) -> wire.DeadFilter:
-    """Undo ``filter_of``; lists in the order of their values."""
+    """Undo ``filter_of``; lists are sorted."""
     return wire.DeadFilter(
         reasons=sorted(wire.Reason.Name(reason or 0) for reason in chosen.reasons),
         topics=sorted(chosen.topics),
@@ -230,7 +230,7 @@ def filter_of(chosen: wire.DeadFilter) -> DeadFilter:
 
 
 def wire_job(job: Job) -> wire.Job:
-    """Return a job as it stands."""
+    """Return the current state of a job."""
     return wire.Job(
         job_id=job.job_id,
         kind=job.kind.name,

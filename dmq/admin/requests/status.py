@@ -1,4 +1,4 @@
-"""What operators are answered: values whose fields are those of ``admin_v1.proto``."""
+"""Status values that the admin API returns; their fields are those of ``admin_v1.proto``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CellState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What waits to be delivered later; ``next_due_at_ms`` 0: nothing does."""
+    """Pending messages on the timeline; ``next_due_at_ms`` is 0 if there are none."""
 
     pending: int = 0
     overdue: int = 0
@@ -38,7 +38,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """From the delivery timestamp until visible, since the start of the process."""
+    """Time from the delivery timestamp until visible, since the start of the process."""
 
     count: int = 0
     p50_ms: float = 0.0
@@ -70,7 +70,7 @@ class Commits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Space of the file system with the store."""
+    """Space on the file system of the store."""
 
     free_bytes: int = 0
     low_water_bytes: int = 0
@@ -79,7 +79,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outbox:
-    """Audit events not exported yet, those cut before they were, and how the trail is; no ``trail``: it is off."""
+    """Audit events not exported yet, events dropped before export, and the state of the trail; empty ``trail``: off."""
 
     rows: int = 0
     held_bytes: int = 0
@@ -93,7 +93,7 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How the store was found when it was opened."""
+    """Condition of the store when it was opened."""
 
     was_clean: bool = True
     cut_bytes: int = 0
@@ -103,7 +103,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockState:
-    """How the clock of the daemon's host is; fields as in ``admin_v1.proto``."""
+    """Clock state of the daemon's host; fields as in ``admin_v1.proto``."""
 
     wall_ms: int = 0
     believed_ms: int = 0
@@ -117,7 +117,7 @@ class ClockState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicBackupStatus:
-    """Backups that the daemon makes by itself; fields as in ``admin_v1.proto``."""
+    """Status of periodic backups; fields as in ``admin_v1.proto``."""
 
     folder: str
     rule: str
@@ -132,7 +132,7 @@ class PeriodicBackupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyTrouble:
-    """A proxy that is left alone, and why."""
+    """Proxy that is not used at present, and the reason."""
 
     address: str
     why: str
@@ -140,7 +140,7 @@ class ProxyTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneTrouble:
-    """A topic whose messages the cluster does not take, and why."""
+    """Topic whose messages the cluster refuses, and the reason."""
 
     topic: str
     waiting: int
@@ -149,7 +149,7 @@ class LaneTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """The topic of the cluster that messages are taken from; fields as in ``admin_v1.proto``."""
+    """Topic of the cluster from which messages are fetched; fields as in ``admin_v1.proto``."""
 
     topic: str
     fetched: int = 0
@@ -159,7 +159,7 @@ class Inner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The cluster that the daemon stands in front of; fields as in ``admin_v1.proto``."""
+    """Cluster in front of which the daemon runs; fields as in ``admin_v1.proto``."""
 
     endpoints: Sequence[str]
     away_since_ms: int = 0
@@ -177,7 +177,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaStatus:
-    """What a topic may have, and what it has of it."""
+    """Quota of a topic and its current use."""
 
     name: str
     quota: str
@@ -189,7 +189,7 @@ class QuotaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRefusals:
-    """How many messages a quota refused since the start of the process."""
+    """Number of messages that a quota refused since the start of the process."""
 
     quota: str
     messages: int
@@ -197,7 +197,7 @@ class QuotaRefusals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellStatus:
-    """How a daemon is; each part may be left at its zero where nothing is known."""
+    """Status of a daemon; unknown parts stay 0 or empty."""
 
     version: str
     cell_id: str
@@ -228,7 +228,7 @@ class CellStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueBucket:
-    """How many are due from the end of the bucket before until ``until_ms``."""
+    """Number of messages due from the end of the bucket before until ``until_ms``."""
 
     until_ms: int
     count: int
@@ -236,7 +236,7 @@ class DueBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A group that reads a topic, and how far it is behind; fields as in ``admin_v1.proto``."""
+    """Group that reads a topic, with its lag; fields as in ``admin_v1.proto``."""
 
     group: str
     unread: int
@@ -248,7 +248,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLag:
-    """How far a group is behind in a topic; fields as in ``admin_v1.proto``."""
+    """Lag of a group in a topic; fields as in ``admin_v1.proto``."""
 
     topic: str
     unread: int | None = None
@@ -260,7 +260,7 @@ class TopicLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
-    """A topic: its queues, the messages in them, and those that wait for it on the timeline."""
+    """Topic: its queues, their messages, and its pending messages on the timeline."""
 
     name: str
     queues: int
@@ -273,7 +273,7 @@ class TopicStatus:
     ranges: Sequence[QueueRange] = ()
     oldest_at_ms: int = 0  # when the oldest message in its queues was stored
     keep: Keep = KEEP_ALL
-    keep_own: Sequence[str] = ()  # what of it was said of the topic itself
+    keep_own: Sequence[str] = ()  # the part of it that is set on the topic itself
     paused_since_ms: int = 0  # 0: it is not
     deliver_rate: int = 0  # delayed messages a second; 0: no limit
     held: int = 0  # of those pending: due, and kept back
@@ -283,7 +283,7 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageStatus:
-    """Where a message is. ``payload`` is the wire message as it is stored, ``None`` if it is not at hand."""
+    """State of a message. ``payload`` is the stored wire message, None if it is not available."""
 
     state: MessageState
     deliver_at_ms: int = 0
@@ -297,7 +297,7 @@ class MessageStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicCount:
-    """Where each queue of a topic begins and ends, by number; ``pending`` messages wait for it on the timeline."""
+    """Offset range of each queue of a topic, by number; ``pending`` messages are on the timeline."""
 
     queues: Sequence[QueueRange]
     pending: int
@@ -305,7 +305,7 @@ class TopicCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """How much of a topic a group has not finished."""
+    """Number of messages of a topic that a group has not finished."""
 
     topic: str
     unread: int
@@ -313,22 +313,22 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
-    """A consumer group. ``waiting`` retries wait for their time; ``dead`` letters have no outcome yet."""
+    """Consumer group. ``waiting`` is the number of pending retries; ``dead`` letters have no outcome yet."""
 
     name: str
     created_at_ms: int
     policy: RetryPolicy
     is_default_policy: bool
-    is_fifo: bool  # as its clients are told
-    is_fifo_set: bool  # by an operator; else it follows from the topics it is subscribed to
-    retries: str = ""  # "here" or "cluster", if somebody said which
+    is_fifo: bool  # as reported to its clients
+    is_fifo_set: bool  # by an operator; else it depends on the topics that the group is subscribed to
+    retries: str = ""  # "here" or "cluster", if it is set
     retries_in_force: str = ""  # in front of a cluster: the group's own setting, or else the daemon's
     waiting: int = 0
     dead: int = 0
     leased: int = 0
     due: Sequence[DueBucket] = ()  # of the retries that wait
-    is_removed: bool = False  # nobody has the name (any more), but dead letters lie under it
-    unread: Sequence[Unread] = ()  # what it has not finished, by topic, if that was asked for
+    is_removed: bool = False  # the group does not exist (any more), but has dead letters
+    unread: Sequence[Unread] = ()  # unfinished messages by topic, on request
     paused_since_ms: int = 0  # 0: it is not
     deliver_rate: int = 0  # messages a second that are handed out to it; 0: no limit
     waiting_bytes: int = 0  # of the retries that wait
@@ -339,7 +339,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadStatus:
-    """A dead letter with its message as it was sent, and with its outcome if it has one."""
+    """Dead letter with its original message, and its outcome if it has one."""
 
     dead: Dead
     payload: bytes
@@ -351,9 +351,9 @@ class DeadStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadPage:
-    """Some dead letters in the order of their death; go on with ``next_offset``, -1 at the end.
+    """Page of dead letters in the order of their death; ``next_offset`` is the start of the next page, -1 at the end.
 
-    A page may be short, or empty, before the end: one call looks at a bounded number of messages.
+    A page may be short, or empty, before the end: one call reads a bounded number of messages.
     """
 
     letters: Sequence[DeadStatus]

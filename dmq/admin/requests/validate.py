@@ -1,4 +1,4 @@
-"""What an operator may ask for. Pure functions on wire requests; each refusal names the limit and the value."""
+"""Validation of admin requests. Pure functions on wire requests; each refusal names the limit and the value."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CHOICES_MAX = 1_000  # of one list of a filter
 WHY_CHARS_MAX = 1_000
 WHY_HEADER = "x-dmq-why"  # the reason for any change, percent-encoded UTF-8
 HEADER_WHY_CHARS_MAX = 200
-CLIENT_MS_MAX = 60_000  # how long a client that is asked may take
+CLIENT_MS_MAX = 60_000  # longest wait for the answer of a client
 RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
 _TOKEN_CHARS_MAX = 1_000
 _ENTRY_CHARS_MAX = 100
-_HANDLE_CHARS_MAX = 2_000  # a topic, an id, and what keeps others from making one
+_HANDLE_CHARS_MAX = 2_000  # a topic, an id, and an authentication code
 
 
 def check_message_id(message_id: str) -> str:
-    """Return ``message_id`` if a message can have it."""
+    """Return ``message_id`` if it is a valid id."""
     if not message_id.strip() or len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
         limit = f"1 to {MESSAGE_ID_BYTES_MAX} bytes"
         raise Refused(Rule.MESSAGE_ID, "the message id is blank or too long", value=message_id, limit=limit)
@@ -34,7 +34,7 @@ def check_message_id(message_id: str) -> str:
 
 
 def check_timeout_ms(timeout_ms: int) -> int:
-    """Return how long a client may take to answer."""
+    """Return the timeout for the answer of a client, in ms."""
     if not 1 <= timeout_ms <= CLIENT_MS_MAX:
         limit = f"1 to {CLIENT_MS_MAX} ms"
         raise Refused(Rule.REQUEST, "the timeout is out of range, in ms", value=timeout_ms, limit=limit)
@@ -42,21 +42,21 @@ def check_timeout_ms(timeout_ms: int) -> int:
 
 
 def check_limit(limit: int) -> int:
-    """Return how many rows of a page are asked for."""
+    """Return the number of rows per page."""
     if not 1 <= limit <= PAGE_MAX:
         raise Refused(Rule.REQUEST, "the page size is out of range", value=limit, limit=f"1 to {PAGE_MAX}")
     return limit
 
 
 def check_token(token: str, chars_max: int = _TOKEN_CHARS_MAX) -> str:
-    """Return the place a page starts at; whether it is one, its maker knows."""
+    """Return the page token. Only its issuer can check its content."""
     if len(token) > chars_max:
         raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{chars_max} characters")
     return token
 
 
 def check_times(since_ms: int, until_ms: int) -> None:
-    """Refuse a range of times that is none; 0 is no bound."""
+    """Raise if a range of times is invalid; 0 is no bound."""
     for at_ms in (since_ms, until_ms):
         if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
             raise Refused(Rule.REQUEST, "the time is out of range", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
@@ -65,14 +65,14 @@ def check_times(since_ms: int, until_ms: int) -> None:
 
 
 def check_offset(offset: int) -> int:
-    """Return the place a page of dead letters starts at."""
+    """Return the offset of a page of dead letters."""
     if offset < 0:
         raise Refused(Rule.REQUEST, "the offset must be 0 or more", value=offset)
     return offset
 
 
 def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
-    """Return the retries that are named, each once, in their order; whether they are some, their keeper knows."""
+    """Return the named retries without duplicates, in order. Only the broker can check that they exist."""
     if not 1 <= len(entries) <= ENTRIES_MAX:
         limit = f"1 to {ENTRIES_MAX}"
         raise Refused(
@@ -90,7 +90,7 @@ def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_change(request: wire.ChangeMessagesRequest) -> str:
-    """Return what is to be done with the messages that are named: the name of the field that says so."""
+    """Return the change that the request asks for, as the name of its field."""
     named = len(request.message_ids) + len(request.recall_handles) + len(request.own_keys)
     if not 1 <= named <= ENTRIES_MAX:
         why = "too many messages in one request" if named else "no message is named"
@@ -110,7 +110,7 @@ def check_change(request: wire.ChangeMessagesRequest) -> str:
 
 
 def check_filter(chosen: wire.DeadFilter) -> DeadFilter:
-    """Return which dead letters are meant."""
+    """Return the filter of dead letters."""
     for given in (chosen.reasons, chosen.topics, chosen.keys, chosen.message_ids):
         if len(given) > CHOICES_MAX:
             raise Refused(Rule.REQUEST, "too many values in a filter", value=len(given), limit=CHOICES_MAX)
@@ -126,7 +126,7 @@ def check_filter(chosen: wire.DeadFilter) -> DeadFilter:
 
 
 def check_job(request: wire.StartJobRequest) -> Job:
-    """Return the job that is asked for, without what only its keeper can know."""
+    """Return the requested job. Only the broker can check its group and topic."""
     group = check_group(request.group)
     chosen = check_filter(request.filter)
     rate = request.rate_per_s
@@ -161,7 +161,7 @@ def check_job(request: wire.StartJobRequest) -> Job:
 
 
 def check_job_id(job_id: int) -> int:
-    """Return which job is meant."""
+    """Return the job id if it is valid."""
     if job_id < 1:
         raise Refused(Rule.REQUEST, "job numbers begin at 1", value=job_id)
     return job_id
