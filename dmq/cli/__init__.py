@@ -1,6 +1,6 @@
 """The command ``dmq``: one module per noun.
 
-Nothing here imports gRPC, pydantic, rich or RocksDB before a command needs it, so that ``dmq --help`` is quick.
+No module here imports gRPC, pydantic, rich or RocksDB before a command needs it, so that ``dmq --help`` is quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The root of the command line: global options, the commands, and what becomes of errors."""
+"""Root of the command line: global options, the list of commands, and error handling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # 
 
 
 class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
-    """The commands by name; asking for one imports its module."""
+    """Commands by name. Looking one up imports its module."""
 
     def __getitem__(self, name: str) -> object:
         if name not in NOUNS:
@@ -45,26 +45,26 @@ class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
 
 
 class Root(Group):
-    """Imports the module of the command that is run, and ends every error as one line on stderr and an exit code."""
+    """Root command. Import the module of the selected command, and report every error as one line with an exit code."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
         super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]  # nothing is ever added
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # noqa: ARG002 - vendored base
-        """Return the names, without importing what they name."""
+        """Return the names of the commands without importing their modules."""
         return list(NOUNS)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]  # noqa: ANN401, ARG002
-        """Show the commands, without importing them."""
+        """Show the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(NOUNS.items()))
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """Run and exit the process, whatever ``standalone_mode`` is asked for."""
+        """Run the command and exit the process, even if ``standalone_mode`` is off."""
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        if sys.stdout is None:  # whoever started it closed it: nobody wants the answer
+        if sys.stdout is None:  # stdout was closed before the start: the answer is discarded
             sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
         try:
             code = super().main(arguments, **extra)
@@ -95,7 +95,7 @@ def _told(error: Exception) -> tuple[str, int]:
     if isinstance(error, DmqError):
         return _one_line(str(error)), ExitCode.FAILURE
     if isinstance(error, BrokenPipeError):
-        # Whoever read our output is gone; writing at exit would complain once more.
+        # The reader of our output is gone; another write at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return "the output was closed", ExitCode.FAILURE
     if isinstance(error, OSError):
@@ -105,7 +105,7 @@ def _told(error: Exception) -> tuple[str, int]:
 
 
 def _no_unicode(text: str) -> str:
-    """Name the variable that holds what is no UTF-8, whose value may be a secret; else it is an argument."""
+    """Return the name of the variable with invalid UTF-8, whose value may be secret; otherwise quote the argument."""
     for name, value in sorted(os.environ.items()):
         if name.startswith("DMQ_") and not value.isascii() and (value in text or text in value):
             return f"{name} is no text in UTF-8"
@@ -113,7 +113,7 @@ def _no_unicode(text: str) -> str:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Say which extra brings what is missing; empty if it is a module of ours."""
+    """Return the extra that installs the missing module; empty for a module of this project."""
     if isinstance(error, ExtraMissing):
         return str(error)
     name = (error.name or "").partition(".")[0]
@@ -134,7 +134,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-# Plain help: with rich it takes 60 ms more and is cut to 80 columns in a pipe.
+# Plain help: with rich it needs 60 ms more and is cut to 80 columns in a pipe.
 app = typer.Typer(
     cls=Root,
     name="dmq",

@@ -1,4 +1,4 @@
-"""The commands of ``dmq`` by name, and the module of each, which is imported when the command runs."""
+"""Commands of ``dmq`` by name, with their modules, which are imported when the command runs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def module_of(name: str) -> str:
 
 
 class Group(TyperGroup):
-    """A command that only has others."""
+    """Command that only has subcommands."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
-        """Show the help, and call it a usage error, where a command is missing."""
+        """Show the help and end with a usage error if the subcommand is missing."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help(), err=True)
             raise typer.Exit(ExitCode.USAGE)
@@ -61,10 +61,10 @@ class Group(TyperGroup):
 
 
 def noun(name: str, group: type[TyperGroup] = Group) -> typer.Typer:
-    """Return the group of commands on a noun, to which its module adds them."""
+    """Return the group of commands of a noun, to which its module adds its commands."""
     return typer.Typer(name=name, cls=group, help=NOUNS[name], add_completion=False, rich_markup_mode=None)
 
 
 def single() -> typer.Typer:
-    """Return what takes the one command of a module that is no noun."""
+    """Return the application of a module with a single command."""
     return typer.Typer(add_completion=False, rich_markup_mode=None)

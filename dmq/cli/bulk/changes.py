@@ -1,7 +1,7 @@
-"""What the commands that change delayed messages have in common: which are meant, and what became of each.
+"""Common parts of commands that change delayed messages: the selection of messages, and the result of each.
 
-Messages are named, or chosen by a filter among those that wait. What is chosen is listed whole before the first is
-changed, so that none is met twice; each that was delivered or changed meanwhile has an answer of its own.
+Messages are named, or selected by a filter among the pending ones. The selection is complete before the first change,
+so that no message is selected twice. A message delivered or changed in the meantime has its own result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE = 1_000
 PER_CALL = 1_000
-_SHOWN = 10  # of a dry run, and of what was not done
+_SHOWN = 10  # of a dry run, and of messages that were not changed
 _HELD = {1: "held until its topic is resumed", 2: "delivered in its turn at the rate of its topic"}  # by HeldBy
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
@@ -51,7 +51,7 @@ AllFilter = Annotated[bool, typer.Option("--all", help="All that wait in the top
 
 
 class Targets(NamedTuple):
-    """Which messages a command means: some that are named, or those that a filter lets through."""
+    """Selection of messages: named ones, or the matches of a filter."""
 
     topic: str
     ids: Sequence[str] = ()
@@ -61,7 +61,7 @@ class Targets(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Messages of one call."""
+    """Named messages of one call."""
 
     ids: Sequence[str] = ()
     handles: Sequence[str] = ()
@@ -69,7 +69,7 @@ class Named(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a command does, in words and as a call."""
+    """Change that a command makes: its texts and its call."""
 
     name: str
     would: str  # "would be recalled"
@@ -119,7 +119,7 @@ def targets_of(
     everything: bool = False,
     own_keys: Sequence[str] | None = None,
 ) -> Targets:
-    """Return what the command line means; a usage error if that is nothing, or two things at once."""
+    """Return the selection of the command line. Raise a usage error if it is empty or ambiguous."""
     is_filtered = bool(key or tag or due_after is not None or due_before is not None)
     options = ("--key", "--tag", "--due-after", "--due-before", "--all")
     if own_keys:
@@ -162,7 +162,7 @@ def targets_of(
 def run_change(
     session: Session, client: AdminClient, targets: Targets, change: Change, *, dry: bool, yes: bool
 ) -> None:
-    """Change what is meant, and show what became of it; the exit code says whether all of it is as was asked for."""
+    """Change the selected messages and show the results; the exit code is 0 only if all succeeded."""
 
     ids = targets.ids
     if targets.filter is None and dry:
@@ -199,7 +199,7 @@ def run_change(
 
 
 def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wire.ListedMessage]:
-    """Return what a filter lets through, in the order of its times; one that moves meanwhile is there once."""
+    """Return the matches of a filter, in delivery order. A message that moves in the meantime is returned once."""
     from dmq.admin import admin_v1 as wire
 
     assert targets.filter is not None
@@ -220,7 +220,7 @@ def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wi
 
 
 def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedMessage], list[str]]:
-    """Return those of the messages that are named which wait, and the names of the others."""
+    """Return the named messages that are pending, and the names of the others."""
     from broker_adapter.contracts.message import unpack_id
     from dmq.admin import admin_v1 as wire
     from dmq.broker.delayed.recall import decode_recall
@@ -260,7 +260,7 @@ def _answers(
 
 
 def _interrupted(error: BaseException, done: int, of: int) -> CommandFailed | None:
-    """Return how a command ends that did a part of many; ``None`` if the error says it all."""
+    """Return the error of a command that processed only a part; None if the error itself is sufficient."""
     rest = f"{done:,} of {of:,} were gone through; the same command goes on with what is left"
     if isinstance(error, KeyboardInterrupt) and of:
         return CommandFailed(f"interrupted: {rest}", ExitCode.INTERRUPTED)

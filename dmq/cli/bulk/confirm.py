@@ -1,7 +1,7 @@
-"""Leave for what changes much.
+"""Confirmation of large changes.
 
-What is meant by a filter or as a whole is counted and asked about; what is named one by one, and what another command
-takes back, is not. Nobody is asked about nothing, and a dry run shows the same counts. Scripts answer with ``--yes``.
+A selection by filter, or of everything, is counted and needs confirmation. There is no prompt if items are named one by
+one, if the change can be undone, or if nothing matches. A dry run shows the same counts. Scripts pass ``--yes``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dmq.cli.output.output import printable
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Go on if the command line says ``--yes`` or a person at the terminal does; end the command otherwise."""
+    """Return if ``--yes`` is set or the user at the terminal agrees; otherwise end the command."""
     if yes:
         return
     if not is_terminal():
@@ -27,5 +27,5 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Say whether somebody can be asked: sees the question, and can answer."""
+    """Return True if the user can see a prompt and answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()

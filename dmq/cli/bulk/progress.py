@@ -1,4 +1,4 @@
-"""What long work has reached, on stderr: a bar on a terminal, a line now and then elsewhere, nothing if it is quick."""
+"""Progress of long work, on stderr: a bar on a terminal, else a line now and then; nothing if the work is quick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ LINE_EVERY_S = 5.0
 
 
 class Progress:
-    """One piece of work; use it as a context. ``show`` may be called often and decides itself when there is news."""
+    """Progress of one piece of work; use it as a context manager. ``show`` may be called often and limits its own
+    output.
+    """
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
         self._what = printable(what)
@@ -48,7 +50,7 @@ class Progress:
             self._bar[0].stop()
 
     def show(self, reached: str, *, done: int = 0, of: int | None = None) -> None:
-        """Show how far the work is; ``of`` is ``None`` where the total is not known."""
+        """Show the progress; ``of`` is None if the total is unknown."""
         if self._bar is not None:
             bar, task = self._bar
             bar.update(task, completed=done, total=of, reached=reached)

@@ -1,4 +1,4 @@
-"""``dmq backoff``: what a retry policy means, attempt by attempt; needs a daemon only for the policy of a group."""
+"""``dmq backoff``: the attempts of a retry policy. Needs a daemon only for the policy of a group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GroupOption = Annotated[
 
 
 class _Attempt(NamedTuple):
-    """An attempt, and how long after its failure the next one comes; ``None``: it is the last."""
+    """Attempt, and the delay from its failure to the next attempt; None for the last one."""
 
     number: int
     at_ms: int
@@ -44,7 +44,7 @@ class _Attempt(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """All attempts of a message that fails every time, and why it is dead then."""
+    """All attempts of a message that always fails, and the reason of its death."""
 
     attempts: Sequence[_Attempt]
     reason: Reason

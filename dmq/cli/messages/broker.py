@@ -1,7 +1,7 @@
-"""``dmq broker``: what lies where in an Apache RocketMQ cluster, who reads it, and how far behind.
+"""``dmq broker``: topics, queues, consumers and lag of an Apache RocketMQ cluster.
 
-Name servers and brokers of RocketMQ 4 and 5 are asked themselves, over the classic protocol. A broker that does not
-answer is told on stderr, the others are shown, and the command ends with 6.
+Queries name servers and brokers of RocketMQ 4 and 5 directly, over the classic protocol. A broker that does not answer
+is reported on stderr. The others are shown, and the exit code is 6.
 """
 
 from __future__ import annotations
@@ -396,7 +396,7 @@ def _counts(queues: Sequence[Mapping[str, Any]] | None) -> tuple[str, str]:
 
 
 def _wanted(shares: Shares) -> Sequence[tuple[str, str, str]]:
-    """Return each filter with the members that say it is theirs: all of a group should have the same."""
+    """Return each filter with the members that report it: all members of a group should have the same."""
     by: dict[tuple[str, str], list[str]] = {}
     for topic, wanted in shares.seen.filters.items():
         by[topic, _text(wanted)] = []

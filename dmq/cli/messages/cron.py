@@ -1,4 +1,4 @@
-"""``dmq cron``: messages that recur."""
+"""``dmq cron``: recurring messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the s
 
 
 class CatchUp(StrEnum):
-    """What becomes of times that passed while the daemon could not send."""
+    """Handling of occurrences that were due while the daemon could not send."""
 
     ONE = "one"
     ALL = "all"

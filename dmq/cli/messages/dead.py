@@ -47,7 +47,7 @@ PAGE = 1_000
 
 
 class ReasonName(StrEnum):
-    """Reasons as operators read and write them. SENT_HERE: somebody sent it to the dead-letter queue."""
+    """Reasons of dead letters, as typed and shown. SENT_HERE: sent directly to the dead-letter queue."""
 
     SENT_HERE = "sent_here"
     EXHAUSTED = "exhausted"
@@ -90,7 +90,9 @@ def filter_of(
     until: str | None = None,
     ids: Sequence[str] | None = None,
 ) -> wire.DeadFilter:
-    """Return what the options mean; a usage error for times that are none. ``client`` knows the daemon's clock."""
+    """Return the filter of the options. Raise a usage error for invalid times. ``client`` supplies the daemon's
+    clock.
+    """
     from dmq.admin import admin_v1 as wire
 
     def now_ms() -> int:
@@ -118,7 +120,7 @@ def letters_of(
     with_outcome: bool = False,
     with_body: bool = False,
 ) -> Iterator[wire.DeadLetter]:
-    """Give the dead letters that are meant, at most ``limit``, page by page as they are read."""
+    """Yield the matching dead letters, at most ``limit``, page by page as they are read."""
     offset, left = 0, limit
     while offset >= 0 and left != 0:
         page = client.dead_letters(
@@ -268,7 +270,7 @@ def export(
         )
         with lines_into(file) as lines:
             for letter in letters_of(client, group, chosen, with_body=True):
-                # Escaped as ASCII: exact, whatever the terminal or its encoding make of other characters.
+                # Escaped as ASCII: exact, independent of the terminal and its encoding.
                 lines.write(json.dumps(out.to_plain(letter), separators=(",", ":")) + "\n")
                 count += 1
                 unreadable += not letter.HasField("content")
@@ -296,12 +298,12 @@ def _cells(letter: wire.DeadLetter, now_ms: int) -> tuple[str, ...]:
 
 
 def _error(letter: wire.DeadLetter) -> str:
-    """Return the error of the last failure; empty of a letter that no consumer failed, and where nothing is known."""
+    """Return the error of the last failure; empty if no consumer failed the message or the error is unknown."""
     return (reason_of(letter.failure).error or NOT_REPORTED) if letter.HasField("failure") else ""
 
 
 class _Error:
-    """The dead letters that have one error."""
+    """Dead letters that have one error in common."""
 
     def __init__(self, first: wire.DeadLetter) -> None:
         self.count = 0
@@ -309,7 +311,7 @@ class _Error:
         self.message_id = ""  # the newest, to look at
 
     def add(self, letter: wire.DeadLetter) -> None:
-        """Count one more, in the order of their deaths."""
+        """Count one more dead letter; they come in the order of their deaths."""
         self.count += 1
         self.last_dead_at_ms, self.message_id = letter.dead_at_ms, letter.message_id
 
@@ -509,7 +511,7 @@ def stop(
 
 
 def pause(seconds: float) -> None:
-    """Wait before a job is looked at again."""
+    """Wait before the next look at a job."""
     Event().wait(seconds)
 
 
@@ -544,7 +546,7 @@ def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *
 
 
 def _missing(client: AdminClient, request: wire.StartJobRequest) -> list[str]:
-    """Return the ids that were named and are none of the letters that are meant; the command ends if all are."""
+    """Return the named ids that match no dead letter; the command ends if none matches."""
     named = list(dict.fromkeys(request.filter.message_ids))
     if not named:
         return []
@@ -566,7 +568,7 @@ def _fail_if_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> N
 
 
 def _would(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
-    """Return what a job would do, which changes nothing."""
+    """Return the result of a dry run of the job."""
     from dmq.admin import admin_v1 as wire
 
     dry = wire.StartJobRequest()
@@ -598,7 +600,7 @@ def _start(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
 
 
 def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
-    """Show how ``job`` goes on until it has ended, and return it then."""
+    """Show the progress of ``job`` until it ends, and return its last state."""
     wait_s = _LOOK_AGAIN_S_MIN
     if not quiet and _state(job) == "running":
         out.note(f"job {job.job_id}: {_kind(job)} of {job.group}")

@@ -1,4 +1,4 @@
-"""``dmq find``: a message by its id or a key, whatever topic it was sent to."""
+"""``dmq find``: a message by its id or a key, in all topics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = ("topic", "retries", "dead")
 
 
 class Match(NamedTuple):
-    """A message in one place. ``at_ms``: when it is or was due, was stored or died, by its state."""
+    """Message at one place. ``at_ms`` is its due time, storage time or death, by its state."""
 
     state: str
     topic: str
@@ -38,7 +38,7 @@ class Match(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Messages that are searched by key, in the order of these fields; ``token`` continues a search."""
+    """Places that are searched by key, in the order of these fields; ``token`` continues a search."""
 
     kind: int  # in _KINDS
     name: str
@@ -102,7 +102,7 @@ def find(
 
 
 def _by_index(client: AdminClient, topic: str, wanted: str) -> Iterator[Match]:
-    """Give a message of a topic by its id or own key, with what each group did with it."""
+    """Yield the message of a topic by its id or own key, with its state for each group."""
     from dmq.admin.client.client import CallRefused
 
     for message_id, own_key in ((wanted, ""), ("", wanted)):

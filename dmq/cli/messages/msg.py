@@ -1,4 +1,4 @@
-"""``dmq msg``: send messages, find them, list, count and look at them, and recall them."""
+"""``dmq msg``: send messages, find, list, count and inspect them, and recall them."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 
 app = noun("msg")
 
-# What the public protocol's codes mean for a script; the rest is a failure.
+# Exit codes for codes of the public protocol; all others are a failure.
 _NOT_FOUND_CODES = range(40400, 40500)
 _NOT_ALLOWED_CODES = frozenset({40100, 40300})
 _LATER_CODES = range(42900, 43000)
 
 
 class OnSameKey(StrEnum):
-    """What becomes of a message that waits under the own key of one that is sent."""
+    """Handling of a pending message under the own key of a message that is sent."""
 
     REPLACE = "replace"
     KEEP = "keep"
@@ -301,7 +301,7 @@ def fire(
 
 
 def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) -> None:
-    """Recall as a client does, with what a client needs for it."""
+    """Recall through the public protocol, as a client does."""
     response = client.recall(topic, handle)
     _check(response.status)
     is_repeated = response.status.message != "OK"
@@ -373,7 +373,7 @@ def _check(status: public.Status) -> None:
 
 
 def state_word(message: wire.GetMessageResponse | wire.ListedMessage | wire.GroupState) -> str:
-    """Return a state as it is written, and as an option takes it; that of a newer daemon as its number."""
+    """Return the word of a state, as shown and as accepted by options; the number of a state of a newer daemon."""
     try:
         return MessageState(message.state).word
     except ValueError:
@@ -413,7 +413,7 @@ def _group_state(group: wire.GroupState) -> str:
 
 
 def _outcome(group: wire.GroupState) -> str:
-    """Return what became of a dead letter; a redriven one names its new message."""
+    """Return the outcome of a dead letter; a redriven one names its new message."""
     topic, _, rest = group.outcome_note.partition(" ")
     new_id, _, to_group = rest.partition(" ")
     what = f"as {new_id} to topic {topic} {to_group}".rstrip() if group.outcome == "redriven" else group.outcome_note
@@ -439,7 +439,7 @@ _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
 
 class State(StrEnum):
-    """The states of what a topic holds."""
+    """States of the messages of a topic."""
 
     WAITING = MessageState.WAITING.word
     QUEUED = MessageState.QUEUED.word
@@ -587,7 +587,7 @@ def peek(
 def _messages(
     client: AdminClient, topic: str, within: wire.QueueRange, offset: int, limit: int, *, with_body: bool
 ) -> list[wire.PeekedMessage]:
-    """Return up to ``limit`` messages from ``offset`` on; an offset outside the queue is the daemon's to refuse."""
+    """Return up to ``limit`` messages from ``offset`` on. The daemon refuses an offset outside the queue."""
     found: list[wire.PeekedMessage] = []
     while True:
         left = min(_PAGE, limit - len(found))

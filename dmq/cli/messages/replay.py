@@ -1,7 +1,7 @@
-"""``dmq replay``: give messages of the inner topic to a daemon once more, when the disk of one is gone.
+"""``dmq replay``: send messages of the inner topic to a daemon again, after the loss of its disk.
 
-The command reads the topic, the daemon keeps what it is given as if it had fetched it now. Both may be killed: what was
-kept is durable, and whoever begins again gives the daemon what it knows already.
+The command reads the topic, and the daemon accepts the messages as if it had fetched them now. Both may be killed:
+accepted messages are durable, and a repeated run skips the messages that the daemon already accepted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LABELS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of what was read."""
+    """Results of the messages that were read."""
 
     read: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class _Tally:
     reached_ms: int = 0  # when the last message was stored that was given
 
     def count(self, what: str, named: str = "", why: str = "") -> None:
-        """Count a message."""
+        """Count the result of a message."""
         self.counts[what] += 1
         if why and len(self.unreadable) < _SHOWN_MAX:
             self.unreadable.append((named, why))
@@ -143,7 +143,7 @@ def replay(
 
 
 class _Call:
-    """Messages on their way to the daemon, some at a time."""
+    """Messages on their way to the daemon, in batches."""
 
     def __init__(self, client: AdminClient, topic: str, due_after_ms: int, tally: _Tally, *, is_dry_run: bool) -> None:
         from dmq.admin import admin_v1
@@ -156,7 +156,7 @@ class _Call:
         self._bytes = 0
 
     async def add(self, found: StoredMessage | UnreadableMessage, spared: Spared) -> None:
-        """Give a message to the daemon, now or with the next ones, unless it is spared."""
+        """Add a message to the next batch for the daemon unless it is spared; send the batch if it is full."""
         from broker_adapter.contracts.message import pack_id
         from broker_adapter.remoting import UnreadableMessage, to_message
         from broker_adapter.wire.mapping import encode
@@ -186,7 +186,7 @@ class _Call:
             await self.flush()
 
     async def flush(self) -> None:
-        """Give what was added to the daemon."""
+        """Send the batch to the daemon."""
         messages = self._request.messages
         if not messages:
             return

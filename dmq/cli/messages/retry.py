@@ -1,4 +1,4 @@
-"""``dmq retry``: retries that wait for their time."""
+"""``dmq retry``: pending retries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All retries of the group
 
 
 class _Chosen(NamedTuple):
-    """Which retries a command means: one of the four."""
+    """Selection of retries: exactly one of the four fields is set."""
 
     entries: Sequence[str] = ()
     message_ids: Sequence[str] = ()
@@ -56,14 +56,14 @@ class _Chosen(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The entries that are meant, and which of those that were named do not wait."""
+    """Selected entries, and the named ones that are not pending."""
 
     entries: Sequence[str]
     missing: Sequence[str] = ()
 
 
 class _Move(NamedTuple):
-    """What a command does, as a call and in words."""
+    """Action of a command: its call and its texts."""
 
     call: Callable[[str, Sequence[str]], wire.RunRetriesNowResponse | wire.EndRetriesResponse]
     would: str
@@ -233,15 +233,17 @@ def _run(
 
 
 def _check_named(group: str, missing: Sequence[str], *, is_none: bool) -> None:
-    """End the command if some that were named do not wait: as not found if none does."""
+    """End the command if some named retries are not pending: as not found if none is, else as partial."""
     if missing:
         text = f"not among the retries that wait in group {group}: {', '.join(missing)}"
         raise CommandFailed(text, ExitCode.NOT_FOUND if is_none else ExitCode.PARTIAL)
 
 
 def _move(group: str, entries: Sequence[str], move: _Move, *, quiet: bool, by_one: bool) -> tuple[int, int, list[str]]:
-    """Call for ``entries``; return how many moved, how many were gone, and if it was one by one, which."""
-    per_call = 1 if by_one else _ENTRIES_PER_CALL  # the answer to many does not say which of them were gone
+    """Call for ``entries``. Return the numbers of moved and gone ones and, if called one by one, the names of
+    the gone.
+    """
+    per_call = 1 if by_one else _ENTRIES_PER_CALL  # the answer for many does not name those that were gone
     moved = gone = 0
     went: list[str] = []
     with Progress(f"retries of {group}", quiet=quiet) as progress:
@@ -261,7 +263,7 @@ def _move(group: str, entries: Sequence[str], move: _Move, *, quiet: bool, by_on
 
 
 def _find(client: AdminClient, group: str, chosen: _Chosen, progress: Progress) -> _Found:
-    """Return the entries that are meant, and what was named and does not wait."""
+    """Return the selected entries, and the named ones that are not pending."""
     wanted, met = dict.fromkeys(chosen.message_ids or chosen.entries), set[str]()
     entries: list[str] = []
     read = 0
@@ -279,7 +281,7 @@ def _find(client: AdminClient, group: str, chosen: _Chosen, progress: Progress) 
 def _pages(
     client: AdminClient, group: str, *, topic: str = "", limit: int | None = None
 ) -> Iterator[Sequence[wire.WaitingRetry]]:
-    """Give the retries that wait, at most ``limit``, page by page; a page may be empty."""
+    """Yield the pending retries, at most ``limit``, page by page; a page may be empty."""
     token, left = "", limit
     while left != 0:
         page = client.retries(group, topic=topic, token=token, limit=_PAGE if left is None else min(_PAGE, left))

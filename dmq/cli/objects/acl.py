@@ -1,4 +1,4 @@
-"""``dmq acl``: the file of access keys. Without a daemon, which reads it by itself when it changes."""
+"""``dmq acl``: the file of access keys. Works without a daemon; a daemon reloads the file when it changes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _verdict(key: AccessKey, need: Need, rule: Rule | None) -> str:
 
 
 def _rows(key: AccessKey) -> Iterator[tuple[str, str, str]]:
-    """Give each rule a line of its own; its key is named on the first."""
+    """Yield one row per rule; the key is named in its first row."""
     name, role = key.name, key.role + (", with bodies" if key.with_bodies else "")
     for rule in key.rules or ("",):
         yield name, role, str(rule)

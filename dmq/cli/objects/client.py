@@ -1,4 +1,4 @@
-"""``dmq client``: the clients that are connected."""
+"""``dmq client``: connected clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dmq context``: daemons by name, in a file of this user's. Asks no daemon."""
+"""``dmq context``: named daemons, in a file of this user. Does not contact a daemon."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def add(
     )
     if given.access_key and given.secret_file is None:
         context = replace(context, secret=_ask(given.access_key))
-    choose(Said("option", context)).target()  # what cannot be used is said now
+    choose(Said("option", context)).target()  # report invalid settings before they are stored
     with changing() as held:
         held[0] = held[0].holding(name, context)
         is_current = held[0].current == name
@@ -173,7 +173,7 @@ def _known(contexts: Contexts, name: str) -> Context:
 
 
 def _kept(path: Path | None, option: str) -> Path | None:
-    """Return a path that holds in every folder; a usage error if there is no such file."""
+    """Return an absolute path. Raise a usage error if the file does not exist."""
     if path is None:
         return None
     found = path.expanduser().absolute()

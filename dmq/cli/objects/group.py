@@ -48,7 +48,7 @@ _RETRIES = {"here": "kept here", "cluster": "the cluster's"}
 
 
 class Retries(StrEnum):
-    """Where what a group fails of a cluster's topics is kept."""
+    """Place of the retries of a cluster's topics."""
 
     HERE = "here"
     CLUSTER = "cluster"
@@ -274,7 +274,7 @@ def _retries_facts(group: wire.Group) -> list[tuple[str, str]]:
 
 
 def _delays(policy: RetryPolicy) -> str:
-    """Return the delay after each attempt that is followed by another one; equal neighbours are one."""
+    """Return the delay after each attempt except the last; equal neighbours are merged."""
     if policy.max_attempts == 1:
         return "none: the first failure is the last"
     texts = []
@@ -287,7 +287,7 @@ def _delays(policy: RetryPolicy) -> str:
 
 
 class DeadLetters(StrEnum):
-    """What becomes of the dead letters of a group that is removed."""
+    """Handling of the dead letters of a removed group."""
 
     KEEP = "keep"
     REMOVE = "remove"
@@ -337,7 +337,7 @@ def rm(
         if dry_run:
             _show_would(session, found, what, needs_force=needs_force)
             return
-        if lying and (force or not needs_force):  # else it is refused, and nobody is asked
+        if lying and (force or not needs_force):  # otherwise the daemon refuses it, without a prompt
             confirm(what, yes=yes)
         client.remove_group(group, force=force, with_dead_letters=removes)
     if session.as_json:
@@ -360,7 +360,7 @@ def _show_would(session: Session, group: wire.Group, what: str, *, needs_force: 
 
 
 def _lying(group: wire.Group, *, removes: bool) -> list[str]:
-    """Say what lies in a group, and what becomes of it."""
+    """Describe the contents of a group and the effect of its removal on each."""
     facts = [f"{each.unread:,} of topic {each.topic} unread" for each in group.unread]
     facts += [f"{group.leased:,} of these handed out or hidden"] if group.leased else []
     facts += [f"{group.waiting:,} retries wait"] if group.waiting else []
@@ -409,7 +409,7 @@ def reset(
 
 
 def _goes_on(session: Session, topic: wire.Topic, group: str, to: str, *, dry_run: bool) -> bool:
-    """Ask whether to reset a group; show what that would be, and say no, for a dry run."""
+    """Confirm the reset of a group and return True; for a dry run show its effect and return False."""
     unread = next((each.unread for each in topic.readers if each.group == group), None)
     if unread is None:
         if dry_run:

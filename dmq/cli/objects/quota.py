@@ -1,4 +1,4 @@
-"""``dmq quota``: what access keys and client addresses may have."""
+"""``dmq quota``: quotas of access keys and client addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = noun("quota")
 
 
 class Kind(StrEnum):
-    """Whose limit it is."""
+    """Kind of quota owner."""
 
     KEY = "key"
     ADDRESS = "address"

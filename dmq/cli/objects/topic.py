@@ -23,7 +23,7 @@ app = noun("topic")
 
 
 class Type(StrEnum):
-    """Which messages a topic takes."""
+    """Message types that a topic accepts."""
 
     MIXED = "mixed"
     NORMAL = "normal"
@@ -66,7 +66,7 @@ SendRateOption = Annotated[
 
 
 class Unread(StrEnum):
-    """What becomes of messages past the bounds that a known group has not read."""
+    """Handling of messages past the retention bounds that a known group has not read."""
 
     YES = "yes"
     NO = "no"
@@ -88,7 +88,7 @@ KeepUnreadOption = Annotated[
 
 
 def keep_change(time: str | None, size: str | None, unread: Unread | None) -> wire.KeepChange | None:
-    """Return what was asked for, ``None`` if nothing was; a usage error for what cannot be read."""
+    """Return the retention change of the options; None if none is given. Raise a usage error for invalid values."""
     from dmq.admin import admin_v1 as wire
 
     if time is None and size is None and unread is None:
@@ -113,7 +113,7 @@ def _number(text: str | None, parse: Callable[[str], int], option: str) -> int |
 
 
 def quota_of(text: str | None, parse: Callable[[str], int], option: str) -> int | None:
-    """Return a quota as it is asked for; a usage error for what cannot be read."""
+    """Return the value of a quota option. Raise a usage error if it is invalid."""
     if text is None:
         return None
     if text in {"none", "off", "default"}:
@@ -129,7 +129,7 @@ def _count(text: str) -> int:
 
 
 def quota_facts(topic: wire.Topic) -> list[tuple[str, str]]:
-    """Return what is shown of the quotas that limit a topic, if any do."""
+    """Return the facts of the quotas that limit a topic."""
     return [
         (each.quota.replace("_", " "), shown_quota(each) + ("" if each.is_set else " (default)"))
         for each in topic.quotas
@@ -137,7 +137,7 @@ def quota_facts(topic: wire.Topic) -> list[tuple[str, str]]:
 
 
 def keep_facts(topic: wire.Topic) -> list[tuple[str, str]]:
-    """Return what is shown of a topic's retention, and of what it has kept."""
+    """Return the facts of a topic's retention and of its oldest message."""
     facts = [
         ("keep time", format_duration(topic.keep_time_ms) if topic.keep_time_ms else "no bound", "time"),
         ("keep bytes", format_size(topic.keep_bytes) if topic.keep_bytes else "no bound", "bytes"),
@@ -150,7 +150,7 @@ def keep_facts(topic: wire.Topic) -> list[tuple[str, str]]:
 
 
 def flow_facts(topic: wire.Topic) -> list[tuple[str, str]]:
-    """Return what is shown of what holds a topic's delayed messages back, if something does."""
+    """Return the facts of a pause or a rate of a topic, and the number of held messages."""
     paused = [("paused", f"since {format_time(topic.paused_since_ms)}")] if topic.paused_since_ms else []
     rate = [("deliver rate", f"{topic.deliver_rate:,} a second at most")] if topic.deliver_rate else []
     held = [("held", f"{topic.held:,} of these")] if topic.held or paused or rate else []
@@ -301,7 +301,7 @@ def rm(
             if dry_run:
                 _show_lost(session, found, needs_force=needs_force)
                 return
-            if (found.stored or found.pending) and (force or not needs_force):  # else it is refused, nobody is asked
+            if (found.stored or found.pending) and (force or not needs_force):  # else it is refused, without a prompt
                 confirm(_lost(found), yes=False)
         client.remove_topic(topic, force=force)
     if session.as_json:

@@ -1,4 +1,4 @@
-"""How commands fail: one line on stderr and an exit code that scripts can rely on."""
+"""Errors of commands: one line on stderr and an exit code that scripts can rely on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmq.cli.output.output import printable
 
 
 class ExitCode(IntEnum):
-    """What a command ended with; the numbers are a promise."""
+    """Exit codes of commands; the numbers are stable."""
 
     OK = 0
     FAILURE = 1
@@ -22,13 +22,13 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     DAMAGED = 4  # a store was read, and something is wrong with it
     NOT_ALLOWED = 5  # the daemon wants an access key, or another one
-    UNAVAILABLE = 6  # nobody answered, or the daemon cannot serve now: the same command may work later
-    PARTIAL = 7  # some of it could not be done, and what that is was said; the rest was
+    UNAVAILABLE = 6  # no answer, or the daemon cannot serve now: the same command may succeed later
+    PARTIAL = 7  # a part failed and was reported; the rest was done
     INTERRUPTED = 130
 
 
 class CommandFailed(Exception):
-    """A command ends with this text and this code."""
+    """Error that ends a command with this text and this exit code."""
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.FAILURE) -> None:
         super().__init__(text)
@@ -37,16 +37,16 @@ class CommandFailed(Exception):
 
 
 def refused(allowed: str, *options: str, given: object = None) -> typer.BadParameter:
-    """Return the refusal of an option or an argument: which one, what was given, what is allowed.
+    """Return the error of an invalid option or argument, with its name, its value, and the allowed values.
 
-    Without ``given`` it is of several that do not go together, or of one that lacks another.
+    Without ``given`` the error is about options that exclude each other, or an option that needs another one.
     """
     return typer.BadParameter(allowed if given is None else f"{given!r} is refused: {allowed}", param_hint=options)
 
 
 @contextmanager
 def refusing(option: str, given: object) -> Iterator[None]:
-    """Make a ``ValueError``, whose text says what is allowed, the refusal of ``given``."""
+    """Turn a ``ValueError``, whose text names the allowed values, into the refusal of ``given``."""
     try:
         yield
     except ValueError as error:
@@ -54,14 +54,14 @@ def refusing(option: str, given: object) -> Iterator[None]:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Say whether the command line asks for JSON, without parsing it: errors of parsing are to be JSON as well."""
+    """Return True if the arguments request JSON. They are not parsed, so that parse errors can also be JSON."""
     return any(argument in {"--json", "-ojson", "--output=json"} for argument in arguments) or any(
         argument in {"-o", "--output"} and following == "json" for argument, following in pairwise(arguments)
     )
 
 
 def describe(text: str, exit_code: int, *, as_json: bool) -> str:
-    """Return what stderr gets: one line, but for a configuration with several faults."""
+    """Return the text for stderr: one line, or several for a configuration with several faults."""
     if as_json:
         kind = ExitCode(exit_code).name.lower() if exit_code in set(ExitCode) else "failure"
         return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "message": text}}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Facts for people that more than one command shows."""
+"""Facts that several commands show in their text output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def content_facts(content: wire.Content) -> list[tuple[str, str]]:
-    """Return what a producer sent: one fact per field, in the order a person asks; the body only if it is there."""
+    """Return the fields of a sent message, one fact each, most important first; the body only if it is included."""
     encoding = f", {content.body_encoding.lower()}" if content.body_encoding != "IDENTITY" else ""
     return [
         ("tag", content.tag),
@@ -30,25 +30,25 @@ def content_facts(content: wire.Content) -> list[tuple[str, str]]:
 
 
 def flow_word(found: wire.Topic | wire.Group) -> str:
-    """Return whether a topic or a group is paused or limited to a rate, in one word."""
+    """Return one word for a pause or a rate of a topic or a group."""
     if found.paused_since_ms:
         return "paused"
     return f"{found.deliver_rate:,}/s" if found.deliver_rate else "active"
 
 
 def reason_of(failure: wire.FailureReason) -> FailureReason:
-    """Return why a delivery failed, as a value."""
+    """Return the failure reason of a delivery as a value."""
     return FailureReason(failure.error_type, failure.error_text, failure.host, failure.client_id, failure.address)
 
 
 def failure_facts(failure: wire.FailureReason) -> list[tuple[str, str]]:
-    """Return why a delivery failed, and which client failed it."""
+    """Return the failure reason of a delivery, and the client that reported it."""
     reason = reason_of(failure)
     return [("error", reason.error or NOT_REPORTED), ("failed by", reason.client)]
 
 
 def unread_fact(group: wire.Group) -> str:
-    """Return how much a group has not finished, and for how long the oldest of it waits; empty: nothing is known."""
+    """Return the number of unfinished messages of a group and the age of the oldest; empty if unknown."""
     if not group.HasField("unread_messages"):
         return ""
     oldest = shown_age(group, group.unread_messages)
@@ -56,12 +56,12 @@ def unread_fact(group: wire.Group) -> str:
 
 
 def shown_age(lag: wire.Group | wire.Lag | wire.Reader, unread: int) -> str:
-    """Return how long the oldest unread message waits; empty if there is none, or it is not known."""
+    """Return the age of the oldest unread message; empty if there is none or it is unknown."""
     return out.about(lag.oldest_unread_age_ms) if unread and lag.HasField("oldest_unread_age_ms") else ""
 
 
 def show_lags(heading: str, lags: Sequence[tuple[str, wire.Lag | wire.Reader]]) -> None:
-    """Print how far groups are behind, each line with the topic or group that it is about."""
+    """Print the lag of groups, one line per topic or group."""
     columns = ("UNREAD", "OLDEST", "IN FLIGHT", "IN RETRY", "DIED")
     rows = [
         (
@@ -80,7 +80,7 @@ def _is_unknown(lag: wire.Lag | wire.Reader) -> bool:
 
 
 def clock_line(clock: wire.Clock) -> str:
-    """Return how the clock is, in one line."""
+    """Return the clock state in one line."""
     last = f"; stepped by {_signed(clock.last_step_ms)} at {format_time(clock.last_step_at_ms)}" if clock.steps else ""
     if clock.is_held:
         behind = format_duration(clock.wall_ms - clock.believed_ms)
@@ -96,7 +96,7 @@ def _signed(ms: int) -> str:
 
 
 def shown_quota(quota: wire.Quota) -> str:
-    """Return what is used of a quota, and its limit."""
+    """Return the use and the limit of a quota."""
     if quota.quota.endswith("bytes"):
         return f"{format_size(quota.used)} of {format_size(quota.limit)}"
     return f"{quota.used:,} of {quota.limit:,}" + (" a second" if quota.quota.endswith("rate") else "")

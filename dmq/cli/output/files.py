@@ -1,4 +1,4 @@
-"""Where an export goes: a file that is there whole or not at all, or stdout."""
+"""Targets of an export: a file that is written atomically, or stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmq.cli.output.errors import refused
 
 
 def lines_into(file: Path | None) -> AbstractContextManager[TextIO]:
-    """Give what takes the lines of an export: ``file``, or stdout for ``None``."""
+    """Return a context manager for the lines of an export: ``file``, or stdout if it is None."""
     return _complete_file(file) if file is not None else _stdout()
 
 
@@ -26,7 +26,7 @@ def _stdout() -> Iterator[TextIO]:
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[TextIO]:
-    """Give a file that takes its name when it is written and synced, and is removed if that fails."""
+    """Yield a file that gets its final name after it is written and synced. It is removed if that fails."""
     target = path.resolve()
     if target.exists() and not target.is_file():  # a device would be replaced by the file
         raise refused("it is there and is no file", "--out", given=str(path))

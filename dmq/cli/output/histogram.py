@@ -1,4 +1,4 @@
-"""How many are due when, for people."""
+"""Histograms of due times, as text."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _BAR_CHARS = 40
 
 
 class Row(NamedTuple):
-    """So many messages in the span of time that ``label`` names."""
+    """Number of messages in the time span that ``label`` names."""
 
     label: str
     messages: int
 
 
 def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> list[Row]:
-    """Return rows for buckets of ``(until_ms, count)``, by minute, hour or day so that they stay few; none is empty.
+    """Return rows for buckets of ``(until_ms, count)``, merged by minute, hour or day to keep them few; none is empty.
 
-    ``waiting`` is how many there are altogether: those in no bucket are due later than all that are.
+    ``waiting`` is the total; messages in no bucket are due after all buckets.
     """
     found = [(until_ms, count) for until_ms, count in buckets if count]
     ahead_ms = max((until_ms for until_ms, _ in found), default=now_ms) - now_ms
@@ -44,12 +44,12 @@ def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> l
 
 
 def show_due(heading: str, buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> None:
-    """Print ``due_rows`` with a bar each behind an empty line; nothing if there is no row."""
+    """Print ``due_rows`` with bars after an empty line; print nothing if there are no rows."""
     show_spans(heading, due_rows(buckets, waiting, now_ms))
 
 
 def show_spans(heading: str, spans: Iterable[tuple[str, int]]) -> None:
-    """Print how many are in each span of time, with a bar each behind an empty line; nothing if none is in any."""
+    """Print the count of each time span with bars after an empty line; print nothing if all counts are 0."""
     rows = [(label, count) for label, count in spans if count]
     if rows:
         most = max(count for _, count in rows)

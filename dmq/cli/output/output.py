@@ -1,4 +1,4 @@
-"""How answers look: JSON with stable keys for programs, aligned columns for people."""
+"""Output formats: JSON with stable keys for programs, aligned columns for people."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LINES = 25  # rich ignores a width without a height on a dumb terminal
 
 
 def show_json(value: object) -> None:
-    """Print one JSON value; indented, because people read it too and programs do not mind."""
+    """Print one JSON value, indented for readability."""
     typer.echo(json_text(value))
 
 
 def json_text(value: object) -> str:
-    """Return indented JSON; characters that a terminal would obey are escaped, all others are as they are."""
+    """Return indented JSON. Control characters are escaped, all others are unchanged."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
@@ -40,7 +40,7 @@ def json_text(value: object) -> str:
 def to_plain(message: Message) -> dict[str, object]:
     """Return a message as JSON values: every field by its name, numbers as numbers, enums as names, bytes in base64.
 
-    A field that can be absent and is, is ``None``; all others are always there.
+    An absent optional field is None; all other fields are always present.
     """
     fields: Iterable[Any] = message.DESCRIPTOR.fields
     return {field.name: _plain_field(message, field) for field in fields}
@@ -75,11 +75,11 @@ def show_table(
     numbers: Sequence[str] = (),
     details: Sequence[str] = (),
 ) -> None:
-    """Print aligned columns; those named in ``numbers`` to the right.
+    """Print aligned columns; those named in ``numbers`` are right-aligned.
 
-    A word, such as an id, is whole on one line, however narrow the terminal, so that it can be copied. A terminal shows
-    no column without a value. If a table is too wide for it, the widest columns of several words fold; if that is not
-    enough, the columns in ``details`` are left out, in that order, and a note names them. A pipe gets all columns.
+    A word, such as an id, is never broken, so that it can be copied. A terminal shows no empty columns. If a table is
+    too wide for it, the widest columns with several words fold. If that is not enough, the columns in ``details`` are
+    left out in that order, and a note names them. A pipe gets all columns.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     columns = terminal_columns()
@@ -106,22 +106,22 @@ def _fits(widths: Sequence[int], columns: int) -> bool:
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print one fact per line, names in one column, words whole as in a table; facts without text are left out."""
+    """Print one fact per line, with aligned names and unbroken words as in a table; facts without text are left out."""
     cells = [[name, printable(text)] for name, text in facts if text]
     _print(None, cells, _widths(("", ""), cells, terminal_columns(), is_facts=True), [False, False])
 
 
 def terminal_columns() -> int | None:
-    """Return how wide the terminal is that the answer goes to; ``None``: it goes elsewhere."""
+    """Return the width of the output terminal; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _widths(
     headings: Sequence[str], cells: Sequence[Sequence[str]], columns: int | None, *, is_facts: bool = False
 ) -> list[int]:
-    """Return how wide each column is to be: as wide as its widest cell, less where that is too much for the terminal.
+    """Return the width of each column: that of its widest cell, or less if the terminal is too narrow.
 
-    None is narrower than its longest word, so that all of them may be wider than the terminal.
+    No column is narrower than its longest word, so the sum may exceed the terminal.
     """
     from rich.cells import cell_len
 
@@ -148,17 +148,17 @@ def _widths(
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with everything escaped that could move the cursor or recolour the terminal of who reads it."""
+    """Return ``text`` with unprintable characters escaped, which could move the cursor or recolour the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def note(text: str) -> None:
-    """Print a line beside the answer, on stderr."""
+    """Print a line to stderr, apart from the answer."""
     typer.echo(f"dmq: {printable(text)}", err=True)
 
 
 def body_text(body: bytes) -> str:
-    """Return a body for people: as text where it is text, in base64 where not."""
+    """Return a body as text if it is valid text, otherwise in base64."""
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -166,7 +166,7 @@ def body_text(body: bytes) -> str:
 
 
 def when(epoch_ms: int, now_ms: int | None = None) -> str:
-    """Return an instant for people, with its distance from ``now_ms``; empty for 0, which means none."""
+    """Return a formatted time, with its distance from ``now_ms``; empty for 0, which means none."""
     if not epoch_ms:
         return ""
     text = format_time(epoch_ms)
@@ -177,7 +177,7 @@ def when(epoch_ms: int, now_ms: int | None = None) -> str:
 
 
 def distance(epoch_ms: int, now_ms: int) -> str:
-    """Return an instant for a table, by its distance from now in seconds or more; empty for 0, which means none."""
+    """Return the distance of a time from now for a table, in seconds or larger units; empty for 0, which means none."""
     if not epoch_ms:
         return ""
     away_s = (epoch_ms - now_ms) / 1000
@@ -207,7 +207,7 @@ def _print(
     from rich.cells import cell_len
 
     lines = _rendered(headings, (), widths, are_numbers) if headings is not None else []
-    folding: list[Sequence[str]] = []  # rows in a row for rich: it takes 2 ms for each
+    folding: list[Sequence[str]] = []  # consecutive rows for one table of rich, because a table costs 2 ms
     for row in cells:
         row = [cell.rstrip() for cell in row]  # noqa: PLW2901 - as rich does
         lengths = list(map(cell_len, row))
@@ -236,7 +236,7 @@ def _rendered(
     *,
     are_facts: bool = False,
 ) -> list[str]:
-    """Return the lines of headings, or of rows whose cells may have to fold."""
+    """Return the lines of headings, or of rows with cells that may fold."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Instants as operators write them."""
+"""Parsing of times in options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmq.config.units import RFC_3339, After, parse_around, parse_duration, pars
 
 
 def instant_ms(text: str | None, option: str) -> int | None:
-    """Return the time that ``option`` means, ``-1h`` from now included; a usage error for one that is none."""
+    """Return the time of ``option``, also relative to now such as ``-1h``. Raise a usage error if it is invalid."""
     if text is None:
         return None
     now_ms = SystemClock().now_ms()
@@ -20,7 +20,7 @@ def instant_ms(text: str | None, option: str) -> int | None:
 
 
 def past_ms(text: str | None, option: str, now_ms: Callable[[], int]) -> int:
-    """As ``instant_ms`` by another clock, for what is over; 0 for none."""
+    """Like ``instant_ms``, but for past times, with another clock; 0 for none."""
     if text is None:
         return 0
     if text.startswith("-"):
@@ -30,7 +30,7 @@ def past_ms(text: str | None, option: str, now_ms: Callable[[], int]) -> int:
 
 
 def point_ms(text: str, option: str, *, besides: str = "") -> int:
-    """Return the time that ``option`` means, which is no distance from now; ``besides`` is what else is allowed."""
+    """Return the absolute time of ``option``; ``besides`` describes other allowed forms."""
     expected = f"{besides}{RFC_3339} or epoch milliseconds is expected"
     with refusing(option, text):
         instant = parse_when(text, expected)

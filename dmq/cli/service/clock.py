@@ -1,4 +1,4 @@
-"""``dmq clock``: how the clock of the daemon's host is, and that it is right."""
+"""``dmq clock``: the clock state of the daemon's host, and its confirmation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class _ShownAlone(Group):
-    """Shows the clock where nothing else is asked for."""
+    """Command group that runs ``show`` without a subcommand."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
-        """Take no command for ``show``."""
+        """Run ``show`` if no command is given."""
         return super().parse_args(ctx, args or ["show"])
 
 

@@ -1,4 +1,4 @@
-"""``dmq config``: the settings that ``dmq serve`` would run with, from the same flags, variables and file."""
+"""``dmq config``: the effective settings of ``dmq serve``, from the same flags, variables and file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dmq demo``: kill the daemon half-way through a run and see that nothing is lost."""
+"""``dmq demo``: kill the daemon during a run and prove that no message is lost."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def serve(
 
 
 def _refused(error: ConfigError) -> Exception:
-    """Tell programs by a line of the log, as all that the daemon says; people a line for each fault."""
+    """Return the error of an invalid configuration: a log line for programs, one line per fault for people."""
     from dmq.runtime.log import configure, is_for_people
 
     if is_for_people(error.log_format, sys.stderr):
@@ -106,7 +106,9 @@ def _refused(error: ConfigError) -> Exception:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of ``dmq serve`` in place of its second parameter, which gets what ``load`` takes."""
+    """Replace the second parameter of a command by the options of ``dmq serve``; it receives the arguments of
+    ``load``.
+    """
     options = signature(serve, eval_str=True).parameters
     session, _, *own = signature(command, eval_str=True).parameters.values()
 

@@ -1,4 +1,6 @@
-"""``dmq spool``: what producers' hooks keep on this host, without a daemon. Only free directories are changed."""
+"""``dmq spool``: the local stores of producers' hooks on this host, without a daemon. Only unused directories
+change.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ _ROOT = Path("var/spool")
 
 
 class Listing(StrEnum):
-    """How a list is answered."""
+    """Output format of a list."""
 
     TABLE = "table"
     JSON = "json"
@@ -76,7 +78,7 @@ DueOption = Annotated[
 
 
 class _Chosen(NamedTuple):
-    """Which entries a command means."""
+    """Filter of entries."""
 
     types: frozenset[str]
     keys: frozenset[str]
@@ -84,7 +86,7 @@ class _Chosen(NamedTuple):
     due_before_ms: int | None
 
     def of(self, found: Found) -> bool:
-        """Say whether an entry is meant."""
+        """Return True if the filter matches an entry."""
         entry = found.entry
         return (
             (not self.types or entry.type_name in self.types)
@@ -97,19 +99,19 @@ class _Chosen(NamedTuple):
 def _chosen_of(
     types: list[str] | None, keys: list[str] | None, *, is_dead: bool | None, due_before: str | None
 ) -> _Chosen:
-    """Return what the options mean; a usage error for a time that is none."""
+    """Return the filter of the options. Raise a usage error for an invalid time."""
     return _Chosen(frozenset(types or ()), frozenset(keys or ()), is_dead, instant_ms(due_before, "--due-before"))
 
 
 class _Reader:
-    """Reads the entries of every directory, one after the other, and remembers what could not be read."""
+    """Reader of the entries of all directories, one after the other. It records unreadable ones."""
 
     def __init__(self, root: Path) -> None:
         self._paths = _directories_of(root)
         self._exit_code = ExitCode.OK
 
     def entries(self, chosen: _Chosen) -> Generator[tuple[Path, Found], None, None]:
-        """Give the entries that are meant, each with its directory; close this if it is not read to its end."""
+        """Yield the matching entries, each with its directory. Close the generator if it is not exhausted."""
         from dmq.errors import StoreCorrupt, StoreError
         from dmq.producer_store.directories.inspect import How, look
 
@@ -138,7 +140,7 @@ class _Reader:
         out.note(text)
 
     def raise_if_failed(self) -> None:
-        """End the command if something could not be read."""
+        """End the command if a directory or entry could not be read."""
         if self._exit_code:
             raise CommandFailed("not everything can be read; 'dmq spool salvage' saves what can", self._exit_code)
 
@@ -403,7 +405,7 @@ def salvage(
 def _each(
     work: Callable[[Path, Clock, Tell], Report], paths: Sequence[Path], *, is_named: bool, quiet: bool
 ) -> tuple[list[Report], list[str]]:
-    """Do something to each directory; return the reports, and which are in use, unless they were named."""
+    """Process each directory; return the reports, and the directories in use unless they were named."""
     from dmq.errors import StoreLocked
 
     reports: list[Report] = []
@@ -479,7 +481,7 @@ def requeue(
 
 
 def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) -> tuple[int, list[str]]:
-    """Count dead entries in directories that no process uses; return as well which of the wanted ones are none."""
+    """Count dead entries in directories that no process uses; also return the wanted ones that are not dead there."""
     from dmq.errors import StoreCorrupt
     from dmq.producer_store.directories.copies import holder
     from dmq.producer_store.directories.inspect import look
@@ -509,7 +511,7 @@ def _show_requeued(
     left_alone: Sequence[str] = (),
     is_dry_run: bool = False,
 ) -> None:
-    """Tell what was requeued; the command ends as in part if some that were named are not dead, as not found if all."""
+    """Show requeued entries. End as partial if some named ones are not dead, as not found if none is."""
     if session.as_json:
         facts = {"requeued": requeued, "not_found": len(missing), "missing": list(missing)}
         dry = {"is_dry_run": True} if is_dry_run else {}
@@ -575,7 +577,7 @@ def adopt(
 
 
 def _entries_in(paths: Sequence[Path]) -> int:
-    """Count what directories hold, by their own figures; one that is damaged says nothing."""
+    """Count the entries of directories by their own figures; damaged directories are skipped."""
     from dmq.errors import StoreError
     from dmq.producer_store.directories.figures import figures_of
     from dmq.producer_store.directories.inspect import strict_look
@@ -599,7 +601,7 @@ def _show_would_adopt(session: Session, text: str, count: int, free: Sequence[Pa
 
 
 def _uid_of(text: str) -> bytes:
-    """Return the uid that ``text`` means: 32 hex digits, with or without dashes."""
+    """Return the uid of ``text``: 32 hex digits, with or without dashes."""
     digits = text.replace("-", "")
     if not _UID.fullmatch(digits):
         raise refused("a uid of 32 hex digits is expected", "UID", given=text)
@@ -607,14 +609,14 @@ def _uid_of(text: str) -> bytes:
 
 
 def _listing_of(ctx: typer.Context, given: Listing | None, *, json: bool) -> Listing:
-    """Return how to answer: as given here, else as given before the command."""
+    """Return the output format: the option of the command, else the global one."""
     if json and given not in {None, Listing.JSON}:
         raise refused("it is the same as -o json", "--json", "--output")
     return Listing.JSON if json else given or Listing(session_of(ctx).output)
 
 
 def _directories_of(root: Path) -> list[Path]:
-    """Return the directories of the spool; the command ends if there is no such folder."""
+    """Return the directories of the spool; the command ends if the folder does not exist."""
     from dmq.producer_store.directories.copies import LOCK_FILE, directories
 
     if not root.is_dir():
@@ -627,7 +629,9 @@ def _directories_of(root: Path) -> list[Path]:
 
 
 def _plain(found: Found, directory: Path, *, with_body: bool = False) -> dict[str, object]:
-    """Return an entry as JSON values: always the same keys, bytes in base64, text as well where they are text."""
+    """Return an entry as JSON values: always the same keys, bytes in base64 and, if they are valid text, also
+    as text.
+    """
     entry, dead = found.entry, found.dead
     made: dict[str, object] = {
         "directory": directory.name,
@@ -654,12 +658,12 @@ def _plain(found: Found, directory: Path, *, with_body: bool = False) -> dict[st
 
 
 def _line_of(value: object) -> str:
-    """Return one JSON value on one line, escaped as ASCII: exact, whatever a terminal makes of other characters."""
+    """Return one JSON value on one line, escaped as ASCII: exact on every terminal."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
-    """Print entries as they are read; return how many that were."""
+    """Print entries as they are read; return their number."""
     count = 0
     if listing is Listing.TABLE:
         now_ms = SystemClock().now_ms()
@@ -711,7 +715,7 @@ def _facts(found: Found, path: Path, now_ms: int) -> list[tuple[str, str]]:
 
 
 def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
-    """Return a body for people: JSON indented, text as it is, anything else in hex, 32 bytes to a line."""
+    """Return a body as text: JSON indented, text unchanged, other bytes in hex, 32 to a line."""
     text: str | None = None
     if not as_hex:
         try:

@@ -1,4 +1,4 @@
-"""``dmq status``: how a daemon is."""
+"""``dmq status``: the status of a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dmq store``: the store as a whole: copied, looked through, saved."""
+"""``dmq store``: backup, check and salvage of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of commands that read an Apache RocketMQ cluster themselves, over the classic protocol."""
+"""Options of commands that read an Apache RocketMQ cluster directly, over the classic protocol."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _COMMON = {"namesrv": NamesOption, "key": ClusterKeyOption, "tls": ClusterTlsOpt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A cluster that a command asks. ``silent``: the brokers that are left out of the answer, and why."""
+    """Cluster that a command queries. ``silent`` holds the brokers without an answer, with the reason."""
 
     options: RemotingOptions
     silent: dict[str, str] = field(default_factory=dict)
 
     def ask(self, ask: Callable[[Survey], Awaitable[_T]]) -> _T:
-        """Return what is found; end the command if nobody answers."""
+        """Return the result of the query; end the command if no broker answers."""
         from broker_adapter.remoting import RemotingAdmin, Survey
 
         async def asked() -> _T:
@@ -67,10 +67,10 @@ class Cluster:
 
 
 def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command its session and a cluster to ask, by options behind its own; no daemon is asked.
+    """Call a command with its session and a cluster, from options added after its own; no daemon is contacted.
 
-    Its first two parameters are these; all others are by keyword. Where brokers are left out of the answer, stderr says
-    which, and the command ends as unavailable: a lag that lacks them is none to act upon.
+    These are its first two parameters; all others are by keyword. If brokers are left out of the answer, stderr names
+    them and the command ends as unavailable, because a lag without them is unreliable.
     """
 
     @wraps(command)
@@ -96,7 +96,7 @@ def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None, *, tls: bool) -> RemotingOptions:
-    """Return how to reach the cluster with these name servers; a usage error says what is wrong."""
+    """Return the connection options of the cluster with these name servers. Raise a usage error if they are invalid."""
     from broker_adapter.contracts.endpoints import parse_endpoints
     from broker_adapter.remoting import RemotingOptions
 
@@ -113,7 +113,7 @@ def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None
 
 @contextmanager
 def asking_cluster() -> Iterator[None]:
-    """End the command with the code that fits when the cluster refuses or does not answer."""
+    """End the command with the right exit code if the cluster refuses or does not answer."""
     from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 
     try:

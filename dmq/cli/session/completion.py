@@ -1,7 +1,7 @@
-"""Completion of names in a shell: topics and groups of the daemon, and contexts of this user.
+"""Shell completion of names: topics and groups of the daemon, and contexts of this user.
 
-A shell waits for the answer, so a daemon has one second. Any failure means no suggestions: a prompt has no place for
-errors.
+The shell waits for the result, so the daemon has one second to answer. Any failure returns no suggestions, because a
+prompt cannot show errors.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _TIMEOUT = "1s"
 
 
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics that begin with ``incomplete``; topics of the broker's own are not suggested."""
+    """Return the topics that start with ``incomplete``, without internal topics of the broker."""
     return _named(ctx, incomplete, lambda client: (each.name for each in client.topics().topics if each.name[0] != "%"))
 
 
 def groups(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the consumer groups that begin with ``incomplete``."""
+    """Return the consumer groups that start with ``incomplete``."""
     return _named(ctx, incomplete, lambda client: (each.name for each in client.groups()))
 
 
 def contexts(incomplete: str) -> list[str]:
-    """Return the contexts that begin with ``incomplete``."""
+    """Return the contexts that start with ``incomplete``."""
     from dmq.config.contexts import load
 
     try:

@@ -12,7 +12,7 @@ from dmq.cli.output.errors import CommandFailed, ExitCode
 
 @contextmanager
 def stopped(data: Path) -> Iterator[None]:
-    """As ``offline``, with the directory of a stopped process; the command ends if there is no store in it."""
+    """Like ``offline``, for the directory of a stopped process; the command ends if it contains no store."""
     if not any((data / name).exists() for name in ("CELL", "rocksdb")):
         raise CommandFailed(f"there is no store in {data}", ExitCode.NOT_FOUND)
     with offline():
@@ -21,9 +21,9 @@ def stopped(data: Path) -> Iterator[None]:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Open stores in this context: what they log stays out of the answer, and their errors end the command.
+    """Open stores in this context: their log lines are suppressed, and their errors end the command.
 
-    Damage has the exit code 4, a directory that a process uses 6.
+    Damage has the exit code 4, a directory in use 6.
     """
     import structlog
 

@@ -1,4 +1,4 @@
-"""What several commands take: the session with its options, and arguments that mean the same everywhere."""
+"""Shared options of commands: the session with its options, and arguments with the same meaning everywhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHY_CHARS_MAX = 200
 
 
 class Output(StrEnum):
-    """How a command answers: for people, or for programs (stable keys)."""
+    """Output format: for people, or for programs (stable keys)."""
 
     TABLE = "table"
     JSON = "json"
@@ -115,7 +115,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """The common options, as they hold for one command."""
+    """Common options of one command."""
 
     given: Context = field(default_factory=Context)  # by options
     context: str | None = None
@@ -133,7 +133,7 @@ class Session:
         *,
         json: bool = False,
     ) -> Session:
-        """Return this session with what was given instead; a usage error for what cannot be read."""
+        """Return this session with the given options replaced. Raise a usage error for invalid values."""
         if json and output not in {None, Output.JSON}:
             raise refused("it is the same as -o json", "--json", "--output")
         with refusing("--address", address):
@@ -151,11 +151,13 @@ class Session:
 
     @property
     def as_json(self) -> bool:
-        """Whether the answer is for a program."""
+        """True if the output is for a program."""
         return self.output is Output.JSON
 
     def chosen(self) -> Chosen:
-        """Return what counts of options, environment and context, and where each is from; a usage error otherwise."""
+        """Return the effective settings of options, environment and context, with their sources, or raise a usage
+        error.
+        """
         try:
             return _chosen(self.given, self.context)
         except ContextUnknown as error:
@@ -163,8 +165,8 @@ class Session:
 
     @contextmanager
     def connect(self) -> Iterator[AdminClient]:
-        """Give a client of the daemon; its errors end the command with the code that fits."""
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs of a handshake is told in one line
+        """Yield a client of the daemon; its errors end the command with the right exit code."""
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs of a handshake are replaced by one line of ours
         from dmq.admin.client.client import (
             AdminClient,
             CallFailed,
@@ -211,7 +213,7 @@ def _chosen(given: Context, named: str | None) -> Chosen:
     environment = _environment()
     options, variables = Said("option", given), Said("environment", environment)
     if named is None and (given.address or environment.address):
-        return choose(options, variables)  # another daemon: what is secret of a context is not for it
+        return choose(options, variables)  # another daemon: it must not get the secrets of a context
     contexts = load()
     name = os.environ.get(CONTEXT_VARIABLE) or contexts.current if named is None else named
     if not name:
@@ -223,7 +225,9 @@ def _chosen(given: Context, named: str | None) -> Chosen:
 
 
 def _environment() -> Context:
-    """Return what the environment says. The secret is never an option: anybody can read arguments."""
+    """Return the context of the environment. The secret is never an option, because arguments are visible to
+    all users.
+    """
     said = said_by(os.environ)
     with refusing("DMQ_ADDRESS", said.address):
         return replace(said, address=str(parse_address(said.address)) if said.address else "")
@@ -238,7 +242,7 @@ def _check_why(why: str) -> str:
 
 
 def session_of(ctx: typer.Context, **given: Any) -> Session:  # noqa: ANN401 - what ``but`` takes
-    """Return the global options with those given after the command in their place."""
+    """Return the global options, overridden by those given after the command."""
     session = ctx.find_object(Session)
     assert session is not None  # the root command sets it
     return session.but(**given)
@@ -249,7 +253,7 @@ _COMMON = {"address": AddressOption, "context": ContextOption, **_OUTPUT, "timeo
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command its session, and the options ``--address``, ``--output`` and so on behind its own.
+    """Call a command with its session, and add the options ``--address``, ``--output`` etc. after its own.
 
     Its first parameter is the session; all others are by keyword.
     """
@@ -257,17 +261,17 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_reason(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``with_session`` for a command that changes something: also ``--why``, the reason that is kept with it."""
+    """Like ``with_session``, for a command with changes: adds ``--why``, the reason that is recorded with them."""
     return _with(command, {**_COMMON, "why": WhyOption})
 
 
 def with_output(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``with_session`` for a command that asks no daemon: of the options, ``--output`` alone."""
+    """Like ``with_session``, for a command that contacts no daemon: adds only ``--output``."""
     return _with(command, _OUTPUT)
 
 
 def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``with_session`` for a command that asks somebody else than the daemon: without ``--address``."""
+    """Like ``with_session``, for a command that contacts another server than the daemon: without ``--address``."""
     return _with(command, {**_OUTPUT, "timeout": TimeoutOption})
 
 
@@ -283,7 +287,7 @@ _CONNECTION = {
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as ``given``, what the options about TLS and the access key say; not the address."""
+    """Call a command with the options for TLS and the access key, without the address, as ``given``."""
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:  # noqa: ANN401 - the command's
@@ -326,7 +330,7 @@ def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callabl
 
 
 def properties_of(texts: list[str] | None) -> dict[str, str]:
-    """Return user properties from KEY=VALUE each; a usage error for what is none."""
+    """Return user properties from KEY=VALUE texts. Raise a usage error for an invalid one."""
     properties: dict[str, str] = {}
     for text in texts or []:
         name, separator, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""A retry policy as options: how often a failed message is tried again, and after which delays."""
+"""Options of a retry policy: the number of attempts, and the delays between them."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ def policy_of(
     max_age: str | None = None,
     base: RetryPolicy | None = None,
 ) -> RetryPolicy | None:
-    """Return ``base`` (by default the default policy) with what the options say instead; ``None`` if none was given.
+    """Return ``base`` (by default the default policy) with the options applied; None if no option is given.
 
-    Raises ``typer.BadParameter`` that names the option for a value that cannot be, and for options that exclude each
-    other.
+    Raise ``typer.BadParameter``, which names the option, for an invalid value and for options that exclude each other.
     """
     if all(given is None for given in (table, exponential, multiplier, fixed, max_attempts, jitter, max_age)):
         return None

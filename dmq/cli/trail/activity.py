@@ -1,4 +1,4 @@
-"""``dmq activity``: what operators changed, and who it was."""
+"""``dmq activity``: changes by operators, and their callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dmq audit``: the trail, snapshots of what waits, and the jobs that read them."""
+"""``dmq audit``: the trail, snapshots of pending messages, and the jobs that read them."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def _judge(
     conf: Sequence[str],
     quiet: bool,
 ) -> int:
-    """Run the job, here without Spark, and return the verdict, or how it failed as an exit code of ours."""
+    """Run the job, here without Spark, and return its verdict or, if it failed, an exit code of this program."""
     if spark is None or log is None:
         return _verdict(run_here(trail, arguments, quiet=quiet), "")
     master = master or _MASTER
@@ -358,7 +358,9 @@ def _judge(
 
 
 def _verdict(code: int, where_to_look: str) -> int:
-    """Return the exit code of a job if it is a verdict; else say that it failed, and return what that is here."""
+    """Return the exit code of a job if it is a verdict; otherwise report the failure and return the exit code
+    for it.
+    """
     if code in MEANINGS:
         return code
     out.note(f"the audit failed ({code}){where_to_look}")
@@ -397,7 +399,7 @@ def _steps_asked(state: Path | None, *, incremental: bool, is_bounded: bool) -> 
 
 
 def _check_place(trail: str, master: str, *, incremental: bool) -> None:
-    """Refuse what does not go with reading a cluster back."""
+    """Raise for options that conflict with reading a cluster back."""
     if incremental:
         raise refused("it compares the whole trail: give no --incremental", "--cluster")
     if _is_elsewhere(trail) or not master.startswith("local"):
@@ -407,7 +409,7 @@ def _check_place(trail: str, master: str, *, incremental: bool) -> None:
 def _read_back(
     session: Session, trail: Path, remoting: RemotingOptions, into: Path, timeout_s: float
 ) -> dict[str, object]:
-    """Read back what the trail says that the cluster has; the command fails if nothing of it could be read."""
+    """Read back from the cluster the messages that the trail names; end the command if none could be read."""
     from dmq.trail.export.verification import read_back
 
     with Progress("reading the cluster", quiet=session.as_json) as progress:
@@ -427,7 +429,7 @@ def _read_back(
 
 
 def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
-    """Have the daemon export and take a snapshot; if it cannot, print a line, or raise if the snapshot is wanted."""
+    """Make the daemon export and take a snapshot. If it cannot, print a note, or raise if the snapshot is required."""
     try:
         with session.connect() as client:
             taken = out.to_plain(client.take_snapshot())
@@ -441,7 +443,7 @@ def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
 
 
 def _not_exported(taken: dict[str, object] | None, trail: Path) -> str:
-    """Return which events the trail may lack; ``taken`` is the snapshot that followed the daemon's export."""
+    """Return the events that the trail may lack; ``taken`` is the snapshot that followed the daemon's export."""
     cells = {path.stem for path in (trail / "cells").glob("*.json")}
     if taken is not None and (path := Path(str(taken["path"]))).parents[2].resolve() == trail.resolve():
         cells.discard(path.parent.name.removeprefix("cell="))
@@ -454,7 +456,7 @@ def _not_exported(taken: dict[str, object] | None, trail: Path) -> str:
 
 
 def _trail_of(session: Session, trail: str | None, data: Path | None, config: Path | None) -> str:
-    """Return the trail that is meant: the one given, one that is configured here, else that of the daemon."""
+    """Return the selected trail: the given one, else the one configured here, else that of the daemon."""
     if trail is not None:
         return trail
     if data is not None or config is not None:
@@ -477,7 +479,7 @@ def _trail_of(session: Session, trail: str | None, data: Path | None, config: Pa
 
 
 def _configured(data: Path | None, config: Path | None) -> tuple[str, bool]:
-    """Return where the configuration has the trail, and whether that is by default; a usage error if it is off."""
+    """Return the configured trail, and whether it is the default. Raise a usage error if the trail is off."""
     from dmq.config.settings import ConfigError, load_with_origins
 
     try:
@@ -490,7 +492,7 @@ def _configured(data: Path | None, config: Path | None) -> tuple[str, bool]:
 
 
 def _trail_here(found: wire.GetStatusResponse, address: str) -> str:
-    """Return the trail of a daemon if it is on this machine; else the command ends and says what to give."""
+    """Return the trail of a daemon if it is on this machine; otherwise end the command with the remedy."""
     where = found.outbox.trail
     if not where:
         raise CommandFailed(f"the daemon at {address} writes no trail; name one with --trail", ExitCode.NOT_FOUND)
@@ -508,11 +510,11 @@ def _check_is_trail(where: str) -> None:
 
 
 def _check_out(into: Path) -> None:
-    """Make no folder above the one that is named: a disk may not be mounted."""
+    """Create only the named folder and none above it, because its disk may not be mounted."""
     if not into.absolute().parent.is_dir():
         raise refused("its parent folder must be there: make it, or mount its disk", "--out", given=str(into))
 
 
 def _is_elsewhere(trail: str) -> bool:
-    """Say whether a trail lies in a file system of its own, such as ``s3a://``, which only Spark can read."""
+    """Return True if a trail is in a remote file system, such as ``s3a://``, which only Spark can read."""
     return "://" in trail

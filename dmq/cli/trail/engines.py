@@ -1,4 +1,4 @@
-"""What judges a trail: DuckDB in one process of this machine, or Spark. The rules and the outcome are the same."""
+"""Selection of the audit engine: DuckDB in a local process, or Spark. The rules and the outcome are the same."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from dmq.cli.output.errors import CommandFailed, refused
 from dmq.cli.trail.spark import package_folder, path_to
 
-# Events of a trail on this machine: DuckDB takes some 30 s of a processor, and 1 GB of memory, for each 100 MB.
+# Events of a local trail: DuckDB needs about 30 s of a processor, and 1 GB of memory, for each 100 MB.
 AUTO_MAX_BYTES = 8 * 2**30
 
 
 class Engine(StrEnum):
-    """What ``--engine`` takes."""
+    """Values of ``--engine``."""
 
     auto = "auto"
     duckdb = "duckdb"
@@ -26,10 +26,10 @@ class Engine(StrEnum):
 
 
 def chosen(asked: Engine, trail: str, *, is_elsewhere: bool, is_for_spark: bool) -> Engine:
-    """Return the engine of a run; the command ends if it is not installed, or cannot read that trail.
+    """Return the engine of a run; the command ends if it is not installed or cannot read the trail.
 
-    ``auto`` is DuckDB where it is installed, the trail lies on this machine and holds at most 8 GiB, and nothing was
-    asked that only Spark knows (``is_for_spark``). A longer trail goes to Spark if that is installed.
+    ``auto`` selects DuckDB if it is installed, the trail is on this machine and holds at most 8 GiB, and no option
+    needs Spark (``is_for_spark``). A larger trail goes to Spark if that is installed.
     """
     has_duckdb = find_spec("duckdb") is not None
     if asked is Engine.duckdb:
@@ -53,7 +53,7 @@ def chosen(asked: Engine, trail: str, *, is_elsewhere: bool, is_for_spark: bool)
 
 
 def run_here(trail: str, arguments: Sequence[str], *, quiet: bool) -> int:
-    """Judge a trail with DuckDB, in a process of its own; what it says goes through. Return its exit code."""
+    """Audit a trail with DuckDB, in a separate process; its output passes through. Return its exit code."""
     command = [sys.executable, "-m", "spark_audit", "run", "--engine", "duckdb", "--trail", trail, *arguments]
     environment = {**os.environ, **path_to(package_folder("spark_audit"))}
     ended = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL if quiet else None)

@@ -1,4 +1,4 @@
-"""``dmq ledger``: where every message is, and whether that adds up."""
+"""``dmq ledger``: messages by state, and whether the numbers balance."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finding and starting Spark for the jobs of ``spark_audit``, which are programs of their own.
+"""Start of Spark for the jobs of ``spark_audit``, which are separate programs.
 
-Nothing of ours imports them, or Spark: where they are is found out without, and what they need is said before Java
-starts.
+No module of this package imports them or Spark. They are located without an import, and missing parts are reported
+before Java starts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MEANINGS = {
 }
 _MIB = 2**20
 _MEMORY_MAX = 4 * 1024 * _MIB
-# Java's collector and compilers by the bytes of a trail. The second compiler takes a third to a half of the time of two
-# processors: an audit of one or two million events is over before it has paid, and of more it gets the hottest only.
+# Java's collector and compilers by the bytes of a trail. The second compiler uses a third to a half of two processors.
+# An audit of one or two million events ends before that pays off; a larger one compiles only the hottest methods.
 # The first bound is the job's own for a small trail (``SMALL_BYTES``).
 _HOTTEST = (
     "Tier4InvocationThreshold=100000",
@@ -50,7 +50,7 @@ _JAVA: tuple[tuple[float, tuple[str, ...]], ...] = (
     (math.inf, ("+UseParallelGC", *_HOTTEST)),
 )
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
-# Java's and Spark's own lines. What is none of these is the job's, and meant for who started it.
+# Lines of Java and Spark. All other lines are of the job, and are meant for the user.
 _NOISE = re.compile(
     r"WARNING: |Picked up |Using Spark's |Setting default log level|To adjust logging level|:: |\s+at |Warning: "
     r"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:TRACE|DEBUG|INFO|WARN|ERROR) "
@@ -70,7 +70,7 @@ appender.file.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n%ex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spark:
-    """What starts a job: ``submit`` is spark-submit, ``environment`` what it needs beside ours."""
+    """Launcher of a job: ``submit`` is spark-submit; ``environment`` are the variables that it needs in addition."""
 
     submit: Path
     environment: Mapping[str, str]
@@ -78,7 +78,7 @@ class Spark:
 
 
 def find_spark() -> Spark:
-    """Find the job, Spark and Java, and import none of them; the command ends with what is missing."""
+    """Locate the job, Spark and Java without importing them; the command ends with the name of a missing one."""
     package = package_folder("spark_audit")
     home = os.environ.get("SPARK_HOME")
     root = Path(home) if home else package_folder("pyspark")
@@ -109,13 +109,15 @@ def package_folder(name: str) -> Path:
 
 
 def path_to(package: Path) -> dict[str, str]:
-    """Return the environment with which another Python finds ``package``."""
+    """Return the environment in which another Python finds ``package``."""
     known = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(package.parent), *([known] if known else [])])}
 
 
 def java_memory(given: str | None) -> str:
-    """Return what Java gets: as given, ours or Java's way (``4g``), else half of what there is, at most 4 GiB."""
+    """Return the memory for Java: the given size in either notation (``4g``), else half of the available, at most 4
+    GiB.
+    """
     if given is not None:
         if re.fullmatch(r"[1-9][0-9]*[kmgtKMGT]", given):
             return given.lower()
@@ -139,7 +141,7 @@ def submit_command(
     trail: str,
     arguments: Sequence[str],
 ) -> list[str]:
-    """Write what spark-submit reads to ``scratch`` and return its command line."""
+    """Write the files of spark-submit to ``scratch`` and return its command line."""
     launcher, logging = scratch / "audit.py", scratch / "log4j2.properties"
     launcher.write_text(_LAUNCHER, encoding="utf-8")
     logging.write_text(_LOGGING.format(log=log), encoding="utf-8")
@@ -162,7 +164,7 @@ def submit_command(
 
 
 def _bytes_of(trail: str) -> float:
-    """Return how large a trail on this machine is; of any other nothing is known before Java starts."""
+    """Return the size of a local trail; it is unknown for any other before Java starts."""
     folder = Path(trail)
     return sum(file.stat().st_size for file in folder.rglob("*.parquet")) if folder.is_dir() else math.inf
 
@@ -177,7 +179,7 @@ def _zipped(package: Path, scratch: Path) -> Path:
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str], log: Path, *, quiet: bool) -> int:
-    """Run the job; what it says goes through, what Java says goes to the log. Return its exit code."""
+    """Run the job. Its output passes through; the lines of Java go to the log. Return its exit code."""
     with (
         log.open("a", encoding="utf-8") as kept,
         _running(command, {**os.environ, **environment}, stdout=kept if quiet else None) as job,
@@ -195,7 +197,7 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], log: Path, *
 def _running(
     command: Sequence[str], environment: Mapping[str, str], *, stdout: IO[str] | None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process; it ends with this block."""
+    """Start a process, and end it with this block."""
     with subprocess.Popen(
         command,
         env=environment,
