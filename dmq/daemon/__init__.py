@@ -1,4 +1,4 @@
-"""The daemon: wiring of the parts, one life from open to close, no logic of its own."""
+"""The daemon: wiring of its parts and its life cycle from open to close, without logic of its own."""
 
 from __future__ import annotations
 

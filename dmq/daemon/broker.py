@@ -1,4 +1,4 @@
-"""The embedded broker as the configuration says: a broker of its own, or what stays here in front of a cluster."""
+"""Construction of the broker from the configuration: standalone, or for topics kept here in front of a cluster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dmq.config.units import ALL_TOPICS
 from dmq.store.schema.names import Keep, TopicQuotas
 from dmq.store.store import Store
 
-FORWARDED_KEPT = timedelta(minutes=10)  # what the cluster has is of no use here; long enough to look at it
+FORWARDED_KEPT = timedelta(minutes=10)  # messages of the cluster are not needed here; kept long enough for inspection
 
 
 def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
-    """Return the broker on ``store``; create it on the loop that will use it."""
+    """Return the broker on ``store``. Call it on the event loop that will use the broker."""
     return EmbeddedBroker(
         store,
         queues_per_topic=config.queues_per_topic,
@@ -28,7 +28,7 @@ def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
             checks_max=config.transaction_checks_max,
             max_age_ms=config.transaction_max_age_ms,
         ),
-        # In front of a cluster a topic is made here by keeping messages of it; the cluster says which there are.
+        # In front of a cluster the first stored message creates a topic here; the cluster decides which topics exist.
         auto_create=AutoCreate(True, True)
         if config.broker != "embedded"
         else AutoCreate(config.topic_auto_create, config.group_auto_create),

@@ -1,7 +1,7 @@
-"""What keeps a daemon from starting and can be known before its store is opened: looked at, and nothing touched.
+"""Checks before the start: faults that prevent it and are detectable before the store is opened. Nothing is changed.
 
-A daemon that is started again and again, because its port is taken or a file of keys is wrong, would otherwise recover
-its store each time, and leave an event and a snapshot each time.
+A daemon in a restart loop, because its port is in use or a key file is invalid, would otherwise recover its store at
+each start. It would also leave an event and a snapshot each time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name f
 
 
 def refuse_start(config: DaemonConfig, clock: Clock) -> None:
-    """Raise ``StartRefused`` with all that is wrong. Of the trail the export tells: it keeps nobody waiting."""
+    """Raise ``StartRefused`` with all faults. Faults of the trail are left to the export, which delays no client."""
     found = _found([*_of_files(config, clock), *_of_addresses(config)])
     if found:
         raise StartRefused("; ".join(found))
 
 
 def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
-    """Return all that is wrong, a line each; beside a daemon that runs on the same directory, but for addresses."""
+    """Return all faults, one line each. Addresses are skipped if a daemon runs on the same directory."""
     checks: list[Callable[[], object]] = [*_of_files(config, clock), partial(_check_trail, config)]
     if holder_of(config.data) is None:
         checks += _of_addresses(config)
@@ -47,9 +47,9 @@ def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
 
 
 def cluster_report(config: DaemonConfig, clock: Clock) -> tuple[list[str], list[str]]:
-    """Call each address of the cluster, within seconds; return which kind of server answered, and the problems.
+    """Call each address of the cluster, within seconds; return the kind of server that answered, and the problems.
 
-    Each is a line. A cluster that does not answer is no problem: a daemon starts, and waits for it.
+    Each is a line. A cluster that does not answer is no problem: a daemon starts and waits for it.
     """
     if config.broker == "embedded":
         return [], []
@@ -103,7 +103,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
 
 
 def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
-    metrics = config.metrics_listen if config.metrics_listen_is_explicit else None  # one that nobody chose is replaced
+    metrics = config.metrics_listen if config.metrics_listen_is_explicit else None  # a default port may be replaced
     return [
         partial(_check_address, "listen", config.listen, "gRPC"),
         *([partial(_check_address, "metrics_listen", metrics, "metrics")] if metrics is not None else []),
@@ -112,11 +112,11 @@ def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
 
 
 def check_folder(key: str, path: Path) -> None:
-    """Raise ``DmqError`` if ``path`` is no directory that can be written, nor one that can be made."""
+    """Raise ``DmqError`` unless ``path`` is a writable directory or can be created."""
     place = path.absolute()
     try:
         place.stat()
-    except (FileNotFoundError, NotADirectoryError):  # it is made, if what is above it is a directory
+    except (FileNotFoundError, NotADirectoryError):  # it is created if its parent is a directory
         while not os.path.lexists(place) and place != place.parent:
             place = place.parent
     except OSError as error:
@@ -154,7 +154,7 @@ def _check_tls(config: DaemonConfig, clock: Clock) -> None:
     certificates = certificates_of(config, clock, makes=False)
     if certificates is None:
         return
-    certificates.tells_expiry = False  # that is told when it is used
+    certificates.tells_expiry = False  # expiry is reported when the certificate is used
     certificates.client_ca = None  # looked at by itself, for the certificate may not be made yet
     try:
         certificates.context()
@@ -194,11 +194,9 @@ def _check_address(key: str, address: Address, what: str) -> None:
 
 
 def _bind(family: int, place: tuple[object, ...]) -> None:
-    """Take an address and give it back; nobody can connect meanwhile, since nothing listens."""
+    """Bind an address and release it. No client can connect in between, because the socket does not listen."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # what a daemon that ended leaves is in nobody's way
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # remains of an ended daemon do not block the port
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind(place)

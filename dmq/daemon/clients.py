@@ -1,4 +1,4 @@
-"""The clients of the public protocol, as operators ask about them: fits ``ClientSource``."""
+"""Clients of the public protocol for the admin service: implements ``ClientSource``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Sessions
 
 
 class Clients:
-    """Reads the sessions, and asks by the telemetry streams."""
+    """Client registry that reads the sessions and queries clients over their telemetry streams."""
 
     def __init__(self, clock: Clock, sessions: Sessions, streams: Streams) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class Clients:
         self._streams = streams
 
     def clients(self, group: str) -> Sequence[ClientStatus]:
-        """As ``ClientSource.clients``."""
+        """See ``ClientSource.clients``."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         found = [
             ClientStatus(
@@ -39,14 +39,14 @@ class Clients:
         return sorted(found, key=lambda client: (client.group, client.client_id))
 
     async def stack(self, client_id: str, timeout_s: float) -> str:
-        """As ``ClientSource.stack``."""
+        """See ``ClientSource.stack``."""
         try:
             return await self._streams.commands.stack(client_id, timeout_s)
         except NoAnswer as error:
             raise ClientSilent(str(error)) from error
 
     async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> tuple[int, str]:
-        """As ``ClientSource.verify``."""
+        """See ``ClientSource.verify``."""
         try:
             return await self._streams.commands.verify(client_id, payload, timeout_s)
         except NoAnswer as error:

@@ -1,4 +1,4 @@
-"""The daemon's side towards a cluster: the adapter, the forwarder, and the broker that clients meet."""
+"""Cluster side of the daemon: the adapter, the forwarder, and the broker that clients use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _TROUBLES_MAX = 100
 
 
 class ClusterSide:
-    """Belongs to the event loop. ``start`` before clients come, ``close`` before the broker closes."""
+    """Cluster side of a daemon. Owned by the event loop. ``start`` it before clients connect, ``close`` it before the
+    broker.
+    """
 
     def __init__(self, config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics) -> None:
         self._clock = clock
@@ -77,13 +79,13 @@ class ClusterSide:
         metrics.cluster_away.set_function(lambda: bool(self._away_since_ms))
 
     async def start(self) -> None:
-        """Begin to send what lies here."""
+        """Start to forward stored messages."""
         await self._forwarder.start()
         if self.inner is not None:
             self.inner.start()
 
     async def close(self) -> None:
-        """Send nothing new, wait a little for answers, and say goodbye to the cluster."""
+        """Stop sending, wait up to the grace period for answers, and disconnect from the cluster."""
         if self.inner is not None:
             await self.inner.close()
         await self.front.close()
@@ -92,7 +94,7 @@ class ClusterSide:
         await self._adapter.close()
 
     def status(self) -> ClusterStatus:
-        """Return how the cluster and the way to it are; call it on the loop."""
+        """Return the status of the cluster and of the connections to it. Call it on the loop."""
         totals, lanes = self._forwarder.totals, self._forwarder.lanes.values()
         failing = islice((lane for lane in lanes if lane.gate.error), _TROUBLES_MAX)
         return ClusterStatus(
@@ -127,14 +129,14 @@ class ClusterSide:
         )
 
     def remark(self) -> str:
-        """Return what somebody who asks for the health should know; empty: nothing."""
+        """Return a warning for the health status; empty if there is none."""
         if not self._away_since_ms:
             return ""
         wrong = "; ".join(f"{address}: {why}" for address, why in self._kinds.misplaced.items())
         return f"cluster: {wrong or 'none of its addresses answers'}; see dmq status"
 
     def _told(self, event: str, **fields: object) -> None:
-        """Hear what happens to proxies, or to brokers and name servers."""
+        """Handle an event of a proxy, or of a broker or name server."""
         is_return = event in {"proxy_returned", "broker_returned"}
         say: Callable[..., object] = log.info if is_return else log.warning
         say(event, **fields)
@@ -164,7 +166,7 @@ def _log_misplaced(address: str, why: str) -> None:
 
 
 def _adapter_of(config: DaemonConfig, clock: Clock, timeout_ms: int, told: Callable[..., None]) -> Cluster:
-    """Return the client of the cluster: of its proxies, or of its name servers and brokers."""
+    """Return the client of the cluster: for its proxies, or for its name servers and brokers."""
     if config.broker == "rocketmq":
         endpoints = tuple(map(str, config.endpoints))
         proxies = RocketMQBroker(grpc_options(config, endpoints=endpoints, timeout_ms=timeout_ms), clock, told)

@@ -1,4 +1,4 @@
-"""The kind of server at an address that was configured as part of a cluster, found by calling it in both protocols."""
+"""Kind of server at a configured address of a cluster, determined by a call in both protocols."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_MS = 3_000  # of each of the two calls to an address
 
 
 class ServerKind(Enum):
-    """What answered, as it is shown to operators."""
+    """Kind of server that answered, as shown to operators."""
 
     PROXY = "a RocketMQ proxy"
     NAME_SERVER = "a RocketMQ name server"
@@ -30,7 +30,7 @@ class ServerKind(Enum):
 
 
 class ClusterRefused(BrokerError):
-    """The server answers, and refuses the daemon's access key."""
+    """The server answers and refuses the daemon's access key."""
 
 
 _WANTED = {
@@ -42,14 +42,14 @@ _WANTED = {
 async def kind_of(address: str, config: DaemonConfig, clock: Clock) -> ServerKind:
     """Return the kind of server at ``address`` within about ``TIMEOUT_MS``.
 
-    Raises ``ClusterRefused`` if it refuses the daemon's access key.
+    Raise ``ClusterRefused`` if it refuses the daemon's access key.
     """
     classic, grpc = await asyncio.gather(_classic(address, config), _grpc(address, config, clock))
     return grpc if classic is ServerKind.NONE else classic
 
 
 def misplaced(found: ServerKind, broker: str) -> str:
-    """Return why a server cannot be used by a daemon with this ``broker`` setting, empty if it can."""
+    """Return the reason why a daemon with this ``broker`` setting cannot use the server; empty if it can."""
     wanted, advice = _WANTED[broker]
     return "" if found is wanted else f"it is {found.value}: {advice}"
 
@@ -82,7 +82,7 @@ async def _grpc(address: str, config: DaemonConfig, clock: Clock) -> ServerKind:
 
 
 class KindWatch:
-    """Finds out the kind of each configured address that does not answer. Belongs to the event loop."""
+    """Watch that determines the kind of each configured address that does not answer. Owned by the event loop."""
 
     def __init__(self, config: DaemonConfig, clock: Clock, on_found: Callable[[str, str], None]) -> None:
         self.misplaced: dict[str, str] = {}  # why an address cannot be used, by the address
@@ -90,16 +90,16 @@ class KindWatch:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, address: str) -> None:
-        """Find out the kind of server at an address that does not answer as it should; it is known soon."""
+        """Start to determine the kind of server at an address that gives no valid answer; the result follows later."""
         if address not in self._asking:
             self._asking[address] = asyncio.get_running_loop().create_task(self._ask(address))
 
     def answers(self, address: str) -> None:
-        """Note that a server answers as it should."""
+        """Record that a server gives valid answers."""
         self.misplaced.pop(address, None)
 
     async def close(self) -> None:
-        """End what is being asked."""
+        """Cancel running queries."""
         for task in self._asking.values():
             task.cancel()
         await asyncio.gather(*self._asking.values(), return_exceptions=True)

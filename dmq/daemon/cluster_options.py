@@ -1,4 +1,4 @@
-"""The settings of the clients that a daemon uses in front of a cluster, from its configuration."""
+"""Settings of the clients of a cluster, derived from the configuration of the daemon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dmq.config.settings import DaemonConfig
 
 
 def grpc_options(config: DaemonConfig, *, endpoints: tuple[str, ...], timeout_ms: int) -> ClusterOptions:
-    """Return the settings of a client of proxies."""
+    """Return the settings of a client for proxies."""
     return ClusterOptions(
         endpoints=endpoints,
         access_key=config.cluster_access_key or "",
@@ -16,12 +16,12 @@ def grpc_options(config: DaemonConfig, *, endpoints: tuple[str, ...], timeout_ms
         tls=config.cluster_tls,
         tls_ca=config.cluster_tls_ca,
         request_timeout_ms=timeout_ms,
-        sends_max=1,  # each further one is told in the trail, so it is the lane's
+        sends_max=1,  # the lane repeats sends itself, because the trail records each attempt
     )
 
 
 def remoting_options(config: DaemonConfig, *, names: tuple[str, ...], timeout_ms: int) -> RemotingOptions:
-    """Return the settings of a client of name servers and brokers."""
+    """Return the settings of a client for name servers and brokers."""
     return RemotingOptions(
         names=names,
         access_key=config.cluster_access_key or "",

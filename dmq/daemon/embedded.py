@@ -1,7 +1,7 @@
-"""The embedded broker in an application's own process, for clients that divide its queues: no port, no protocol.
+"""Embedded broker in an application's own process, for clients that divide its queues: no port, no protocol.
 
-Whoever opens a directory that this process has open already, on the same event loop, becomes another client of the same
-broker; the last one that closes closes the store. A daemon and an application cannot have one directory at a time.
+A second open of the same directory on the same event loop returns another client of the same broker. The last client to
+close also closes the store. A daemon and an application cannot open one directory at the same time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger("dmq.daemon")
 
 
 class _Cell:
-    """A broker that is open in this process, and how many clients it has."""
+    """Open broker of this process, with the number of its clients."""
 
     def __init__(self, path: Path) -> None:
         self.loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ class _Cell:
             exporter = exporter_of(config, store)
             stack.callback(close_store, store, exporter, config.shutdown_grace_s)
             if exporter is not None:
-                await self.loop.run_in_executor(None, exporter.recover)  # before anybody leaves an event
+                await self.loop.run_in_executor(None, exporter.recover)  # before the first audit event of this run
                 exporter.start()
             broker = broker_of(config, store)
             stack.push_async_callback(broker.close)
@@ -91,10 +91,11 @@ _open_here: dict[Path, _Cell] = {}
 
 
 async def open_embedded(path: str | Path, client_id: str = "") -> EmbeddedClassic:
-    """Open the broker whose store is in ``path``, made if there is none, as a client with an id of its own.
+    """Open the broker whose store is in ``path``, created if missing, as a client with its own id.
 
-    It is configured as a daemon's is by default. Raises ``dmq.errors.StoreError`` as a daemon that starts does,
-    ``StoreLocked`` if another process has the directory; ``Refused(REQUEST)`` if another event loop of this one has it.
+    It has the default configuration of a daemon. Raise ``dmq.errors.StoreError`` like the start of a daemon,
+    ``StoreLocked`` if another process uses the directory, ``Refused(REQUEST)`` if another event loop of this process
+    does.
     """
     found = _absolute(path)
     while (cell := _open_here.get(found)) is not None:

@@ -1,6 +1,6 @@
-"""Files that count while the daemon serves: of access keys, of certificates. Looked at again and again.
+"""Files that are reloaded while the daemon serves: access keys and certificates. Polled for changes.
 
-A new one that is wrong is told at once, in the log and by ``dmq status``, and not to the client that comes next.
+An invalid new version is reported at once, in the log and by ``dmq status``, and not only to the next client.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Those that this daemon has."""
+    """Reloaded files of this daemon."""
 
     keys: KeyFile | None
     certificates: Certificates | None
 
     @classmethod
     def of(cls, config: DaemonConfig, clock: Clock) -> Files:
-        """Read them all; the certificate is made, if it is one that signs itself. Raises ``DmqError``."""
+        """Read all files, and create a missing self-signed certificate. Raise ``DmqError``."""
         files = cls(
             KeyFile(config.acl, clock) if config.acl is not None else None,
             certificates_of(config, clock) if config.transport == "http2" else None,
@@ -37,27 +37,27 @@ class Files:
         return files
 
     def problems(self) -> str:
-        """Return what is wrong with them now, empty: nothing; what was right before is in use then."""
+        """Return the current faults of the files, empty if there are none; the last valid version stays in use."""
         return "; ".join(each.problem for each in (self.keys, self.certificates) if each is not None and each.problem)
 
     async def watch(self) -> None:
-        """Look whether they changed, until cancelled."""
+        """Poll the files for changes until cancelled."""
         while self.keys is not None or self.certificates is not None:
             await asyncio.sleep(_LOOK_S)
-            with suppress(DmqError):  # there was a good one before: it is told
+            with suppress(DmqError):  # an earlier version was valid, so the fault is only reported
                 self._look()
 
     def _look(self) -> None:
         if self.keys is not None:
             self.keys.keys()
         if self.certificates is not None:
-            self.certificates.context()  # what cannot be used is said now, and not to the first client
+            self.certificates.context()  # an unusable one fails here, and not at the first client
 
 
 def certificates_of(config: DaemonConfig, clock: Clock, *, makes: bool = True) -> Certificates | None:
-    """Return the certificates of the daemon, not read yet; ``None``: it speaks no TLS.
+    """Return the certificates of the daemon, not read yet; None without TLS.
 
-    With ``makes`` one that signs itself is made if there is none; without, there is none then. Raises ``DmqError``.
+    With ``makes`` a missing self-signed certificate is created; without it, None is returned. Raise ``DmqError``.
     """
     files = certificate_files(config)
     if files is None:
@@ -71,7 +71,7 @@ def certificates_of(config: DaemonConfig, clock: Clock, *, makes: bool = True) -
 
 
 def certificate_files(config: DaemonConfig) -> tuple[Path, Path] | None:
-    """Return where the certificate and its key are, or will be; ``None``: the daemon speaks no TLS."""
+    """Return the paths of the certificate and its key, which may not exist yet; None without TLS."""
     if config.tls_certificate == "off":
         return None
     if config.tls_certificate == "auto":

@@ -1,4 +1,4 @@
-"""How many front processes a daemon has, and what each of them is told."""
+"""Number of front processes of a daemon, and the settings of each."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _IN_FLIGHT_MIN: Final = 256
 
 
 def fronts_of(processes: Literal["auto"] | int, held_bytes_max: int = 256 * 2**20) -> int:
-    """Return how many fronts there are to be; 0: the daemon is one process."""
+    """Return the number of front processes; 0 if the daemon is one process."""
     count = min(processors(), FRONTS_MAX, fronts_max(held_bytes_max)) if processes == "auto" else processes
     return count if count > 1 else 0
 
 
 def plain_served_to(config: DaemonConfig) -> PlainServedTo:
-    """Return who may speak without TLS."""
+    """Return the clients that may connect without TLS."""
     return "all" if config.tls_client_ca is None else "loopback"
 
 
 def front_settings(
     config: DaemonConfig, port: Port, sidecar: SidecarConfig, clock: Clock, *, count: int, connections_max: int
 ) -> Settings:
-    """Return what one of ``count`` fronts is told that starts now: its part of what all of them may have."""
+    """Return the settings of one of ``count`` fronts that starts now, with its share of the common limits."""
     quotas = port.service.quotas
     messages = port.service.messages
     own = {wire.METHODS[rpc].path for rpc in (*messages.unary, *messages.streaming)}

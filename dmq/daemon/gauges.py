@@ -1,4 +1,4 @@
-"""What Prometheus is told: each figure is read from the part that counts it, when somebody asks."""
+"""Prometheus figures of the daemon: each is read from the part that counts it, at scrape time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def follow(
     exporter: Exporter | None,
     periodic: PeriodicBackups | None = None,
 ) -> None:
-    """Let the metrics follow the counts of the parts."""
+    """Connect the metrics to the counters of the parts."""
     metrics.accepted.follow(lambda: broker.sends.accepted_total)
     metrics.repeated.follow(lambda: broker.sends.repeated_total)
     metrics.refused.follow(lambda: broker.sends.refused_total)
@@ -67,6 +67,6 @@ def follow(
 
 
 def _held_ms(store: Store) -> int:
-    """Return by how much the believed time is behind the host's clock."""
+    """Return the lag of the believed time behind the host's clock, in ms."""
     clock = store.clock.status()
     return clock.wall_ms - clock.believed_ms

@@ -1,4 +1,4 @@
-"""What access keys and addresses may have: as configured, and as operators set it, which the store keeps."""
+"""Quotas of access keys and addresses: from the configuration, and the stored changes of operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | ClusterFront) -> Quotas:
-    """Return what keys and addresses may have, as it was set and kept. Raises ``StoreCorrupt``."""
+    """Return the quotas of keys and addresses, with the stored changes applied. Raise ``StoreCorrupt``."""
     store = broker.store
     bounds = Bounds(
         streams=config.streams_max,
@@ -45,5 +45,5 @@ def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | Clu
 
 
 async def keep_quotas(store: Store, encoded: bytes) -> None:
-    """Keep what was set, durable on return."""
+    """Store the changed quotas, durable on return."""
     await store.commit_async([Put(Family.META, META_QUOTAS, encoded)])

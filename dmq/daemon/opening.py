@@ -33,7 +33,7 @@ log = structlog.get_logger("dmq.daemon")
 
 
 def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOptions().open_files_max) -> Store:
-    """Open the cell as configured and say what recovery found."""
+    """Open the cell with the configured options and log the result of recovery."""
     store = Store.open(
         Path(config.data),
         clock,
@@ -73,18 +73,20 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
 
 
 def require_trail() -> None:
-    """Raise ``ExtraMissing`` if what writes the trail is not installed: it is never off without a word."""
+    """Raise ``ExtraMissing`` if the packages for the trail are not installed, because the trail must not be off
+    silently.
+    """
     require("the audit trail (trail = 'off' does without)", "server", "pyarrow", "numpy")
 
 
 def exporter_of(config: DaemonConfig, store: Store) -> Exporter | None:
-    """Return what writes the trail, ``None`` if it is off."""
+    """Return the exporter of the trail, or None if it is off."""
     trail = config.trail_path
     if trail is None:
         return None
     require_trail()
     mode = 0o750 if config.trail_mode == "group" else 0o700
-    with suppress(OSError):  # what is wrong with it, the export tells, again and again
+    with suppress(OSError):  # the export reports faults of the folder repeatedly
         make_directory(trail, mode)
     if trail.is_dir() and tighten(trail, mode):
         log.warning("directory_tightened", path=str(trail), mode=f"{mode:o}")
@@ -93,7 +95,7 @@ def exporter_of(config: DaemonConfig, store: Store) -> Exporter | None:
 
 
 def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None:
-    """End a run in order; the trail has ``grace_s`` for what was not exported yet."""
+    """Close the store at the end of a run; the export of the remaining events has ``grace_s``."""
     try:
         if store.failure is None:
             store.commit([Emit(cell_event(EventKind.CLOSED))])
@@ -106,7 +108,7 @@ def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None
 
 
 async def watch_disk(store: Store) -> NoReturn:
-    """Log the begin and the end of each stall of the disk."""
+    """Log the start and the end of each disk stall."""
     longest_s = 0.0
     while True:
         await asyncio.sleep(_DISK_LOOK_S)

@@ -1,4 +1,4 @@
-"""What a daemon does by itself from time to time: retention, snapshots, backups."""
+"""Periodic work of a daemon: retention, snapshots, backups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dmq.store.store import Store
 async def backups_of(
     config: DaemonConfig, store: Store, stack: AsyncExitStack
 ) -> tuple[Backups, PeriodicBackups | None]:
-    """Return what makes backups when asked to, and what makes them by itself, not started yet, if that is wanted."""
+    """Return the on-demand backups, and the periodic ones if configured, which are not started yet."""
     backups = Backups(store, config.data)
     stack.push_async_callback(backups.close)
     rule = rule_of(config)
@@ -30,7 +30,7 @@ async def backups_of(
 
 
 def start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic: PeriodicBackups | None) -> None:
-    """Begin with what a daemon does by itself from time to time."""
+    """Start the periodic work of a daemon."""
     broker.retention.start()
     if snapshots is not None:
         snapshots.start(broker.subscriptions)

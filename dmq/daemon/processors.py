@@ -1,4 +1,4 @@
-"""How many processors this process may use: its affinity says so, and the quotas of its control groups."""
+"""Number of usable processors: from the affinity of the process, and the quotas of its control groups."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MOUNT: Final = Path("/sys/fs/cgroup")
 
 
 def processors(own_groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int:
-    """Return how many whole processors there are for this process, at least 1.
+    """Return the number of whole processors that this process may use, at least 1.
 
-    ``own_groups`` names its control groups, and below ``mount`` these are: Linux has them, in versions 1 and 2.
+    ``own_groups`` names its control groups, which are below ``mount`` on Linux, in versions 1 and 2.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([count, *_quotas(own_groups, mount)]))
 
 
 def _quotas(own_groups: Path, mount: Path) -> Iterator[int]:
-    """Give the whole processors that each group allows which has this process, or has a group that has it."""
+    """Yield the whole processors that each control group of this process, or a parent of it, allows."""
     with suppress(OSError):
         for line in own_groups.read_text(encoding="utf-8").splitlines():
             number, controllers, path = line.split(":", 2)
@@ -33,7 +33,7 @@ def _quotas(own_groups: Path, mount: Path) -> Iterator[int]:
 
 
 def _along(root: Path, path: str, quota_of: Callable[[Path], tuple[int, int]]) -> Iterator[int]:
-    """Give the quotas on the way from a group to the root. A container may see its own group as the root."""
+    """Yield the quotas on the path from a group to the root. A container may see its own group as the root."""
     for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
         with suppress(OSError, ValueError):  # it is not there, or has no quota
             quota_us, period_us = quota_of(root / group)

@@ -1,4 +1,4 @@
-"""One life of a daemon: open, serve until told to end or until storage fails, close in order."""
+"""Life cycle of a daemon: open, serve until stopped or until storage fails, close in order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ log = structlog.get_logger("dmq.daemon")
 
 
 class _Ending:
-    """Why a daemon ends: the first reason that is heard, or None if it was told to. Made on its loop."""
+    """Reason for the end of a daemon: the first one reported, or None for a requested stop. Create it on its loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -62,29 +62,29 @@ class _Ending:
             self.reason.set_result(reason)
 
     def storage_failed(self, error: StoreError) -> None:
-        """Take note; from any thread."""
+        """Record the failure and stop; safe from any thread."""
         log.critical("storage_failed", error=with_advice(error))
         self._loop.call_soon_threadsafe(self.end, error)
 
     def serving_failed(self, error: DmqError) -> None:
-        """Take note that no client can be served any more."""
+        """Record that no client can be served any more, and stop."""
         log.critical("serving_failed", error=with_advice(error))
         self.end(error)
 
 
 async def serve(config: DaemonConfig, clock: Clock) -> int:
-    """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code; raise what keeps it from starting."""
+    """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code. Raise if the start fails."""
     loop = asyncio.get_running_loop()
     ending = _Ending()
     descriptors = _descriptors(config)
-    async with AsyncExitStack() as stack:  # what was set up last is closed first
+    async with AsyncExitStack() as stack:  # closed in reverse order
         store = open_store(config, clock, descriptors.tables)
         store.on_failure = fail = ending.storage_failed
         _warn_of_low_disk(store)
         exporter = exporter_of(config, store)
         stack.callback(close_store, store, exporter, config.shutdown_grace_s)
         if exporter is not None:
-            await loop.run_in_executor(None, exporter.recover)  # it may renumber: before anybody leaves an event
+            await loop.run_in_executor(None, exporter.recover)  # may renumber: before the first event
             exporter.start()
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
         if snapshots is not None:
@@ -150,7 +150,7 @@ def _warn_of_low_disk(store: Store) -> None:
 
 
 def _metrics(store: Store) -> Metrics:
-    """Return the metrics, which hear of each batch."""
+    """Return the metrics, which observe each committed batch."""
     metrics = Metrics(version=version_here(), cell_id=store.cell_id)
     store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
         ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
@@ -161,7 +161,9 @@ def _metrics(store: Store) -> Metrics:
 async def _front(
     config: DaemonConfig, cell: Cell, broker: EmbeddedBroker, metrics: Metrics, stack: AsyncExitStack
 ) -> ClusterFront | None:
-    """Return what clients meet in front of a cluster, begun; ``None`` without one. gRPC's client is loaded for it."""
+    """Start and return the broker that clients use in front of a cluster; None without one. Only it loads gRPC's
+    client.
+    """
     if config.broker == "embedded":
         return None
     from dmq.daemon.cluster import ClusterSide
@@ -182,7 +184,7 @@ def _files(config: DaemonConfig, cell: Cell, stack: AsyncExitStack) -> Files:
 
 
 async def _activity(store: Store, stack: AsyncExitStack) -> ActivityLog:
-    """Return who changed what, with all that an earlier run left open settled."""
+    """Return the activity log, with open activities of earlier runs settled."""
     activity = ActivityLog(store)
     await activity.settle()
     stack.push_async_callback(activity.close)
@@ -196,7 +198,7 @@ def _descriptors(config: DaemonConfig) -> Descriptors:
 
 
 def _on_signal(number: signal.Signals, end: object) -> None:
-    """End in order; a second signal ends at once, which the store survives like any kill."""
+    """Stop in order. A second signal ends the process at once, which the store survives like any kill."""
     asyncio.get_running_loop().remove_signal_handler(number)
     log.info("stopping", signal=number.name)
     assert callable(end)
@@ -218,7 +220,7 @@ def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> Metric
     except AddressInUse as error:
         if config.metrics_listen_is_explicit:
             raise
-        # Nobody asked for this port: a second daemon on the host must not fail for it.
+        # The default port is not required: a second daemon on the host must not fail because of it.
         server = start_http(metrics, Address(config.metrics_listen.host, 0), cell.is_ready, cell.remark)
         log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
         return server

@@ -1,4 +1,4 @@
-"""Which transport speaks for the sidecar, and what is mounted on it."""
+"""Choice of the transport of the RocketMQ server, and the services on it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 
 class Transport(Protocol):
-    """One port with everything the daemon serves by gRPC."""
+    """One port with all gRPC services of the daemon."""
 
     async def start(self) -> int:
         """Listen, serve, and return the port."""
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """End what waits now, and finish what else is in flight within ``grace_s``."""
+        """End waiting calls, and finish the others in flight within ``grace_s``."""
         ...
 
     def processes(self) -> Sequence[ProcessStatus]:
-        """Return the processes that serve clients, and first the one that has the store; from any thread."""
+        """Return the processes that serve clients, the store process first; safe from any thread."""
         ...
 
 
 class ServerOptions(NamedTuple):
-    """What the process of the daemon says: how many connections there may be, its version, and who hears of an end."""
+    """Options of the daemon's process: the number of connections, its version, and the callback for a failure."""
 
     connections_max: int
     version: str
@@ -67,9 +67,9 @@ def transport_of(
     front: ClusterFront | None = None,
     options: ServerOptions,
 ) -> Transport:
-    """Return the transport that ``config`` names, not listening yet. Only that one is imported.
+    """Return the transport that ``config`` selects, not listening yet. Only that one is imported.
 
-    With ``front`` clients meet that one instead of ``broker``.
+    With ``front`` clients use that broker instead of ``broker``.
     """
     settings = SidecarConfig(
         delay_levels_ms=config.delay_levels_ms,
@@ -124,7 +124,7 @@ def _http2(
     files: Files,
     options: ServerOptions,
 ) -> Transport:
-    """Return what serves a port: this process, or fronts."""
+    """Return the server of a port: this process, or front processes."""
     from dmq.daemon.fronts import front_settings, fronts_of, plain_served_to
     from dmq.http2 import no_certificate_fault
     from dmq.processes.fronts import Fronts
