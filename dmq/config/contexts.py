@@ -1,9 +1,9 @@
-"""Where a daemon is and how to speak to it, by a name: the file of contexts, and what of it counts for one command.
+"""Contexts: named daemons with their connection settings in a file, and the effective settings of one command.
 
     {"version": 1, "current": "prod", "contexts": {"prod": {"address": "dmq.example:8081", "tls_ca": "...", ...}}}
 
-It lies in the user's configuration folder, ``$XDG_CONFIG_HOME/dmq/contexts.json`` (``~/.config`` without the
-variable), and may hold secrets, so nobody but its owner may read it.
+The file is in the user's configuration folder, ``$XDG_CONFIG_HOME/dmq/contexts.json`` (``~/.config`` without the
+variable). It may hold secrets, so only its owner may have access.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ _WORDS: Final = ("address", "tls_server_name", "access_key", "secret")
 
 
 class ContextError(DmqError):
-    """The file of contexts, or what a context names, cannot be used; the text says why and never holds a secret."""
+    """The file of contexts, or a file that a context names, cannot be used; the text gives the reason and never a
+    secret.
+    """
 
 
 class ContextUnknown(ContextError):
-    """There is no context of this name."""
+    """There is no context with this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """How a client speaks TLS: whom it trusts (``None``: the authorities that gRPC knows), and who it is."""
+    """TLS settings of a client: the trusted authorities (None: those of gRPC) and the client's own certificate."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -51,7 +53,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is said of a daemon; empty or ``None``: nothing. Secrets are in no ``repr``."""
+    """Connection settings of a daemon; empty or None if not set. ``repr`` shows no secrets."""
 
     address: str = ""
     tls: bool | None = None
@@ -64,14 +66,14 @@ class Context:
     secret_file: Path | None = None
 
     def shown(self) -> dict[str, str]:
-        """Return what is said, by name, without the secret."""
+        """Return the settings by name, without the secret."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         said["secret"] = "stored" if self.secret else ""
         return {name: _written(value) for name, value in said.items() if value not in {None, ""}}
 
 
 class Target(NamedTuple):
-    """A daemon, and how to speak to it."""
+    """A daemon and its connection settings."""
 
     address: str = ADDRESS_DEFAULT
     tls: ClientTls | None = None
@@ -80,20 +82,20 @@ class Target(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What one source says, and what that source is called: ``option``, ``environment`` or ``context prod``."""
+    """Settings of one source, and the name of the source: ``option``, ``environment`` or ``context prod``."""
 
     source: str
     what: Context
 
 
 class Chosen(NamedTuple):
-    """What counts, taken together from its sources, and where each part of it is from."""
+    """Effective settings, and the source of each."""
 
     what: Context
     sources: Mapping[str, str]
 
     def target(self) -> Target:
-        """Return what to connect to; ``ContextError`` if a secret is missing or cannot be read."""
+        """Return the daemon to connect to. Raise ``ContextError`` if a secret is missing or unreadable."""
         what = self.what
         tls_is_meant = any((what.tls_ca, what.tls_cert, what.tls_key, what.tls_server_name))
         if what.tls is False or not (what.tls or tls_is_meant):
@@ -111,10 +113,10 @@ class Chosen(NamedTuple):
 
 
 def choose(*said: Said) -> Chosen:
-    """Take each thing from the first source that says it.
+    """Merge sources: each setting comes from the first source that has it.
 
-    What belongs together is taken together: a client certificate with its key, an access key with its secret. A secret
-    counts with the access key of its own source, and else the first whose source names no key.
+    Settings that belong together come from one source: a client certificate with its key, an access key with its
+    secret. A secret is used with the access key of its own source, else the first whose source names no key.
     """
     made: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -140,7 +142,7 @@ def choose(*said: Said) -> Chosen:
 
 
 def _by_secret(said: tuple[Said, ...], access_key: str) -> list[Said]:
-    """Order sources by whose secret is meant: those with this access key, then those that name none."""
+    """Sort sources by their match with the access key: those with this key, then those without any."""
     if not access_key:
         return []
     own = [each for each in said if each.what.access_key == access_key]
@@ -164,7 +166,7 @@ def _secret_of(what: Context) -> str:
 
 
 def said_by(environ: Mapping[str, str]) -> Context:
-    """Return what environment variables say of a daemon, the address as it stands there."""
+    """Return the settings in environment variables, with the address unparsed."""
     ca, certificate, key, secret_file = (
         environ.get(name, "") for name in ("DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_SECRET_FILE")
     )
@@ -181,9 +183,9 @@ def said_by(environ: Mapping[str, str]) -> Context:
 
 
 def target_by(environ: Mapping[str, str]) -> Target:
-    """Return the daemon that environment variables name, or else the current context; raises ``ContextError``.
+    """Return the daemon in the environment variables, or else of the current context. Raise ``ContextError``.
 
-    With an address nothing of a context counts: what is secret of it is not for another daemon.
+    With an address no context is used, because its secrets are not for another daemon.
     """
     said = said_by(environ)
     if said.address:
@@ -200,7 +202,7 @@ def target_by(environ: Mapping[str, str]) -> Target:
 
 
 def target_of(name: str = "") -> Target:
-    """Return where the context ``name`` leads; without a name the one of ``DMQ_CONTEXT``, or the current one."""
+    """Return the daemon of the context ``name``; without a name, of ``DMQ_CONTEXT`` or else the current context."""
     contexts = load()
     name = name or os.environ.get(CONTEXT_VARIABLE, "") or contexts.current
     if not name:
@@ -213,13 +215,13 @@ def target_of(name: str = "") -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contexts:
-    """What the file holds. ``current`` may name one that is gone."""
+    """Contents of the file. ``current`` may name a removed context."""
 
     current: str = ""
     by_name: Mapping[str, Context] = field(default_factory=dict)
 
     def get(self, name: str) -> Context:
-        """Return a context; raises ``ContextUnknown``."""
+        """Return a context. Raise ``ContextUnknown``."""
         found = self.by_name.get(name)
         if found is None:
             known = ", ".join(sorted(self.by_name)) or "none"
@@ -227,34 +229,34 @@ class Contexts:
         return found
 
     def holding(self, name: str, context: Context) -> Contexts:
-        """Return these with one more, or another one, of this name; the first becomes the current one."""
+        """Return a copy with the context added or replaced; the first one becomes the current one."""
         return replace(self, by_name={**self.by_name, name: context}, current=self.current or name)
 
     def without(self, name: str) -> Contexts:
-        """Return these without one; raises ``ContextUnknown``."""
+        """Return a copy without the context. Raise ``ContextUnknown``."""
         self.get(name)
         left = {each: context for each, context in self.by_name.items() if each != name}
         return replace(self, by_name=left, current="" if self.current == name else self.current)
 
 
 def check_name(name: str) -> str:
-    """Return ``name``; ``ValueError`` if no context can be called that."""
+    """Return ``name``. Raise ``ValueError`` if it is not a valid name of a context."""
     if not _NAME.fullmatch(name):
         raise ValueError("1 to 64 letters, digits and any of . _ - are expected")
     return name
 
 
 def path_of_file() -> Path:
-    """Return where the file of contexts is, or would be."""
+    """Return the path of the file of contexts, which may not exist."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     base = folder if folder.startswith("/") else os.path.expanduser("~/.config")  # noqa: PTH111 - without a home no error
     return Path(base, "dmq", "contexts.json")
 
 
 def load(*, to_change: bool = False) -> Contexts:
-    """Read the file; without one there are no contexts. Raises ``ContextError``.
+    """Read the file; if it is missing, there are no contexts. Raise ``ContextError``.
 
-    One that lies where this user may not look is none of his, unless he wants ``to_change`` it.
+    A file that this user may not access counts as missing, unless it is read ``to_change`` it.
     """
     path = path_of_file()
     try:
@@ -280,7 +282,9 @@ def load(*, to_change: bool = False) -> Contexts:
 
 @contextmanager
 def changing() -> Iterator[list[Contexts]]:
-    """Give the contexts as the one item of a list; what that item is at the end is kept, durably, or nothing is."""
+    """Yield the contexts as the only item of a list. The item at the end of the block is stored durably and
+    atomically.
+    """
     path = path_of_file()
     if not path.is_absolute():
         raise ContextError("this user has no home: say where contexts are to be kept with XDG_CONFIG_HOME")
@@ -304,7 +308,7 @@ def _write(path: Path, contexts: Contexts) -> None:
         "current": contexts.current,
         "contexts": {name: _plain(each) for name, each in sorted(contexts.by_name.items())},
     }
-    part = path.with_name(f".{path.name}.tmp")  # nobody else writes it: the caller holds the lock
+    part = path.with_name(f".{path.name}.tmp")  # no other process writes it: the caller holds the lock
     try:
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -66,7 +66,7 @@ _OTHER_VARIABLES = frozenset(
     | {"DMQ_COMPILED", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME", "DMQ_SPOOL"}
 )
 _OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_", "DMQ_HOOK_")
-# What Kubernetes tells each container of a Service in its namespace whose name begins with dmq.
+# Variables that Kubernetes sets in each container for a Service in its namespace with a name that starts with dmq.
 _SERVICE = re.compile(r"DMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
 _SERVICE_URL = re.compile(r"DMQ_(\w+_)?PORT=(tcp|udp|sctp)://.*")
 
@@ -78,16 +78,16 @@ LOW_WATER_SHARE = 20  # a twentieth of the file system
 LOW_WATER_BYTES_MIN = 32 * _MIB
 LOW_WATER_BYTES_MAX = 1024 * _MIB
 _VALUE_CHARS_MAX = 80
-_WHOLE_MAX = 2**60  # of any number: what stores and libraries are given fits into 64 bits then, also a sum of some
+_WHOLE_MAX = 2**60  # of any number: values for stores and libraries, and sums of some, then fit into 64 bits
 _NAME_BYTES_MAX = 255  # of Linux
 _PATH_BYTES_MAX = 3840  # likewise, and room for the files of a store below it
 _SWITCHES = frozenset({"auto", "off", "on", "none", "true", "false", "yes", "no"})
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; ``problems`` has one line for each fault, with key, value and source.
+    """The configuration is invalid; ``problems`` has one line for each fault, with key, value and source.
 
-    ``log_format`` is how the daemon was to log, so that this can be told likewise; ``auto`` if that is wrong itself.
+    ``log_format`` is the configured format, so that the error is logged in it; ``auto`` if it is itself invalid.
     """
 
     def __init__(self, problems: list[str], log_format: object = "auto") -> None:
@@ -114,7 +114,7 @@ def _whole(value: object) -> object:
 
 
 def fronts_max(held_bytes_max: int) -> int:
-    """Return how many front processes may share ``held_bytes_max`` with the one that has the store."""
+    """Return the number of front processes that may share ``held_bytes_max`` with the store process."""
     return held_bytes_max // PROCESS_HELD_BYTES_MIN - 1
 
 
@@ -132,7 +132,7 @@ def _size(value: object) -> object:
 
 
 def _or_none(word: str, read: Callable[[object], object]) -> BeforeValidator:
-    """Take ``word`` for None, and let ``read`` read everything else."""
+    """Validate a value with ``read``, except that ``word`` means None."""
     return BeforeValidator(lambda value: None if value is None or value == word else read(value))
 
 
@@ -143,7 +143,7 @@ def _path(value: object) -> object:
         raise ValueError(f"a path is expected; if a file or folder has this name, write ./{value}")
     try:
         path = Path(value).expanduser()
-    except RuntimeError:  # all that the library says
+    except RuntimeError:  # the only error of the library
         raise ValueError(f"{Path(value).parts[0]} is the home directory of no user that is known here") from None
     if any(len(os.fsencode(name)) > _NAME_BYTES_MAX for name in path.parts) or len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise ValueError(f"allowed: {_PATH_BYTES_MAX} bytes, and {_NAME_BYTES_MAX} of each name in it")
@@ -257,7 +257,7 @@ _LOGGED = frozenset({"data", "listen"})  # at each start, also as they are by de
 
 
 class DaemonConfig(BaseSettings):
-    """What a daemon is told. Durations are ``timedelta``; the properties beside them are what the parts are given."""
+    """Configuration of the daemon. Durations are ``timedelta``; properties convert them to the units of the parts."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -277,12 +277,12 @@ class DaemonConfig(BaseSettings):
     processes: _Processes = 1
     tls_certificate: _PathOrSwitch = "auto"  # one that signs itself, in <data>/tls
     tls_key: _OptionalPath = None  # None: in the file of the certificate
-    tls_client_ca: _OptionalPath = None  # who signs the certificates that clients must show
+    tls_client_ca: _OptionalPath = None  # authority of the client certificates
     acl: _Acl = None  # a file of access keys
     insecure: bool = False  # may listen beyond this host without access keys and TLS
     broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
 
-    # -- what is promised
+    # -- guarantees
     durability: Literal["disk", "process"] = "disk"
     delay_levels: _DelayLevels = tuple(timedelta(milliseconds=ms) for ms in parse_delay_levels(DELAY_LEVELS_DEFAULT))
     delay_max: _OptionalDuration = None
@@ -292,13 +292,13 @@ class DaemonConfig(BaseSettings):
     group_auto_create: bool = True
     idempotency_window: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=30))] = timedelta(minutes=15)
 
-    # -- retention, of topics that say nothing of their own
+    # -- retention of topics without their own setting
     keep_time: Annotated[_OptionalDuration, _at_least(timedelta(seconds=1))] = timedelta(hours=72)
     keep_bytes: _OptionalSize = None
     keep_unread: bool = True
     failure_reasons: Literal["on", "off"] = "on"
 
-    # -- quotas of topics that say nothing of their own
+    # -- quotas of topics without their own setting
     topic_max_pending: Annotated[int | None, Field(gt=0, le=2**40), _or_none("none", _whole)] = None
     topic_max_pending_bytes: _OptionalSize = None
     topic_send_rate: Annotated[int | None, Field(gt=0, le=1_000_000), _or_none("none", _whole)] = None
@@ -323,7 +323,7 @@ class DaemonConfig(BaseSettings):
     pending_sends_max: Annotated[_Whole, Field(ge=1)] = 65_536
     pending_bytes_max: Annotated[_Size, Field(ge=2 * BODY_BYTES_MAX)] = 256 * _MIB
     connections_max: Annotated[int | None, Field(ge=16, le=_WHOLE_MAX), _or_none("auto", _whole)] = (
-        None  # None: what descriptors allow
+        None  # None: the available descriptors
     )
     connections_per_address_max: Annotated[int | None, Field(ge=1, le=_WHOLE_MAX), _or_none("auto", _whole)] = (
         None  # None: a quarter
@@ -350,13 +350,13 @@ class DaemonConfig(BaseSettings):
     cluster_access_key: Annotated[str | None, _or_none("none", _access_key)] = None  # None: calls are not signed
     cluster_secret_key: Annotated[SecretStr | None, _or_none("none", _secret)] = None
     cluster_tls: bool = False
-    cluster_tls_ca: _OptionalPath = None  # None: what the system trusts
+    cluster_tls_ca: _OptionalPath = None  # None: the authorities of the system
     cluster_timeout: Annotated[_Duration, _between(timedelta(milliseconds=100), timedelta(minutes=1))] = timedelta(
         seconds=3
     )
     away: Literal["accept", "refuse"] = "accept"
     embedded_topics: _Topics = TopicPatterns()  # that are not the cluster's
-    retries: Literal["cluster", "here"] = "cluster"  # of groups that say nothing of their own
+    retries: Literal["cluster", "here"] = "cluster"  # of groups without their own setting
     forward_in_flight_max: Annotated[_Whole, Field(ge=1, le=4096)] = 128  # of one topic
     inner_topic: Annotated[str, Field(pattern=r"^(off|[%|a-zA-Z0-9_-]{1,127})$")] = "off"
     inner_group: Annotated[str, Field(pattern=r"^[%|a-zA-Z0-9_-]{1,120}$")] = "dmq_inner_group"
@@ -387,7 +387,9 @@ class DaemonConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take nothing but arguments: ``load`` gathers the sources itself, to know where each value came from."""
+        """Disable all sources except arguments: ``load`` reads the sources itself, to record the source of each
+        value.
+        """
         return (init_settings,)
 
     @property
@@ -397,59 +399,59 @@ class DaemonConfig(BaseSettings):
 
     @property
     def delay_max_ms(self) -> int | None:
-        """The longest delay accepted; ``None`` if there is no bound."""
+        """Longest accepted delay; None without a bound."""
         return None if self.delay_max is None else self.delay_max // timedelta(milliseconds=1)
 
     @property
     def idempotency_window_ms(self) -> int:
-        """How long a finished message id is remembered."""
+        """Minimum time for which the message id of a finished message is remembered."""
         return self.idempotency_window // timedelta(milliseconds=1)
 
     @property
     def clock_jump_max_ms(self) -> int | None:
-        """From which step forward of the clock on hand-over waits; ``None``: it never does."""
+        """Smallest step forward of the clock that suspends hand-over; None: never."""
         return None if self.clock_jump_max is None else self.clock_jump_max // timedelta(milliseconds=1)
 
     @property
     def clock_steady_after_ms(self) -> int:
-        """How long after a step the clock is not believed."""
+        """Time after a clock step during which the clock is not trusted."""
         return self.clock_steady_after // timedelta(milliseconds=1)
 
     @property
     def transaction_timeout_ms(self) -> int:
-        """After how long the producers of a half message are asked first."""
+        """Age of a half message at the first check with its producers."""
         return self.transaction_timeout // timedelta(milliseconds=1)
 
     @property
     def transaction_check_interval_ms(self) -> int:
-        """After how long they are asked again."""
+        """Interval of further checks."""
         return self.transaction_check_interval // timedelta(milliseconds=1)
 
     @property
     def transaction_max_age_ms(self) -> int:
-        """How long a half message may wait for its outcome in all, asked for or not."""
+        """Longest time for which a half message may be pending, with or without checks."""
         return self.transaction_max_age // timedelta(milliseconds=1)
 
     @property
     def backup_every_ms(self) -> int:
-        """How often the daemon makes a backup by itself; 0: not at an interval."""
+        """Interval of periodic backups; 0 if they are not made at an interval."""
         return 0 if self.backup_every is None else self.backup_every // timedelta(milliseconds=1)
 
     @property
     def shutdown_grace_s(self) -> float:
-        """How long a shutdown may take before it is cut short."""
+        """Longest time of an orderly shutdown."""
         return self.shutdown_grace.total_seconds()
 
     @property
     def trail_path(self) -> Path | None:
-        """Where the audit trail is written; ``None`` if it is off."""
+        """Path of the audit trail; None if it is off."""
         if isinstance(self.trail, Path):
             return self.trail
         return self.data / "trail" if self.trail == "auto" else None
 
     @model_validator(mode="after")
     def _check_cluster(self) -> DaemonConfig:
-        """Refuse a cluster without an address, and the other way round."""
+        """Raise for a cluster without an address, and for an address without a cluster."""
         for kind, key, what in (
             ("rocketmq", "endpoints", "the addresses of its proxies, such as rocketmq.example:8081"),
             ("rocketmq-remoting", "namesrv", "the addresses of its name servers, such as rocketmq.example:9876"),
@@ -481,7 +483,7 @@ class DaemonConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _check_backups(self) -> DaemonConfig:
-        """Refuse backups without a folder or a rule, and two rules."""
+        """Raise for backups without a folder or a rule, and for two rules."""
         if self.backup_every is not None and self.backup_at is not None:
             raise ValueError("backup_every and backup_at say both when backups are made: one of them is allowed")
         is_on = self.backup_every is not None or self.backup_at is not None
@@ -497,7 +499,7 @@ class DaemonConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _check_tls(self) -> DaemonConfig:
-        """Refuse a key of no certificate, and clients' certificates where nobody asks for them."""
+        """Raise for a key without a certificate, and for client certificates without TLS."""
         if self.tls_client_ca is not None and (self.transport == "grpcio" or self.tls_certificate == "off"):
             raise ValueError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
         if isinstance(self.tls_certificate, Path) and self.transport == "grpcio":
@@ -510,7 +512,7 @@ class DaemonConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _check_processes(self) -> DaemonConfig:
-        """Refuse front processes where the library serves, which has none."""
+        """Raise for front processes with the grpcio transport, which does not support them."""
         if self.transport == "grpcio" and self.processes not in (1, "auto"):
             raise ValueError(f"processes = {self.processes} needs the transport http2; transport is grpcio")
         if self.processes != "auto" and self.processes > fronts_max(self.held_bytes_max):
@@ -524,7 +526,7 @@ class DaemonConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _check_listen(self) -> DaemonConfig:
-        """Refuse to serve other hosts without knowing who calls, or so that others can read along, by accident."""
+        """Raise if other hosts would be served without authentication or encryption and ``insecure`` is not set."""
         if self.insecure or is_loopback(self.listen.host):
             return self
         missing = []
@@ -541,19 +543,20 @@ class DaemonConfig(BaseSettings):
 
     @property
     def metrics_listen_is_explicit(self) -> bool:
-        """Whether somebody chose the metrics address; if not, a busy port is a reason to take another, not to fail."""
+        """True if the metrics address is configured. If not, a busy port is replaced by another one."""
         return "metrics_listen" in self.model_fields_set
 
     def low_water_bytes(self, file_system_bytes: int) -> int:
-        """Free space below which sends are refused: as set, else 5 % of the file system within 32 MiB and 1 GiB."""
+        """Free space below which sends are refused: the setting, else 5 % of the file system, from 32 MiB to 1 GiB."""
         if self.disk_low_water_bytes is not None:
             return self.disk_low_water_bytes
         return min(max(file_system_bytes // LOW_WATER_SHARE, LOW_WATER_BYTES_MIN), LOW_WATER_BYTES_MAX)
 
     def shown(self, *, changed_only: bool = False) -> dict[str, object]:
-        """Return the keys as they are written in the file, secrets masked; logged at start.
+        """Return the keys as written in the file, with masked secrets; logged at start.
 
-        ``changed_only``: ``data``, ``listen`` and what differs from its default. 'dmq config show' has the rest.
+        ``changed_only`` limits them to ``data``, ``listen`` and values that differ from the default. 'dmq config show'
+        has all.
         """
         values = {key: getattr(self, key) for key in type(self).model_fields}
         if changed_only:
@@ -566,9 +569,9 @@ class DaemonConfig(BaseSettings):
 
 
 def load(flags: Mapping[str, object] | None = None, *, config_file: Path | None = None) -> DaemonConfig:
-    """Gather the configuration from its sources; a flag that is ``None`` was not given.
+    """Read the configuration from its sources; a flag that is None was not given.
 
-    Raises ConfigError with everything that is wrong, not only the first.
+    Raise ``ConfigError`` with all faults, not only the first.
     """
     return load_with_origins(flags, config_file=config_file)[0]
 
@@ -576,9 +579,9 @@ def load(flags: Mapping[str, object] | None = None, *, config_file: Path | None 
 def load_with_origins(
     flags: Mapping[str, object] | None = None, *, config_file: Path | None = None
 ) -> tuple[DaemonConfig, dict[str, str]]:
-    """Return the configuration as ``load`` does, and where each key's value is from.
+    """Return the configuration like ``load``, and the source of each key.
 
-    That is the flag (``--listen``), the variable (``DMQ_LISTEN``), the path of the file, or ``default``.
+    The source is the flag (``--listen``), the variable (``DMQ_LISTEN``), the path of the file, or ``default``.
     """
     problems = _unknown_variables()
     values: dict[str, object] = {}
@@ -593,7 +596,7 @@ def load_with_origins(
         if value is not None:
             values[key] = value
             origins[key] = "--" + key.replace("_", "-")
-    for key in [key for key, value in values.items() if not _is_unicode(value)]:  # as the system takes other bytes
+    for key in [key for key, value in values.items() if not _is_unicode(value)]:  # as the system decodes other bytes
         problems.append(f"{origins[key]}: {key} = {ascii(values.pop(key))[:_VALUE_CHARS_MAX]}: it is no UTF-8")
     try:
         config = DaemonConfig(**values)  # type: ignore[arg-type]  # the model is what checks them
@@ -614,14 +617,14 @@ def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, 
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        # Only the default file may be absent: whoever names one wants it read.
+        # Only the default file may be missing: a named file must exist.
         if config_file is not None or os.environ.get("DMQ_CONFIG"):
             problems.append(f"{path}: no such configuration file")
         return {}
     except OSError as error:
         problems.append(f"{path}: {error.strerror or error}")
         return {}
-    if not path.is_file():  # the library would take it for an absent one
+    if not path.is_file():  # the library would treat it as a missing one
         problems.append(f"{path}: not a regular file")
         return {}
     try:

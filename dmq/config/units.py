@@ -1,7 +1,7 @@
-"""How people write durations, sizes, instants, addresses and delay level tables; no library is loaded for it.
+"""Text formats of durations, sizes, times, addresses and delay level tables. Loads no library.
 
-Everything here is a pure function between text and numbers whose unit stands in their name. What cannot be read raises
-``ValueError`` with a sentence that says what is expected.
+All functions are pure and convert between text and numbers, with the unit in the name. Invalid text raises
+``ValueError`` with a sentence about the expected format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOPIC_PATTERN = re.compile(r"[|a-zA-Z0-9_-]{1,127}\*?|\*")
 
 
 def parse_duration(text: str) -> int:
-    """Return milliseconds for ``500ms``, ``15m``, ``1h30m``; a number needs its unit, unless it is 0."""
+    """Return the milliseconds of ``500ms``, ``15m``, ``1h30m``; a number needs a unit, except 0."""
     text = text.strip()
     if text == "0":
         return 0
@@ -53,13 +53,13 @@ def parse_duration(text: str) -> int:
 
 
 def parse_sent_duration(text: str) -> int:
-    """As ``parse_duration``, of what programs send: a number without a unit is milliseconds there, and stays so."""
+    """Like ``parse_duration``, for durations sent by programs: a number without a unit is in milliseconds."""
     number = text.strip()
     return parse_duration(f"{number}ms" if _DIGITS.fullmatch(number) else text)
 
 
 def format_duration(duration_ms: int) -> str:
-    """Undo ``parse_duration``, exactly: ``90000`` is ``1m30s``."""
+    """Undo ``parse_duration`` exactly: ``90000`` is ``1m30s``."""
     if duration_ms == 0:
         return "0s"
     text = ""
@@ -72,19 +72,21 @@ def format_duration(duration_ms: int) -> str:
 
 
 class At(NamedTuple):
-    """An instant."""
+    """Absolute time."""
 
     epoch_ms: int
 
 
 class After(NamedTuple):
-    """So long from when the daemon hears of it; the clock of whoever says so plays no part. Before it, if negative."""
+    """Distance from the time at which the daemon receives it, independent of the sender's clock. Negative:
+    before that.
+    """
 
     delay_ms: int
 
 
 def parse_when(text: str, expected: str = _INSTANT, *, distance: Callable[[str], int] = parse_duration) -> At | After:
-    """Return the instant or the distance that ``text`` means; raise ``ValueError`` with a sentence if it means none."""
+    """Return the absolute or relative time of ``text``. Raise ``ValueError`` with a sentence if it is invalid."""
     text = text.strip()
     if text.startswith("+"):
         return After(distance(text[1:]))
@@ -101,13 +103,13 @@ def parse_when(text: str, expected: str = _INSTANT, *, distance: Callable[[str],
 
 
 def parse_around(text: str, *, distance: Callable[[str], int] = parse_duration) -> At | After:
-    """As ``parse_when``; ``-1h`` is allowed as well, for what may be over."""
+    """Like ``parse_when``, but also accept past times such as ``-1h``."""
     text = text.strip()
     return After(-distance(text[1:])) if text.startswith("-") else parse_when(text, distance=distance)
 
 
 def parse_sent_around(text: str) -> At | After:
-    """As ``parse_around``, of what programs send: see ``parse_sent_duration``."""
+    """Like ``parse_around``, for times sent by programs: see ``parse_sent_duration``."""
     return parse_around(text, distance=parse_sent_duration)
 
 
@@ -120,7 +122,7 @@ def _checked_ms(epoch_ms: int) -> int:
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """Return the milliseconds of each delay level, level 1 first, for a table such as ``1s 5s 10s``."""
+    """Return the milliseconds of each delay level, level 1 first, of a table such as ``1s 5s 10s``."""
     entries = text.split()
     if not 1 <= len(entries) <= DELAY_LEVELS_MAX:
         raise ValueError(f"1 to {DELAY_LEVELS_MAX} durations separated by spaces are expected, such as '1s 5s 10s'")
@@ -133,7 +135,7 @@ def format_delay_levels(levels_ms: tuple[int, ...]) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return bytes for ``64MiB`` or a plain number of bytes."""
+    """Return the bytes of ``64MiB`` or of a plain number of bytes."""
     text = text.strip()
     match = _SIZE.fullmatch(text if not _DIGITS.fullmatch(text) else text + "B")
     if match is None or len(match[1]) > _NUMBER_CHARS_MAX:
@@ -142,7 +144,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the size in the largest unit that shows at least one whole, with one decimal where it is not whole."""
+    """Return the size in the largest unit with at least one whole, with one decimal if it is not whole."""
     for unit, unit_bytes in _UNITS_BYTES.items():
         if size_bytes >= unit_bytes:
             whole = size_bytes % unit_bytes == 0
@@ -151,7 +153,7 @@ def format_size(size_bytes: int) -> str:
 
 
 class Address(NamedTuple):
-    """Where to listen or to dial; an IPv6 host has no brackets here and has them in text. Port 0: any free one."""
+    """Address to listen on or to connect to. An IPv6 host has brackets only in text. Port 0: any free one."""
 
     host: str
     port: int
@@ -161,7 +163,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Return the address for ``host:port`` or ``[IPv6]:port``."""
+    """Return the address of ``host:port`` or ``[IPv6]:port``."""
     host, _, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -175,7 +177,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this host reaches what listens on ``host``; a name counts as no, but for ``localhost``."""
+    """Return True if ``host`` is reachable only from this host; False for every name except ``localhost``."""
     if host.lower() == "localhost":
         return True
     try:
@@ -185,13 +187,13 @@ def is_loopback(host: str) -> bool:
 
 
 class TopicPatterns(NamedTuple):
-    """Some topics: by their names, and by how their names begin."""
+    """Set of topics, by names and by prefixes of names."""
 
     names: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
 
     def has(self, topic: str) -> bool:
-        """Say whether a topic is one of them."""
+        """Return True if the set contains the topic."""
         return topic in self.names or topic.startswith(self.prefixes)
 
     def __str__(self) -> str:
@@ -199,7 +201,7 @@ class TopicPatterns(NamedTuple):
 
 
 def parse_topic_patterns(text: str) -> TopicPatterns:
-    """Return the topics in ``orders;bills*``; a comma separates as well. ``none`` stands for no topic."""
+    """Return the topics of ``orders;bills*``; a comma is also a separator. ``none`` stands for no topic."""
     if text.strip() == "none":
         return TopicPatterns()
     patterns = [each.strip() for each in text.replace(",", ";").split(";")]
@@ -214,6 +216,6 @@ ALL_TOPICS = TopicPatterns(prefixes=("",))
 
 
 def format_time(epoch_ms: int) -> str:
-    """Return an instant as RFC 3339 in UTC with milliseconds: ``2026-01-31T10:00:00.250Z``; years 1970 to 9999."""
+    """Return a time as RFC 3339 in UTC with milliseconds: ``2026-01-31T10:00:00.250Z``; years 1970 to 9999."""
     seconds, ms = divmod(epoch_ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
