@@ -1,7 +1,7 @@
-"""Counting what is too frequent for a library's figures, in every process that serves calls.
+"""Cheap counters for events that are too frequent for a library's metrics, used in every process that serves calls.
 
-What is counted per message or per call takes a whole batch under one lock: 0.1 us a value, where a library histogram
-costs 1-2 us. ``dmq.metrics.registry`` shows it.
+A whole batch of messages or calls is counted under one lock: 0.1 us per value, while a library histogram needs 1-2 us.
+``dmq.metrics.registry`` exports them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _CALLS_AT_ONCE: Final = 128  # counted together: one by one costs three times as
 
 
 class Spread:
-    """How values spread, over fixed upper bounds; from any thread. Also answers quantiles, which Prometheus' own don't.
+    """Distribution of values over fixed upper bounds, safe in any thread. Unlike Prometheus' own it also answers
+    quantiles.
 
-    ``bounds`` ascend and are the inclusive upper ends of the buckets; one more bucket takes what lies beyond.
+    ``bounds`` ascend and are the inclusive upper ends of the buckets. One more bucket holds values above the last
+    bound.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -54,32 +56,33 @@ class Spread:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self._counts)
 
     @property
     def max(self) -> float:
-        """The greatest value so far, exactly; 0 before the first."""
+        """Exact greatest value so far; 0 before the first."""
         return self._max
 
     def take(self) -> tuple[list[int], float, float]:
-        """Return the counts of all buckets, the sum and the greatest value so far, and begin anew."""
+        """Return the counts of all buckets, the sum and the greatest value so far, and reset them."""
         with self._lock:
             taken = self._counts, self._sum, self._max
             self._counts, self._sum, self._max = [0] * (len(self._bounds) + 1), 0.0, 0.0
         return taken
 
     def add(self, counts: Sequence[int], total: float, most: float) -> None:
-        """Add what was taken from another one with the same bounds."""
+        """Add the result of ``take`` of another instance with the same bounds."""
         with self._lock:
             self._counts = [ours + theirs for ours, theirs in zip(self._counts, counts, strict=True)]
             self._sum += total
             self._max = max(self._max, most)
 
     def quantile(self, q: float) -> float:
-        """Estimate the value below which the share ``q`` lies; 0 before the first.
+        """Estimate the value of the quantile ``q``; 0 before the first value.
 
-        Linear within a bucket, so off by less than the bucket is wide, and never above the true maximum.
+        It is interpolated linearly within a bucket, so its error is below the bucket's width. It never exceeds the
+        maximum.
         """
         assert 0 <= q <= 1
         with self._lock:
@@ -95,7 +98,7 @@ class Spread:
         return 0.0
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Return each upper bound, as Prometheus writes it, with how many values lie below, and the sum of all."""
+        """Return the cumulative count of each upper bound, in Prometheus notation, and the sum of all values."""
         with self._lock:
             counts, total = self._counts[:], self._sum
         buckets: list[tuple[str, float]] = []
@@ -107,7 +110,7 @@ class Spread:
 
 
 class CallsTaken(NamedTuple):
-    """Calls of one RPC: how many with each code, and how long they took, as ``Spread.take`` says it."""
+    """Counts of one RPC: calls by code, and their durations in the form of ``Spread.take``."""
 
     rpc: str
     codes: dict[int, int]
@@ -117,7 +120,7 @@ class CallsTaken(NamedTuple):
 
 
 class CallCounts:
-    """Calls by RPC and answer code, and how long they took; an observer of a dispatcher."""
+    """Calls by RPC and answer code, and their durations; an observer of a dispatcher."""
 
     def __init__(self) -> None:
         self._finished: deque[tuple[str, int, float]] = deque()  # and not counted yet
@@ -133,7 +136,7 @@ class CallCounts:
             self._count()
 
     def take(self) -> list[CallsTaken]:
-        """Return what was counted, for another one to ``add``, and begin anew."""
+        """Return the counts for ``add`` of another instance, and reset them."""
         self._count()
         with self._lock:
             counts, self._counts = self._counts, {}
@@ -144,7 +147,7 @@ class CallCounts:
         ]
 
     def add(self, taken: CallsTaken) -> None:
-        """Count what another one counted."""
+        """Add the counts of another instance."""
         with self._lock:
             for code, count in taken.codes.items():
                 self._counts[taken.rpc, code] = self._counts.get((taken.rpc, code), 0) + count
@@ -169,7 +172,7 @@ class CallCounts:
                 self._spread(rpc).observe_batch(values)
 
     def counted(self) -> tuple[list[tuple[tuple[str, int], int]], list[tuple[str, Spread]]]:
-        """Return how many calls there were by RPC and code, and how long they took by RPC, in order."""
+        """Return the number of calls by RPC and code, and their durations by RPC, sorted."""
         self._count()
         with self._lock:
             return sorted(self._counts.items()), sorted(self._seconds.items())

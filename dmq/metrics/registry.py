@@ -1,8 +1,8 @@
-"""Figures of a running daemon, for Prometheus and for ``dmq status``.
+"""Metrics of a running daemon, for Prometheus and for ``dmq status``.
 
-One ``Metrics`` object per daemon with a registry of its own, so that two daemons in one process (tests do that) do not
-share a number. What is counted per message or per call goes through ``Distribution`` and ``Calls``, which count as
-``dmq.metrics.counting`` does.
+Each daemon has one ``Metrics`` object with its own registry, so that two daemons in one process (as in tests) share no
+number. Events per message or per call are counted by ``Distribution`` and ``Calls``, which use the counters of
+``dmq.metrics.counting``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0
 _CONNECTIONS_MAX = 16  # of scrapers and probes
 _NO_DESCRIPTOR_S = 0.1
 _REAL = SystemClock()
-_REST: Final = 4  # of what it took to make all figures, before they are made again
+_REST: Final = 4  # multiple of the generation time that passes before the next one
 _REST_S_MAX: Final = 1.0
 LAG_PAIRS_MAX = 1_000  # of topic and group: five series each
 COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
@@ -56,7 +56,7 @@ STORE_STATES = ("starting", "serving", "not_serving", "stopping")
 
 
 class Total(Collector):
-    """A number that only grows; from any thread. Unlike the library's counter it can be read back."""
+    """Number that only grows, safe in any thread. Unlike the library's counter it can be read."""
 
     def __init__(self, name: str, documentation: str) -> None:
         self._name = name
@@ -66,7 +66,7 @@ class Total(Collector):
         self._lock = threading.Lock()
 
     def follow(self, read: Callable[[], int]) -> None:
-        """Show what another part counts anyway instead of counting here; ``read`` is called from any thread."""
+        """Export the counter of another part instead of an own one; ``read`` is called from any thread."""
         self._read = read
 
     def inc(self, amount: int = 1) -> None:
@@ -77,16 +77,16 @@ class Total(Collector):
 
     @property
     def value(self) -> int:
-        """The sum so far."""
+        """Current sum."""
         return self._value if self._read is None else self._read()
 
     def collect(self) -> Iterator[Metric]:
-        """Show the number to a registry."""
+        """Yield the number for a registry."""
         yield CounterMetricFamily(self._name, self._documentation, value=self.value)
 
 
 class Distribution(Spread, Collector):
-    """How values spread, over fixed upper bounds; from any thread."""
+    """Distribution of values over fixed upper bounds, safe in any thread."""
 
     def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
         super().__init__(bounds)
@@ -94,17 +94,17 @@ class Distribution(Spread, Collector):
         self._documentation = documentation
 
     def collect(self) -> Iterator[Metric]:
-        """Show the distribution to a registry."""
+        """Yield the distribution for a registry."""
         family = HistogramMetricFamily(self._name, self._documentation)
         family.add_metric((), *self.buckets())
         yield family
 
 
 class Calls(CallCounts, Collector):
-    """Calls by RPC and answer code, and how long they took; the observer that the sidecar is given."""
+    """Calls by RPC and answer code, and their durations; the observer of the RocketMQ server."""
 
     def collect(self) -> Iterator[Metric]:
-        """Show the counts to a registry."""
+        """Yield the counts for a registry."""
         counts, spreads = self.counted()
         calls = CounterMetricFamily("dmq_calls", "Finished calls by RPC and answer code.", labels=("rpc", "code"))
         for (rpc, code), count in counts:
@@ -117,17 +117,17 @@ class Calls(CallCounts, Collector):
 
 
 class Refusals(Collector):
-    """Messages that quotas of topics refused, by quota."""
+    """Messages refused by quotas of topics, by quota."""
 
     def __init__(self) -> None:
         self._read: Callable[[], Mapping[str, int]] = dict
 
     def follow(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """Show these counts; ``read`` is called from any thread."""
+        """Export these counts; ``read`` is called from any thread."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Show the counts to a registry."""
+        """Yield the counts for a registry."""
         text = "Messages refused by a quota of their topic, a part of dmq_messages_refused."
         family = CounterMetricFamily("dmq_messages_over_quota", text, labels=("quota",))
         for quota, count in self._read().items():
@@ -136,17 +136,17 @@ class Refusals(Collector):
 
 
 class Oldest(Collector):
-    """When the oldest message of each topic was stored, as retention last saw it."""
+    """Storage time of the oldest message of each topic, as of the last run of retention."""
 
     def __init__(self) -> None:
         self._read: Callable[[], Mapping[str, int]] = dict
 
     def follow(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """Show these times, epoch ms by topic; ``read`` is called from any thread."""
+        """Export these times, epoch ms by topic; ``read`` is called from any thread."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Show the times to a registry."""
+        """Yield the times for a registry."""
         name, text = "dmq_topic_oldest_timestamp_seconds", "When the oldest message of a topic was stored."
         family = GaugeMetricFamily(name, text, labels=("topic",))
         for topic, at_ms in sorted(self._read().items()):
@@ -155,17 +155,17 @@ class Oldest(Collector):
 
 
 class Processes(Collector):
-    """What each process of the daemon does and takes, by its name, of which there are few and the same always."""
+    """Activity and resource usage of each process of the daemon, by its name. The names are few and fixed."""
 
     def __init__(self) -> None:
         self._read: Callable[[], Sequence[ProcessStatus]] = tuple
 
     def follow(self, read: Callable[[], Sequence[ProcessStatus]]) -> None:
-        """Show these processes; ``read`` is called from any thread."""
+        """Export these processes; ``read`` is called from any thread."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Show the figures to a registry. Those that a process does not tell, or not yet, are absent."""
+        """Yield the figures for a registry. A figure that a process does not report, or not yet, is absent."""
         found = self._read()
         for name, text, family_of, value_of in _PROCESS_FAMILIES:
             family = family_of(f"dmq_process_{name}", text, labels=("process",))
@@ -194,7 +194,7 @@ _PROCESS_FAMILIES: Sequence[
 
 
 class GroupLag(Protocol):
-    """How far a group is behind in a topic; ``None`` is not known."""
+    """Lag of a group in a topic; None is unknown."""
 
     @property
     def topic(self) -> str: ...
@@ -213,7 +213,7 @@ class GroupLag(Protocol):
 
 
 class _Rest(NamedTuple):
-    """What is not shown pair by pair. No topic and no group can have such a name."""
+    """Sum of the pairs that are not exported one by one. The name is invalid for topics and groups."""
 
     topic: str = "(others)"
     group: str = "(others)"
@@ -239,9 +239,10 @@ def _known(combine: Callable[[list[int]], int], *values: int | None) -> int | No
 
 
 class GroupLags(Collector):
-    """How far groups are behind. Of too many pairs of topic and group those with the most to do are shown one by one.
+    """Lag of groups. If there are too many pairs of topic and group, those with the most unfinished messages are
+    exported.
 
-    One that is shown gives way only to one with twice as much to do, so that series do not come and go.
+    An exported pair is replaced only by one with more than twice as many, so that series do not appear and disappear.
     """
 
     def __init__(self, pairs_max: int = LAG_PAIRS_MAX) -> None:
@@ -250,7 +251,7 @@ class GroupLags(Collector):
         self._read: Callable[[], Sequence[GroupLag]] = tuple
 
     def follow(self, read: Callable[[], Sequence[GroupLag]]) -> None:
-        """Show what ``read`` returns, each pair once; it is called from any thread."""
+        """Export the result of ``read``, each pair once; it is called from any thread."""
         self._read = read
 
     def _to_show(self) -> list[GroupLag]:
@@ -271,7 +272,7 @@ class GroupLags(Collector):
         return -to_do if is_new else -2 * to_do, is_new, lag.topic, lag.group
 
     def collect(self) -> Iterator[Metric]:
-        """Show the figures to a registry."""
+        """Yield the figures for a registry."""
         found = self._to_show()
         for field, (name, scale, text) in _LAG_FAMILIES.items():
             family = GaugeMetricFamily(f"dmq_group_{name}", text, labels=_LAG_LABELS)
@@ -327,7 +328,7 @@ def _states(registry: CollectorRegistry) -> dict[str, Gauge]:
 
 
 class Metrics:
-    """All figures of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
+    """All metrics of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
     def __init__(self, *, version: str = "", cell_id: str = "", process: bool = True) -> None:
         registry = self.registry = _registry(process=process)
@@ -400,7 +401,7 @@ class Metrics:
         self.set_state("starting")
 
     def identify(self, *, version: str, cell_id: str) -> None:
-        """Say which daemon this is."""
+        """Set the version and the cell id of the daemon."""
         self._info.info({"version": version, "cell_id": cell_id})
 
     def committed(self, *, ops: int, batch_bytes: int, seconds: float, sync_seconds: float) -> None:
@@ -411,26 +412,27 @@ class Metrics:
         self.sync_seconds.observe(sync_seconds)
 
     def became_visible(self, lateness_ms: Sequence[int]) -> None:
-        """Record a batch of delayed messages that became visible, each so late."""
+        """Record the lateness of a batch of delayed messages that became visible, in ms."""
         self.dispatched.inc(len(lateness_ms))
         self.lateness.observe_batch(lateness_ms, 0.001)
 
     def was_forwarded(self, lateness_ms: Sequence[int]) -> None:
-        """Record delayed messages that the cluster took, each so late."""
+        """Record the lateness of delayed messages that the cluster accepted, in ms."""
         self.forward_lateness.observe_batch(lateness_ms, 0.001)
 
     def set_state(self, state: str) -> None:
-        """Enter one of ``STORE_STATES``."""
+        """Set the current state, one of ``STORE_STATES``."""
         assert state in self._states
         for name, child in self._states.items():
             child.set(1 if name == state else 0)
 
 
 class Exposition:
-    """The text of all figures, made by one thread at a time: who asks meanwhile shares the next one, and nothing older.
+    """Text of all metrics, generated by one thread at a time. Concurrent scrapes share the next text, never an older
+    one.
 
-    After each it rests, four times as long as that took, a second at most: many scrapers take a fifth of a processor,
-    and not all of it from those who send.
+    After each text it pauses for four times the time of generation, at most a second. So many scrapers need at most a
+    fifth of a processor, and do not slow down clients that send.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -442,7 +444,7 @@ class Exposition:
         self._text = b""
 
     def text(self) -> bytes:
-        """Return the figures as they are at some time from now on."""
+        """Return the metrics as of some time after the call."""
         with self._changed:
             wanted = self._begun + 1
             while self._ended < wanted:
@@ -467,7 +469,7 @@ class Exposition:
 
 
 class MetricsServer:
-    """The HTTP port with ``/metrics`` and ``/healthz``, served by daemon threads until ``stop``."""
+    """HTTP port with ``/metrics`` and ``/healthz``, served by daemon threads until ``stop``."""
 
     def __init__(self, server: socketserver.TCPServer) -> None:
         self._server = server
@@ -477,7 +479,7 @@ class MetricsServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port; what is being answered may be cut. Idempotent."""
+        """Close the port; running answers may be cut off. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -488,9 +490,9 @@ def start_http(
 ) -> MetricsServer:
     """Serve ``/metrics``, and ``/healthz`` (200 while ``is_ready()``, else 503), at ``address``; port 0: any free one.
 
-    The text of ``say()``, if any, follows below.
+    The text of ``say()``, if any, is appended to the answer of ``/healthz``.
 
-    Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+    Raise ``AddressInUse`` if the port is in use, ``DmqError`` if the address is not usable.
     """
 
     class Handler(_Handler):
@@ -510,14 +512,16 @@ def start_http(
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    # Not http.server's: that one asks the resolver for the host's full name before it serves, which can take seconds.
+    # Not http.server's: it resolves the host's full name before it serves, which can take seconds.
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     _open: dict[socket.socket, None]  # the oldest first
 
     def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
-        """Serve in a thread; of too many connections the oldest is cut, so that the newest is always served."""
+        """Serve in a thread. If there are too many connections the oldest is closed, so that the newest is always
+        served.
+        """
         self._open = {each: None for each in getattr(self, "_open", {}) if each.fileno() >= 0}
         while len(self._open) >= _CONNECTIONS_MAX:
             oldest = next(iter(self._open))
@@ -528,7 +532,9 @@ class _Server(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Accept; without a free descriptor wait a little, since the connection stays and would be asked for again."""
+        """Accept a connection. Without a free descriptor wait a little, because the pending connection would be retried
+        at once.
+        """
         try:
             return super().get_request()
         except OSError:
@@ -536,7 +542,7 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a scraper that hangs up is no event, and the default writes a traceback to stderr."""
+        """Ignore the error: a scraper that disconnects is no event, and the default writes a traceback to stderr."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The processes of a daemon: what each is doing, and what it takes of the machine."""
+"""Processes of a daemon: their activity, and their use of processor and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATM: Final = Path("/proc/self/statm")  # of Linux, in pages
 
 
 class Usage(NamedTuple):
-    """What a process takes: seconds of a processor since it began, and resident memory now."""
+    """Resources of a process: processor seconds since its start, and current resident memory."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -23,7 +23,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """One process of a daemon; fields as in ``admin_v1.proto``. What a process has not said yet is 0."""
+    """One process of a daemon; fields as in ``admin_v1.proto``. A figure that is not reported yet is 0."""
 
     name: str
     pid: int = 0
@@ -37,20 +37,20 @@ class ProcessStatus:
 
 
 def front_name(number: int) -> str:
-    """Return what a front is called in logs, figures and commands."""
+    """Return the name of a front in logs, metrics and commands."""
     return f"front-{number}"
 
 
 def usage() -> Usage:
-    """Return what this process takes. Where nobody tells what is resident now, it is the most that ever was."""
+    """Return the usage of this process. If the current resident memory is unavailable, return its maximum."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(used.ru_utime + used.ru_stime, _resident_bytes(used.ru_maxrss))
 
 
 def store_process(connections: int | None = 0, streams: int | None = 0) -> ProcessStatus:
-    """Return the process that has the store, which is this one, with the clients' connections that it serves itself.
+    """Return the status of the store process, which is this one, with the client connections that it serves itself.
 
-    ``None``: its transport does not tell.
+    None: its transport does not report them.
     """
     cpu_s, memory_bytes = usage()
     return ProcessStatus(
