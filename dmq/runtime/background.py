@@ -1,8 +1,9 @@
-"""Work in a process of its own that takes what nobody else wants of the processors, from its first import on.
+"""Background work in a separate process that uses only idle processor time, starting with its first import.
 
     python -m dmq.runtime.background MODULE ARGUMENT...
 
-Where others want all of them it hardly goes on: it is for what may take long, and not for what somebody waits for.
+On a busy machine it makes almost no progress. It is for work that may take long, and not for work that a caller waits
+for.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ _SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def background(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module so; its name and arguments are what it gets from ``python -m``."""
+    """Return the command that runs a module in the background, with its name and arguments as of ``python -m``."""
     return [sys.executable, "-m", "dmq.runtime.background", module, *map(str, arguments)]
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends, whatever ends that: on Linux; elsewhere what it reads ends.
+    """Kill this process when its parent ends, for any reason. On Linux only; elsewhere its stdin ends.
 
-    At once: a process of low priority may live on for seconds on a busy machine, and write where the next run has
-    cleaned up. The parent is the thread that started it.
+    It is killed at once: a process of low priority may live on for seconds on a busy machine. It could then write to
+    files that the next run has cleaned up. The parent is the thread that started it.
     """
     if sys.platform != "linux":
         return
@@ -39,7 +40,7 @@ def die_with_parent() -> None:
 
 
 def end_with_stdin() -> None:
-    """Have this process end when its stdin does, whatever it does then: its parent is gone, or wants it no more."""
+    """Exit this process when its stdin ends, at any point of its work: its parent is gone or has cancelled it."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 4096):  # not through a buffer: its lock would be held when the process ends
@@ -51,8 +52,8 @@ def end_with_stdin() -> None:
 
 if __name__ == "__main__":
     os.nice(_NICE)
-    if sys.platform == "linux":  # a process that is only nice still takes turns from those that wake up
-        with suppress(OSError):  # a sandbox may not know of it, or not allow it
+    if sys.platform == "linux":  # a process that is only nice still competes with those that wake up
+        with suppress(OSError):  # a sandbox may not support or allow it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,9 +1,9 @@
-"""Modules that were compiled for speed, beside their sources: found first, and only if they were made of these sources.
+"""Modules compiled for speed: imported in place of their sources, but only if compiled from these sources.
 
-Compiled modules of a package lie in its folder ``_compiled``, those of each kind of Python in one of its own, with a
-digest of all sources that they were made of. Where a source is another one, Python runs the sources, so nobody debugs
-code that is not there. ``DMQ_COMPILED=0`` in the environment has it run them as well. ``tools/compile_http2.py`` makes
-the folder, and takes it into a wheel that is built with ``DMQ_COMPILED=1``.
+The compiled modules of a package are in its folder ``_compiled``, in one folder for each Python version. It also holds
+a digest of all of their sources. If a source differs, Python runs the sources, so that the running code is always the
+visible code. ``DMQ_COMPILED=0`` in the environment forces this too. ``tools/compile_http2.py`` creates the folder, and
+includes it in a wheel that is built with ``DMQ_COMPILED=1``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ DIGEST: Final = "sources.sha256"
 
 
 def compiled_first(package: list[str]) -> list[str]:
-    """Return where the modules of a package are to be looked for: its ``__path__``, or a folder and that."""
+    """Return the search path for the modules of a package: its ``__path__``, after the compiled folder if that is
+    valid.
+    """
     sources = Path(package[0])
     folder = folder_of(sources)
     if os.environ.get("DMQ_COMPILED") == "0" or not is_made_of(folder, sources):
@@ -28,12 +30,12 @@ def compiled_first(package: list[str]) -> list[str]:
 
 
 def folder_of(sources: Path) -> Path:
-    """Return where this Python's compiled modules of a package lie, if there are any."""
+    """Return the folder of this Python's compiled modules of a package, which may not exist."""
     return sources / "_compiled" / SUFFIX.split(".")[1]
 
 
 def is_made_of(folder: Path, sources: Path) -> bool:
-    """Say whether the folder has what these very sources were compiled to."""
+    """Return True if the modules in the folder were compiled from exactly these sources."""
     try:
         return (folder / DIGEST).read_text(encoding="ascii") == digest_of(sources)
     except OSError:
@@ -41,7 +43,7 @@ def is_made_of(folder: Path, sources: Path) -> bool:
 
 
 def digest_of(sources: Path) -> str:
-    """Return a digest of the sources of a package, without those of packages in it."""
+    """Return a digest of the sources of a package, without those of subpackages."""
     found = hashlib.sha256()
     for source in sorted(sources.glob("*.py")):
         found.update(f"{source.name} {source.stat().st_size}\n".encode())

@@ -3,10 +3,10 @@
     log = structlog.get_logger("dmq.store")
     log.info("recovered", entries=12, cut_bytes=0)
 
-An event is named by a literal snake_case verb, facts are its fields; a test holds every call in ``dmq`` to that. What
-libraries log through ``logging`` (gRPC, asyncio, warnings) comes out in the same form as the event ``library_logged``.
+The name of an event is a literal snake_case verb and its facts are fields; a test checks every call in ``dmq``. Logs of
+libraries through ``logging`` (gRPC, asyncio, warnings) have the same form, as the event ``library_logged``.
 
-Payloads are never logged: a field that holds bytes shows their number only.
+Payloads are never logged: a bytes field shows only its length.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def configure(
     *,
     process: str = "",
 ) -> None:
-    """Send all logs of this process to ``stream`` (stderr), from ``level`` up; call again to change it.
+    """Send all logs of this process to ``stream`` (stderr), from ``level`` up; another call changes the settings.
 
-    ``auto`` is ``console`` on a terminal and ``json`` elsewhere. Timestamps come from ``clock``. With ``process``, the
-    name of one of several, each line says it.
+    ``auto`` is ``console`` on a terminal and ``json`` elsewhere. Timestamps are from ``clock``. ``process`` is the name
+    of one of several processes, added to each line.
     """
     stream = stream or sys.stderr
     for_people = is_for_people(format, stream)
     number = logging.getLevelNamesMapping()[level.upper()]
-    # What every event gets, whichever way it came.
+    # Processors of every event, from either source.
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -76,12 +76,12 @@ def configure(
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.stdlib.LoggerFactory(),
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        cache_logger_on_first_use=False,  # loggers are made at import, before anybody configures
+        cache_logger_on_first_use=False,  # loggers are created at import, before the configuration
     )
 
 
 def is_for_people(format: str, stream: TextIO) -> bool:  # noqa: A002 - as above
-    """Say whether a log in this format is written for people, and not for programs."""
+    """Return True if a log in this format is for people, and not for programs."""
     return format == "console" or (format == "auto" and stream.isatty())
 
 

@@ -1,4 +1,4 @@
-"""Work of the event loop that a client can make long: others have their turns in between, and half of the time."""
+"""Time slices for long work of clients on the event loop: other tasks run in between, for half of the time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Each = TypeVar("_Each")
 
 
 class Slices:
-    """Does pieces of work one after the other, in the order they were asked for. Belongs to the event loop.
+    """Queue that runs pieces of work in order of submission. Owned by the event loop.
 
-    Behind every ``SLICE_S`` of it, it rests: for as long as the work took that went on beyond that, a tenth of a second
-    at most. So pieces should be no longer than a slice, as far as their makers can see to it.
+    After each ``SLICE_S`` of work it pauses for as long as the last piece exceeded the slice, at most a tenth of a
+    second. So callers should keep pieces shorter than a slice.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class Slices:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def do(self, work: Callable[[], _Made]) -> _Made:
-        """Return what ``work`` does, or raise what it raises: at once, if there is nothing before it."""
+        """Return the result of ``work``, or raise its exception. It runs at once if no other work is queued."""
         if self._is_resting or self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -65,7 +65,9 @@ class Slices:
 
 
 async def in_slices(found: Iterable[_Each]) -> AsyncIterator[_Each]:
-    """Yield what there is to one who works on each; behind every ``SLICE_S`` of that others have as long."""
+    """Yield the items to a caller that processes each; after every ``SLICE_S``, sleep for ``SLICE_S`` for other
+    tasks.
+    """
     until_s = _now_s() + SLICE_S
     for each in found:
         yield each
