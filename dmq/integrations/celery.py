@@ -1,4 +1,4 @@
-"""The hook in workers of Celery: ``connect(hook)`` beside the tasks."""
+"""The hook in Celery workers: ``connect(hook)`` next to the tasks."""
 
 from __future__ import annotations
 

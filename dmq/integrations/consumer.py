@@ -1,14 +1,14 @@
-"""A function that consumes topics for a group, over the official Python client (rocketmq-python-client).
+"""Consumer function: consumes topics for a group, over the official Python client (rocketmq-python-client).
 
     @consume("orders", group="billing")
-    def bill(message) -> None:                # returns: acknowledged. raises: comes again, by the group's policy
+    def bill(message) -> None:                # returns: acknowledged. raises: retried, by the group's policy
         charge(json.loads(message.body))
 
-    run(bill)                                 # until SIGTERM or SIGINT; what is in hand is finished
+    run(bill)                                 # until SIGTERM or SIGINT; messages in flight are finished
 
-At least once: what is not acknowledged when the process is killed comes again. ``retry.Permanent`` makes a dead letter
-at once. The client is a push consumer: the broker renews what is in hand for as long as this process lives, three hours
-at most.
+Delivery is at least once: a message that is not acknowledged when the process is killed is delivered again.
+``retry.Permanent`` makes a dead letter at once. The client is a push consumer: the broker renews the leases while this
+process lives, for three hours at most.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ PARALLELISM_MAX: Final = 256
 TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews for no longer
 STOP_S_DEFAULT: Final = 30.0
 _START_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0)
-_CUT_S: Final = 10.0  # for calls that were under way when the client was told to repeat none
-_CLIENT_LOG: Final = "~/logs/rocketmq_python/rocketmq_client.log"  # where it says why, and nowhere else
+_CUT_S: Final = 10.0  # for calls in flight when the client was told not to repeat them
+_CLIENT_LOG: Final = "~/logs/rocketmq_python/rocketmq_client.log"  # the only place with the reason
 _INSTALL: Final = "pip install 'rocketmq-python-client>=5.1.2,<6'"
-_LAST_ACK_S: Final = 3.0  # for what was consumed at the last moment, if the broker is slow to hear it
+_LAST_ACK_S: Final = 3.0  # for messages consumed at the last moment, if the broker answers slowly
 
 _log = LibraryLog("dmq.consumer")
 _clock = SystemClock()
 
 
 class _StartedBefore(RuntimeError):
-    """A consumer is started once, so no later try can succeed."""
+    """A consumer is started once, so no later attempt can succeed."""
 
 
 class _Abandoned(Exception):
-    """The consumer stops, and waits no longer for this handler."""
+    """The consumer stops and no longer waits for this handler."""
 
     def __str__(self) -> str:
         return "the consumer stopped before the handler returned"
@@ -66,7 +66,7 @@ class _Abandoned(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHealth:
-    """``is_well``: it is started, and no handler hangs. ``reasons`` says what is not well."""
+    """Health of a consumer. ``is_well``: it is started, and no handler hangs. ``reasons`` lists the faults."""
 
     is_well: bool
     reasons: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class ConsumerHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStopped:
-    """What ``stop`` left: handlers that had not returned; their messages come again."""
+    """Result of ``stop``: the number of handlers that had not returned; their messages are delivered again."""
 
     running: int = 0
 
@@ -87,15 +87,15 @@ def consume(
     timeout_s: float = 900.0,
     environ: Mapping[str, str] | None = None,
 ) -> Callable[[Function], Consumer]:
-    """Return a decorator that makes a ``Consumer`` of a function, or of a coroutine function, which stays callable.
+    """Return a decorator that turns a function or a coroutine function into a ``Consumer``, which stays callable.
 
-    Nothing is opened before ``start`` or ``run``. All consumers of a group must name the same topics and ``tags``
-    ("created || paid"; "*": all). Up to ``parallelism`` messages are with the function at a time. One that has not
-    returned after ``timeout_s`` has failed; a coroutine is cancelled, a function goes on in its thread, which is
-    replaced, so the message may be with two of them. ``environ``, by default that of the process, says where the daemon
-    or the cluster's proxy is.
+    No connection is opened before ``start`` or ``run``. All consumers of a group must have the same topics and ``tags``
+    ("created || paid"; "*": all). Up to ``parallelism`` messages are processed at a time. A call that has not returned
+    after ``timeout_s`` has failed. A coroutine is then cancelled. A function continues in its thread, which is
+    replaced, so two calls may process the message at the same time. ``environ``, by default that of the process, names
+    the daemon or the proxy of the cluster.
 
-    ``ValueError`` for what cannot be.
+    Raise ``ValueError`` for invalid arguments.
     """
     if not topics:
         raise ValueError("consume needs a topic: name at least one")
@@ -116,7 +116,7 @@ def consume(
 
 
 class Consumer:
-    """A function that consumes; made by ``consume``. Thread-safe. It is started once, in the process that consumes."""
+    """Consumer function, created by ``consume``. Thread-safe. It is started once, in the process that consumes."""
 
     def __init__(  # noqa: PLR0917 - made by ``consume``
         self,
@@ -145,16 +145,16 @@ class Consumer:
         self._is_cut = threading.Event()
         update_wrapper(self, function, updated=())
 
-    def __call__(self, message: Message) -> Any:  # noqa: ANN401 - what the function returns
-        """Call the function itself, as tests of it do."""
+    def __call__(self, message: Message) -> Any:  # noqa: ANN401 - the result of the function
+        """Call the function itself, for example in its tests."""
         return self._function(message)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, and begin to consume; a second time is a ``RuntimeError``.
+        """Connect and start to consume. Raise ``RuntimeError`` on a second call.
 
-        Raises what the client raises, among it that nobody answers.
+        Exceptions of the client pass through, for example if no broker answers.
         """
         with self._life:
             if self._client is not None or self._is_stopping:
@@ -184,10 +184,10 @@ class Consumer:
         _log.info("consumer_started", group=self.group, topics=list(self.topics))
 
     def stop(self, timeout_s: float = STOP_S_DEFAULT) -> ConsumerStopped:
-        """Take nothing new, let the handlers that run finish until ``timeout_s`` is over, and disconnect.
+        """Stop receiving, wait for running handlers until ``timeout_s`` has passed, and disconnect.
 
-        What was fetched and not begun is given back, which counts no attempt; a handler that has not returned has
-        failed. Up to 15 s more are for a broker that does not answer. Stopping again returns the same.
+        Messages that were fetched but not begun are returned, without counting an attempt. A handler that has not
+        returned has failed. A broker that does not answer costs up to 15 s more. Another call returns the same result.
         """
         with self._life:
             if self._stopped is None:
@@ -221,7 +221,7 @@ class Consumer:
     # -- looking inside -----------------------------------------------------------------------------------------------
 
     def health(self) -> ConsumerHealth:
-        """Say whether it consumes, for a liveness probe. While the broker is away it is well, too."""
+        """Return the health for a liveness probe. An unavailable broker does not affect it."""
         reasons: list[str] = []
         if self._client is None:
             reasons.append("it is not started")
@@ -232,7 +232,7 @@ class Consumer:
         return ConsumerHealth(is_well=not reasons, reasons=tuple(reasons))
 
     def render_prometheus(self) -> str:
-        """Return the figures in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         with self._lock:
             counts, running, hanging = dict(self._counts), len(self._in_hand), self._hanging
         label = f'group="{self.group}"'
@@ -255,7 +255,9 @@ class Consumer:
     # -- consuming ----------------------------------------------------------------------------------------------------
 
     def _take(self, message: Message) -> bool | None:
-        """Consume one message in a thread of the client; return whether it is to be acknowledged, ``None``: neither."""
+        """Consume one message in a thread of the client. Return whether to acknowledge it; None: neither ack nor
+        failure.
+        """
         done: Future[None] = Future()
         with self._lock:
             is_begun = not self._is_stopping
@@ -288,7 +290,7 @@ class Consumer:
             self._hang(stop_running, about)
             hangs = TimeoutError(f"the handler has not returned within {self._timeout_s:g} s")
             return self._failed(message, error if isinstance(error, _Abandoned) else hangs, about, is_logged=True)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is a failure, sys.exit included
+        except BaseException as error:  # noqa: BLE001 - any exception of a handler is a failure, also sys.exit
             return self._failed(message, error, about)
         self._count("acknowledged")
         return True
@@ -321,18 +323,18 @@ class Consumer:
             self._counts[outcome] += 1
 
     def _bury(self, message: Message) -> None:
-        """Make a dead letter of ``message``, however long the broker takes to hear it."""
+        """Make a dead letter of ``message``; retry until the broker answers."""
         for pause_s in _forever(_START_STEPS_S):
             try:
                 self._client.forward(message)
-            except Exception as error:  # noqa: BLE001 - the client's errors, of which none is final here
+            except Exception as error:  # noqa: BLE001 - no error of the client is final here
                 _log.warning("dead_letter_not_made", group=self.group, message_id=message.message_id, error=str(error))
             else:
                 return
             self._is_cut.wait(pause_s)
 
     def _give_back(self, message: Message) -> None:
-        self._may_give_back.wait()  # else a receive of our own that waits would get it, and nobody else
+        self._may_give_back.wait()  # else one of our own waiting receives would get it
         try:
             self._client.give_back(message)
         except Exception as error:  # noqa: BLE001 - it comes back when its lease ends, with an attempt counted
@@ -342,10 +344,10 @@ class Consumer:
 
 
 class Ending:
-    """What a signal handler tells the main thread.
+    """Signal from a signal handler to the main thread.
 
-    Nothing with a lock will do: the interrupted thread may hold it. And the kernel may give a signal to another thread,
-    which does not wake this one: Python writes a byte for each signal that comes (``signal.set_wakeup_fd``).
+    A lock is unsuitable, because the interrupted thread may hold it. The kernel may also deliver a signal to another
+    thread, which does not wake this one. So Python writes a byte for each signal (``signal.set_wakeup_fd``).
     """
 
     def __init__(self) -> None:
@@ -365,11 +367,11 @@ class Ending:
     def tell(self) -> None:
         """End all waits."""
         self.is_told = True
-        with suppress(BlockingIOError):  # full of what is not read yet, which wakes as well
+        with suppress(BlockingIOError):  # full of unread bytes, which also wake the reader
             self._writer.send(b"\0")
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is told, or when time is up."""
+        """Wait until ``tell`` is called or the time is up."""
         until_s = None if timeout_s is None else _clock.monotonic_s() + timeout_s
         while not self.is_told:
             self._reader.settimeout(None if until_s is None else max(0.0, until_s - _clock.monotonic_s()))
@@ -380,11 +382,12 @@ class Ending:
 
 
 def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
-    """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. For the main thread of a process.
+    """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. Call it in the main thread of a
+    process.
 
-    A daemon that is away at the start is waited for. If a consumer can never be started all of them are stopped, and
-    the reason is raised. A second signal does what it did before this was called. At ``listen`` (host:port)
-    ``/metrics`` and ``/health`` are served meanwhile.
+    It waits for a daemon that is unavailable at the start. If a consumer can never start, all are stopped and the
+    reason is raised. A second signal has the effect it had before this call. Meanwhile ``/metrics`` and ``/health`` are
+    served at ``listen`` (host:port).
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}
@@ -414,9 +417,10 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") 
 
 
 def _keep_from_children(ours: Callable[[int, object], None], before: Mapping[signal.Signals, Any]) -> None:
-    """Let processes that handlers fork end by signals as they would have ended before ``ours`` was set.
+    """Restore the original signal handling in processes that handlers fork, instead of ``ours``.
 
-    If it has a handler of a signal, Python forgets one that comes to a child before its hooks run: it waits until then.
+    If a signal has a Python handler, a signal to a child is lost before the fork hooks run. So it is blocked until
+    then.
     """
     masks = threading.local()
 
@@ -453,7 +457,7 @@ def _start(consumer: Consumer, ending: Ending) -> None:
             consumer.start()
         except (EnvironmentInvalid, ExtraMissing, _StartedBefore):
             raise
-        except Exception as error:  # noqa: BLE001 - the client's errors have no base that says whether they pass
+        except Exception as error:  # noqa: BLE001 - the client's errors have no base that marks transient ones
             what = f"{type(error).__name__}: {error}"
             _log.warning("consumer_not_started", group=consumer.group, error=what, client_log=_CLIENT_LOG)
         else:

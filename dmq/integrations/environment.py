@@ -1,10 +1,10 @@
-"""What environment variables say of the hook, and of the daemon that consumers connect to.
+"""Settings of the hook, and the daemon of consumers, in environment variables.
 
-    DMQ_SPOOL                                keep in a spool under this folder
-    DMQ_ADDRESS, DMQ_CONTEXT, ...            or in this daemon, as the ``dmq`` command finds it
-    DMQ_HOOK_...                             how; docs/INTEGRATIONS.md lists them
+    DMQ_SPOOL                                store in a spool in this folder
+    DMQ_ADDRESS, DMQ_CONTEXT, ...            or in this daemon, selected as by the ``dmq`` command
+    DMQ_HOOK_...                             options; docs/INTEGRATIONS.md lists them
 
-One that is not known, or cannot be read, is refused by its name: a misspelt setting would be none.
+An unknown or invalid variable raises an error with its name, because a misspelt setting would have no effect.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _steps(text: str) -> Table:
         raise ValueError("durations separated by spaces are expected, such as '3s 30s 5m'") from None
 
 
-# By the variable's name behind its prefix: what it is called here, and how it is read.
+# By the name of the variable after its prefix: the option, and its parser.
 _OF_HOOK: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "MODE": ("mode", _one_of(MODES)),
     "WORKERS": ("workers_per_type", _whole(1, WORKERS_MAX)),
@@ -96,9 +96,9 @@ _OWN: Final = frozenset({*_OF_HOOK, *_OF_POLICY, *_OF_SPOOL, METRICS_DIR.removep
 
 
 def hook_described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, Any]]:
-    """Return the sink that the variables name, open, and the options of ``Redelivery`` that they give.
+    """Return the open sink that the variables select, and their options for ``Redelivery``.
 
-    An empty variable is one that is not set. Raises ``EnvironmentInvalid``, and what opening a spool raises.
+    An empty variable counts as not set. Raise ``EnvironmentInvalid``, and the errors of opening a spool.
     """
     said = {name: value.strip() for name, value in environ.items() if name.startswith("DMQ_") and value.strip()}
     unknown = sorted(name for name in said if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in _OWN)
@@ -128,7 +128,7 @@ def hook_described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, 
 
 
 def target_described_by(environ: Mapping[str, str]) -> Target:
-    """Return the daemon that the variables name, as the ``dmq`` command does; raises ``EnvironmentInvalid``."""
+    """Return the daemon that the variables select, as the ``dmq`` command does. Raise ``EnvironmentInvalid``."""
     with _invalid():
         return target_by(environ)
 

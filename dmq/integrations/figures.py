@@ -1,7 +1,8 @@
-"""Figures of all processes of an application, of which a scrape reaches one: each keeps its own in a shared folder.
+"""Metrics of all processes of an application, because a scrape reaches only one: each writes its own to a shared
+folder.
 
-<pid>-<random>.prom    what the process counted, with ``pid`` as a label; a text file as node_exporter collects them
-<pid>-<random>.lock    locked for as long as the process lives
+<pid>-<random>.prom    metrics of the process, with ``pid`` as a label; a text file as node_exporter collects them
+<pid>-<random>.lock    locked while the process lives
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _log = LibraryLog("dmq.integrations")
 
 
 class SharedFigures:
-    """Writes this process's figures into ``folder`` every few seconds, and reads those of all that live."""
+    """Write the metrics of this process into ``folder`` every few seconds, and read those of all live processes."""
 
     def __init__(self, folder: Path, render: Callable[[], str]) -> None:
-        """Make the folder, and begin. ``render`` gives figures in Prometheus's text format."""
+        """Create the folder, and start. ``render`` returns metrics in Prometheus's text format."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._render = folder, render
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -40,14 +41,14 @@ class SharedFigures:
         threading.Thread(target=self._run, name="dmq-hook-figures", daemon=True).start()
 
     def close(self) -> None:
-        """Take this process's figures out of the folder."""
+        """Remove the metrics of this process from the folder."""
         self._is_closed.set()
         for kind in ("prom", "lock"):
             (self._folder / f"{self._name}.{kind}").unlink(missing_ok=True)
         os.close(self._lock)
 
     def render(self) -> str:
-        """Return the figures of all processes that live; those of others are a few seconds old."""
+        """Return the metrics of all live processes; those of others are a few seconds old."""
         return merged([self._own(), *self._of_others()])
 
     def _own(self) -> str:
@@ -57,7 +58,7 @@ class SharedFigures:
         for path in sorted(self._folder.glob("*.prom")):
             if path.stem == self._name:
                 continue
-            with suppress(FileNotFoundError):  # it ended a moment ago
+            with suppress(FileNotFoundError):  # it has just ended
                 if _is_alive(path.with_suffix(".lock")):
                     yield path.read_text(encoding="utf-8")
                 else:
@@ -68,7 +69,7 @@ class SharedFigures:
         while not self._is_closed.wait(EVERY_S):
             try:
                 self._write(self._own())
-            except Exception as error:  # noqa: BLE001 - a full disk, say: figures are late, and nothing else
+            except Exception as error:  # noqa: BLE001 - for example a full disk: only the figures are late
                 _log.warning("figures_not_written", folder=str(self._folder), error=f"{type(error).__name__}: {error}")
 
     def _write(self, text: str) -> None:
@@ -80,7 +81,7 @@ class SharedFigures:
 
 
 def with_pid(text: str, pid: int) -> str:
-    """Return figures with one more label."""
+    """Return metrics with the process id as an additional label."""
 
     def labelled(sample: re.Match[str]) -> str:
         labels = ",".join([f'pid="{pid}"', *([sample[2]] if sample[2] else [])])
@@ -90,18 +91,18 @@ def with_pid(text: str, pid: int) -> str:
 
 
 def merged(texts: Iterable[str]) -> str:
-    """Return figures of several processes as one text, in which the samples of a name stand together."""
+    """Merge the metrics of several processes into one text, grouped by name."""
     by_name: dict[str, dict[str, None]] = {}
     for text in texts:
         for line in text.splitlines():
             name = _NAME.match(line)
             if name is not None:
-                by_name.setdefault(name[1], {})[line] = None  # what several have alike, its description, once
+                by_name.setdefault(name[1], {})[line] = None  # description lines once
     return "".join(f"{line}\n" for lines in by_name.values() for line in lines)
 
 
 def _is_alive(lock: Path) -> bool:
-    """Say whether somebody holds ``lock``; one that nobody holds is removed."""
+    """Return True if a process holds ``lock``. A lock without a holder is removed."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Figures and health of a process that has no web server: two pages over HTTP, one request at a time."""
+"""Metrics and health of a process without a web server: two pages over HTTP, one request at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_S_MAX = 5.0  # a client that is slow, at each byte too, keeps the next o
 
 
 class Page(NamedTuple):
-    """An answer."""
+    """HTTP response."""
 
     status: int
     kind: str
@@ -41,14 +41,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called there
-        """Nobody reads of probes."""
+        """Discard the log of probes."""
 
 
 class _Server(TCPServer):  # HTTPServer asks the name service at its start
     allow_reuse_address = True
 
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as it is declared there
-        """Answer a request, unless it takes too long."""
+        """Answer a request, and cut it off if it takes too long."""
 
         def cut() -> None:
             with suppress(OSError):
@@ -63,7 +63,7 @@ class _Server(TCPServer):  # HTTPServer asks the name service at its start
             late.cancel()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away, or was cut off, is no error."""
+        """Ignore the error of a client that disconnected or was cut off."""
 
 
 class _Server6(_Server):
@@ -72,7 +72,7 @@ class _Server6(_Server):
 
 @contextmanager
 def served(address: str, pages: Mapping[str, Callable[[], Page]]) -> Iterator[int]:
-    """Serve ``pages`` at ``address`` (host:port; port 0: any) meanwhile; gives the port."""
+    """Serve ``pages`` at ``address`` (host:port; port 0: any) during the block; yield the port."""
     where = parse_address(address)
     handler = type("Handler", (_Handler,), {"pages": pages})
     with (_Server6 if ":" in where.host else _Server)((where.host, where.port), handler) as server:

@@ -1,4 +1,4 @@
-"""The push consumer of the official Python client, with what a consumer that ends in order needs beside it."""
+"""Push consumer of the official Python client, with the additions that an orderly stop needs."""
 
 # ruff: noqa: ANN401 - the client has no types
 
@@ -32,18 +32,20 @@ _clock = SystemClock()
 
 
 class LeftAsItIs(BaseException):
-    """Ends a listener without an answer: the client, which catches ``Exception``, acknowledges and fails nothing."""
+    """End a listener without a result: the client, which catches ``Exception``, neither acknowledges nor fails the
+    message.
+    """
 
 
 class Listener:
-    """What the client calls, in one of its threads."""
+    """Listener that the client calls, in one of its threads."""
 
     def __init__(self, take: Callable[[Message], bool | None]) -> None:
-        """``take`` says whether a message is to be acknowledged; ``None``: neither that nor failed."""
+        """``take`` returns whether to acknowledge a message; None: neither acknowledge nor fail it."""
         self._take = take
 
     def consume(self, message: Message) -> Any:
-        """Return the client's word for what became of ``message``."""
+        """Return the result of ``message`` in the terms of the client."""
         is_consumed = self._take(message)
         if is_consumed is None:
             raise LeftAsItIs
@@ -59,7 +61,7 @@ def push_client(
     parallelism: int,
     take: Callable[[Message], bool | None],
 ) -> PushClient:
-    """Return a client that gives ``take`` what it receives, in up to ``parallelism`` threads; not started yet."""
+    """Return a client that calls ``take`` with each message, in up to ``parallelism`` threads; not started yet."""
     return PushClient(
         ClientConfiguration(target.address, Credentials(target.access_key, target.secret), request_timeout=REQUEST_S),
         group,
@@ -72,7 +74,7 @@ def push_client(
 
 
 class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
-    """The push consumer, with two calls that it has for itself alone, and an end to its repetitions."""
+    """Push consumer with two additional calls, and an end to its repetitions."""
 
     is_cut = False
 
@@ -94,7 +96,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
             self._receiving.discard(task)
 
     def end_receiving(self) -> None:
-        """Cancel receives that wait for a message, and begin no other; its own end leaves them to the broker."""
+        """Cancel waiting receives and start no others. The client's own stop leaves them to the broker."""
 
         async def end() -> None:
             self._is_ending = True
@@ -108,20 +110,20 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
 
     @property
     def rpc_client(self) -> Any:
-        # Its threads repeat what the broker does not hear for ever, and a process waits for them at its end.
+        # Its threads repeat unanswered calls for ever, and a process waits for these threads at its exit.
         if self.is_cut and threading.current_thread().name.startswith(f"{self.client_id}_message_consumption"):
             raise LeftAsItIs
         return super().rpc_client
 
     def _on_start_failure(self) -> None:
-        with suppress(AttributeError):  # it ends what it has not begun, and hides why it did not start
+        with suppress(AttributeError):  # it stops parts that were never started, and so hides why the start failed
             super()._on_start_failure()
 
     def report(self, message: Message, error: BaseException) -> None:
-        """Report why the handler of ``message`` failed, ahead of the failure and on its connection. Never waits.
+        """Report why the handler of ``message`` failed, before the failure itself and on its connection. Never waits.
 
-        It is a help: whatever goes wrong with it is not told, and a broker that keeps no reasons is left alone for a
-        while. The client has no such call, so its connection is used.
+        The report is optional: its errors are ignored, and a broker that does not support it gets none for a while. The
+        client has no such call, so its connection is used.
         """
         if _clock.monotonic_s() < self._reports_again_s:
             return
@@ -147,7 +149,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
             asyncio.run_coroutine_threadsafe(send(), self._rpc_channel_io_loop())
 
     def forward(self, message: Message) -> None:
-        """Make a dead letter of ``message``. One that is somebody else's by now is left to him."""
+        """Make a dead letter of ``message``, unless another consumer holds its lease by now."""
         request = self._about(ForwardMessageToDeadLetterQueueRequest, message)
         request.delivery_attempt = request.max_delivery_attempts = GIVES_UP
         try:
@@ -157,7 +159,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
                 raise
 
     def give_back(self, message: Message) -> None:
-        """Let others have ``message`` now, and count no attempt."""
+        """Make ``message`` visible to other consumers now, without counting an attempt."""
         request = self._about(ChangeInvisibleDurationRequest, message)
         request.invisible_duration.seconds, request.suspend = 0, True
         self._ask(self.rpc_client.change_invisible_duration_async, message, request)

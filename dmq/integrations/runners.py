@@ -1,4 +1,4 @@
-"""Who runs the handlers of a consumer: threads that keep no process from ending, or an event loop."""
+"""Runners of consumer handlers: threads that do not keep a process alive, or an event loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ StopRunning = Callable[[Callable[[], None]], None]
 
 
 class Threads:
-    """Runs functions in threads that keep no process from ending, each partner of one of the client's."""
+    """Run functions in threads that do not keep a process alive, each paired with one thread of the client."""
 
     def __init__(self) -> None:
         self._of_this_thread = threading.local()
 
     def run(self, function: Function, message: Message, done: Future[None]) -> StopRunning:
-        """Begin; return what is called to wait no longer, with what is to be called once it has returned after all."""
+        """Start the function. Return a callable that ends the wait; its argument is called when the function returns
+        later.
+        """
         partner = getattr(self._of_this_thread, "partner", None)
         if partner is None:
             partner = self._of_this_thread.partner = queue.SimpleQueue[Any]()
@@ -38,7 +40,7 @@ class Threads:
         return stop_running
 
     def close(self) -> None:
-        """They end with the process."""
+        """Do nothing: the threads end with the process."""
 
 
 def _work(jobs: queue.SimpleQueue[Any]) -> None:
@@ -46,7 +48,7 @@ def _work(jobs: queue.SimpleQueue[Any]) -> None:
         function, message, done, over = job
         try:
             function(message)
-        except BaseException as error:  # noqa: BLE001 - told to who waits
+        except BaseException as error:  # noqa: BLE001 - passed to the waiter
             with suppress(InvalidStateError):
                 done.set_exception(error)
         else:
@@ -56,21 +58,21 @@ def _work(jobs: queue.SimpleQueue[Any]) -> None:
 
 
 class Loop:
-    """Runs coroutines on one event loop in a thread, which begins with the first one."""
+    """Run coroutines on one event loop in a thread, which starts with the first one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, function: Function, message: Message, done: Future[None]) -> StopRunning:
-        """As ``Threads.run``; what is not waited for is cancelled."""
+        """Like ``Threads.run``; a call that is no longer awaited is cancelled."""
 
         over: Future[None] = Future()
 
         async def call() -> None:
             try:
                 await function(message)
-            except BaseException as error:  # noqa: BLE001 - told to who waits
+            except BaseException as error:  # noqa: BLE001 - passed to the waiter
                 with suppress(InvalidStateError):
                     done.set_exception(error)
             else:
@@ -85,7 +87,7 @@ class Loop:
             task.add_done_callback(lambda _: over.set_result(None))  # also of one that is cancelled before it runs
             begun.append(task)
 
-        def cancel() -> None:  # called behind ``begin``
+        def cancel() -> None:  # called after ``begin``
             begun.pop().cancel()
 
         loop.call_soon_threadsafe(begin)

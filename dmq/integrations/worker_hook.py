@@ -1,4 +1,4 @@
-"""The hook of processes that fork: declared once, where modules are imported, and opened by each process for itself.
+"""Hook of processes that fork: declared once at import, and opened in each process separately.
 
     hook = WorkerHook()                          # opens nothing yet, so a server may import this before it forks
 
@@ -7,7 +7,7 @@
 
     hook.send("order-created", payload)          # the first use in a process opens the hook of this process
 
-A hook that was opened before a fork keeps nothing in the child; here the child opens one of its own.
+A hook that was opened before a fork stores nothing in the child; with this class the child opens its own.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _Function = TypeVar("_Function", bound=HandlerFunction)
 
 
 class WorkerHook:
-    """Makes a ``Redelivery`` for each process that uses it, with the handlers that were declared here. Thread-safe.
+    """Factory of one ``Redelivery`` for each process that uses it, with the handlers declared here. Thread-safe.
 
-    ``open_hook`` is called once in a process, at the first use; by default the environment says what is opened. What it
-    raises the first use raises, and the next one tries again. The process that is forked off begins without a hook; the
-    one it was forked from goes on with its own. Each hook is closed at the end of its process, at the latest.
+    ``open_hook`` is called once per process, at the first use. By default it opens the hook that the environment
+    describes. The first use raises its exception, and the next use tries again. A forked process starts without a hook;
+    its parent keeps its own. Each hook is closed at the end of its process at the latest.
     """
 
     def __init__(self, open_hook: Callable[[], Redelivery] = Redelivery.from_env) -> None:
@@ -55,7 +55,7 @@ class WorkerHook:
         guard(self)
 
     def handler(self, type_name: str, **options: Any) -> Callable[[_Function], _Function]:  # noqa: ANN401 - those below
-        """Declare the function below as what sends ``type_name``; it stays callable as it is."""
+        """Declare the decorated function as the handler of ``type_name``; it stays callable."""
 
         def declare(function: _Function) -> _Function:
             self.add_handler(type_name, function, **options)
@@ -74,38 +74,39 @@ class WorkerHook:
 
     @property
     def redelivery(self) -> Redelivery:
-        """The hook of this process; it is opened if it is not yet."""
+        """Hook of this process, opened at the first use."""
         return self._opened or self._open()
 
     def start(self) -> None:
-        """Open the hook of this process, unless it is open: what waits from earlier runs is sent from now on."""
+        """Open the hook of this process, unless it is open: pending messages of earlier runs are sent from now on."""
         _ = self.redelivery
 
     def begin(self, **_: object) -> None:
-        """As ``start``, for what comes before each request: done once in a process, and what it raises is logged.
+        """Like ``start``, for a call before each request: runs once in a process, and logs exceptions.
 
-        An application is not to fail for a hook that it may not need; a send and ``readiness`` try again and say why.
+        An application must not fail because of a hook that it may not need. A send and ``readiness`` try again and
+        report the reason.
         """
         if self._is_begun:
             return
         self._is_begun = True
         try:
             self.start()
-        except Exception as error:  # noqa: BLE001 - any of them is for whoever sends
+        except Exception as error:  # noqa: BLE001 - the next send raises it
             _log.error("hook_not_started", error=f"{type(error).__name__}: {error}")
 
     def send(self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None) -> Outcome:
-        """As ``Redelivery.send``."""
+        """See ``Redelivery.send``."""
         return self.redelivery.send(type_name, payload, key=key, uid=uid)
 
     async def send_async(
         self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None
     ) -> Outcome:
-        """As ``Redelivery.send_async``. Opening the hook takes some milliseconds of the event loop, once."""
+        """See ``Redelivery.send_async``. Opening the hook blocks the event loop for some milliseconds, once."""
         return await self.redelivery.send_async(type_name, payload, key=key, uid=uid)
 
     def close(self, timeout_s: float | None = None) -> Closed | None:
-        """Close the hook of this process; ``None``: it has none. It is opened again if it is used again."""
+        """Close the hook of this process, and return its result; None if it has none. The next use opens it again."""
         with self._lock:
             closing, self._opened = self._opened, None
             figures, self._figures = self._figures, None
@@ -115,11 +116,11 @@ class WorkerHook:
         return None if closing is None else closing.close(timeout_s)
 
     async def close_async(self, timeout_s: float | None = None) -> Closed | None:
-        """As ``close``, beside an event loop that goes on."""
+        """Like ``close``, without blocking the event loop."""
         return await asyncio.to_thread(self.close, timeout_s)
 
     def after_fork(self) -> None:
-        """A child begins without a hook; a thread that it does not have may hold the lock."""
+        """Start a child without a hook, and replace the lock, because a thread that the child lacks may hold it."""
         self._lock = threading.Lock()
         if self._opened is not None:
             self._of_parents.append(self._opened)
@@ -128,12 +129,12 @@ class WorkerHook:
 
     @property
     def close_timeout_s(self) -> float:
-        """How long ``close`` takes at most if it is not told; 0 without a hook."""
+        """Longest duration of ``close`` without a timeout; 0 without a hook."""
         opened = self._opened
         return opened.close_timeout_s if opened is not None else 0.0
 
     def begin_nothing(self) -> None:
-        """Let no send and no repetition begin: the process ends."""
+        """Start no further send or retry, because the process ends."""
         opened = self._opened
         if opened is not None:
             opened.begin_nothing()
@@ -143,25 +144,25 @@ class WorkerHook:
         self.close(timeout_s)
 
     def render_prometheus(self) -> str:
-        """Return the figures of this process's hook in Prometheus's text format.
+        """Return the metrics of this process's hook in Prometheus's text format.
 
-        With ``DMQ_HOOK_METRICS_DIR`` those of all processes that share that folder, with ``pid`` as a label: a scrape
-        of a server with several workers reaches any one of them.
+        With ``DMQ_HOOK_METRICS_DIR`` they include all processes that share that folder, with ``pid`` as a label: a
+        scrape of a server with several workers reaches any one of them.
         """
         hook, figures = self.redelivery, self._figures
         return hook.render_prometheus() if figures is None else figures.render()
 
     def readiness(self) -> tuple[bool, str]:
-        """Say whether a message that is given to the hook now would be kept, and more about it as JSON.
+        """Return whether a message sent now would be stored, and details as JSON.
 
-        A broker that is away makes a process no less ready: that is what the hook is for. The JSON says so all the
-        same: ``{"ready": true, "status": "degraded", "reasons": ["destination orders is away"]}``.
+        An unavailable broker does not affect readiness, because the hook exists for this case. The JSON reports it:
+        ``{"ready": true, "status": "degraded", "reasons": ["destination orders is away"]}``.
         """
         try:
             hook = self.redelivery
             is_ready = hook.metrics().waiting is not None
             health = hook.health()
-        except Exception as error:  # noqa: BLE001 - whatever it is: not ready, and here is why
+        except Exception as error:  # noqa: BLE001 - any error means not ready
             _log.error("hook_not_ready", error=f"{type(error).__name__}: {error}")
             return False, json.dumps({"ready": False, "status": "degraded", "reasons": [type(error).__name__]})
         return is_ready, json.dumps({"ready": is_ready, "status": health.status, "reasons": health.reasons})
