@@ -1,12 +1,14 @@
-"""``dmq demo``: a daemon is killed half-way through a run, and everything it accepted arrives all the same.
+"""``dmq demo``: kill a daemon during a run, and show that every accepted message is delivered nevertheless.
 
-``plan``      what is sent when, and with which delay (pure)
-``facts``     what the client processes tell, as lines of JSON
-``verdict``   from those facts to the figures, and to the exit code (pure)
-``clients``   the client processes: the only place that imports the official RocketMQ client
+``plan``      messages of a run, with their send times and delays (pure)
+``facts``     reports of the client processes, as lines of JSON
+``ledger``    facts of a run so far
+``verdict``   figures and exit code, computed from these facts (pure)
+``clients``   the client processes: the only module that imports the official RocketMQ client
 ``children``  the processes: the daemon that is killed and started again, and the clients
-``screen``    a live table on a terminal, a line now and then elsewhere
-``behind``    the cluster behind the daemon, if there is one
+``screen``    a live table on a terminal, progress lines elsewhere
+``behind``    the cluster that the daemon forwards to, if there is one
+``result``    the last lines (pure)
 ``show``      the run
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 
 def run(*, messages: int, seconds: float, keep_data: bool = False, kill: bool = True) -> int:
-    """Show it; return 0, or 1 if anything was lost or early, or the run could not be finished."""
+    """Run the demo. Return 0, or 1 if a message was lost or early, or if the run could not be finished."""
     from dmq.demo.show import show  # the client processes import this package too, and need none of it
 
     return show(messages=messages, seconds=seconds, keep_data=keep_data, kill=kill)

@@ -1,4 +1,4 @@
-"""What the demo knows of the cluster behind the daemon, if there is one; whoever starts the demo started that too."""
+"""Cluster that the daemon of a demo forwards to, if there is one; the caller of the demo starts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmq.trail.events import EventKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """A running cluster. Its topic takes normal messages; ``kill`` and ``start`` do that to a broker of it."""
+    """Running cluster. Its topic accepts normal messages; ``kill`` and ``start`` kill and start one of its brokers."""
 
     endpoints: tuple[str, ...]
     topic: str
@@ -23,7 +23,9 @@ class Behind:
 
 
 def in_doubt(trail: Path) -> Mapping[str, int]:
-    """Return how often each message was sent to the cluster with no answer known, by the trail of a stopped daemon."""
+    """Return for each message the number of sends to the cluster without an answer, from the trail of a stopped
+    daemon.
+    """
     import pyarrow.parquet as pq
 
     found: Counter[str] = Counter()

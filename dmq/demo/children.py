@@ -1,5 +1,5 @@
-"""The processes of the demo. Each is started in a process group of its own, so that Ctrl-C reaches the demo alone,
-which then ends them in order.
+"""Processes of the demo. Each has its own process group, so that Ctrl-C reaches only the demo, which then ends them in
+order.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PORTS = range(20_000, 32_000)
 
 
 class DemoFailed(DmqError):
-    """The demo cannot go on; says why."""
+    """The demo cannot continue; the text gives the reason."""
 
 
 def free_port(random: Random) -> int:
-    """Return a loopback port that is free now, outside the range the system hands out by itself.
+    """Return a free loopback port, outside the range from which the system assigns ports.
 
-    A client that dials while the daemon is away could otherwise be given the daemon's own port as its local one, be
-    connected to itself, and keep the daemon from coming back.
+    A client that connects while the daemon is down could otherwise get the daemon's port as its own local port. It
+    would be connected to itself, and the daemon could not start again.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -50,13 +50,13 @@ def free_port(random: Random) -> int:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Return this process's environment with another HOME and without settings of a daemon."""
+    """Return the environment of this process with another HOME and without settings of a daemon."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("DMQ_")}
     return found | {"HOME": str(home)}
 
 
 class Daemon:
-    """A daemon that can be killed and started again on the same port and data. Its log goes to ``log``."""
+    """Daemon that can be killed and started again on the same port and data. Its log goes to ``log``."""
 
     def __init__(self, config: Path, log: Path, environment: Mapping[str, str], clock: Clock) -> None:
         self._config = config
@@ -70,11 +70,11 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The process id, 0 if there is none."""
+        """Process id, 0 if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def start(self) -> float:
-        """Start it, wait until it serves, and return how many seconds that took."""
+        """Start it, wait until it serves, and return the duration in seconds."""
         started_s = self._clock.monotonic_s()
         self._serving.clear()
         command = [sys.executable, "-m", "dmq", "serve", "--config", str(self._config), "--log-format", "json"]
@@ -87,13 +87,13 @@ class Daemon:
         return self._clock.monotonic_s() - started_s
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Kill it, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> int:
-        """End it in order and return its exit code."""
+        """Stop it in order and return its exit code."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
@@ -123,7 +123,7 @@ class Daemon:
                 if _event(line) == "serving":
                     self._serving.set()
         if process is self._process:
-            self._serving.set()  # it ended; whoever waits looks at ``pid``
+            self._serving.set()  # it exited; waiting callers check ``pid``
 
 
 def _event(line: str) -> str:
@@ -134,7 +134,7 @@ def _event(line: str) -> str:
 
 
 class Client:
-    """A client process; ``take`` gets its facts, in a thread. Its log goes to ``log``."""
+    """Client process; ``take`` is called with its facts, in a thread. Its log goes to ``log``."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Client:
         self._reader: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start it and hand it its order. Whoever calls this can ``stop`` it, however far it came."""
+        """Start it and send it its order. ``stop`` is valid afterwards even if this call fails."""
         with self._log.open("w", encoding="utf-8") as stderr, _interrupts_put_off():
             self._process = _popen(
                 [sys.executable, "-m", "dmq.demo.clients", self.role],
@@ -170,14 +170,14 @@ class Client:
         self._process.stdin.flush()
 
     def check(self) -> None:
-        """Raise ``DemoFailed`` if the process has ended by itself."""
+        """Raise ``DemoFailed`` if the process has exited on its own."""
         code = self._process.poll() if self._process is not None else None
         if code is not None:
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
             raise DemoFailed(f"the {self.role} process ended with {code}: {lines[-1]}")
 
     def stop(self) -> None:
-        """Tell it that it is over, and make sure."""
+        """Close its stdin to end it, and kill it if it does not exit."""
         if self._process is None:
             return
         if self._process.stdin is not None:
@@ -201,7 +201,7 @@ class Client:
 
 @contextmanager
 def _interrupts_put_off() -> Iterator[None]:
-    """Hold back an interrupt while a process is started: a child whose id is not known yet could not be ended."""
+    """Defer interrupts while a process is started: a child with an unknown id could not be ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,10 @@
-"""The client processes of the demo, on the official RocketMQ client; nobody imports this module.
+"""Client processes of the demo, on the official RocketMQ client; no module imports this one.
 
     python -m dmq.demo.clients producer | consumer
 
-The order comes as one line of JSON on stdin; facts leave as lines on stdout; when stdin ends, the process does. The
-official client opens a log file below HOME when it is imported, starts threads of its own and registers its wire
-definitions in the process: reasons enough to give it a process.
+The order is one line of JSON on stdin, facts are lines on stdout, and the process ends when stdin ends. The official
+client opens a log file in HOME at import, starts its own threads and registers its wire definitions in the process.
+This is why it has a separate process.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ _over = threading.Event()
 
 
 class SameMessage(Message):  # type: ignore[misc]  # the official client has no types
-    """A message that keeps its first id.
+    """Message that keeps its first id.
 
-    The official client makes a new id at each call of ``send``, so that a send repeated by the application would be
-    another message. With the id kept, the daemon knows a repetition when it sees one and stores it once.
+    The official client creates a new id at each call of ``send``, so a send repeated by the application would be
+    another message. With the same id the daemon detects the repetition and stores the message once.
     """
 
     _first_id = ""
 
     @property
     def message_id(self) -> str:
-        """The id of the first attempt."""
+        """Id of the first attempt."""
         return self._first_id
 
     @message_id.setter
@@ -73,7 +73,7 @@ class SameMessage(Message):  # type: ignore[misc]  # the official client has no 
 
 
 class Teller:
-    """Writes facts, whole lines, from any thread."""
+    """Writer of facts as whole lines; safe from any thread."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -86,7 +86,7 @@ class Teller:
 
 
 def produce(order: dict[str, Any], tell: Teller) -> None:
-    """Send what is planned, when it is planned; repeat what got no OK, until it does."""
+    """Send the planned messages at their planned times; repeat each send until it is answered OK."""
     topic = order["topic"]
     producer = Producer(_configuration(order["address"]), [topic])
     _until_it_works(producer.startup, lambda why: tell(SendFailed(-1, _clock.now_ms(), why)))
@@ -183,7 +183,7 @@ def consume(order: dict[str, Any], tell: Teller) -> None:
 def _ack(
     consumer: SimpleConsumer, message: Message, reception: int, tell: Teller, complain: Callable[[str], None]
 ) -> None:
-    """Acknowledge until there is an answer: OK, or that the message was handed out again."""
+    """Acknowledge until there is an answer: OK, or that the message was delivered again."""
     is_stale = False
 
     def ack() -> None:
@@ -200,7 +200,7 @@ def _ack(
 
 
 def _until_it_works(attempt: Callable[[], object], complain: Callable[[str], None]) -> bool:
-    """Repeat ``attempt``, and tell what was wrong, until it works (True) or the demo is over (False)."""
+    """Repeat ``attempt`` and report its errors, until it succeeds (True) or the demo is over (False)."""
     while not _over.is_set():
         try:
             attempt()
@@ -228,9 +228,9 @@ def _watch_stdin() -> None:
 
 
 def main() -> None:
-    """Do what the first argument says, as the line on stdin orders."""
+    """Run the role in the first argument, with the order in the line on stdin."""
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever else prints does not get between the facts
+    os.dup2(2, 1)  # other output must not mix with the facts
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_watch_stdin, daemon=True).start()
     {"producer": produce, "consumer": consume}[sys.argv[1]](order, Teller(told))

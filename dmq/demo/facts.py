@@ -1,4 +1,6 @@
-"""What the client processes tell the demo: one fact, one line of JSON. Times are epoch milliseconds of this host."""
+"""Facts: reports of the client processes to the demo, one line of JSON each. Times are epoch milliseconds of
+this host.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import NamedTuple
 
 
 class Sent(NamedTuple):
-    """A send was answered OK. ``asked_ms`` is the delivery timestamp asked for, 0 where a delay was asked for."""
+    """A send was answered OK. ``asked_ms`` is the requested delivery timestamp, 0 if a delay was requested."""
 
     number: int
     message_id: str
@@ -27,19 +29,19 @@ class SendFailed(NamedTuple):
 
 
 class SendsDone(NamedTuple):
-    """Every message of the plan is sent."""
+    """All messages of the plan are sent."""
 
     at_ms: int
 
 
 class Received(NamedTuple):
-    """A message was handed out to the consumer; ``reception`` counts the hand-outs from 1."""
+    """A message was delivered to the consumer; ``reception`` counts the deliveries from 1."""
 
     reception: int
     number: int
     message_id: str
     at_ms: int
-    deliver_at_ms: int  # as the daemon says; 0 from a cluster, whose topic takes no delayed messages
+    deliver_at_ms: int  # from the daemon; 0 from a cluster, whose topic accepts no delayed messages
     attempt: int
 
 
@@ -51,7 +53,7 @@ class Acked(NamedTuple):
 
 
 class AckStale(NamedTuple):
-    """An acknowledgement came too late: the message had been handed out again."""
+    """An acknowledgement came too late: the message had been delivered again."""
 
     reception: int
     at_ms: int
@@ -77,12 +79,12 @@ _CLASSES: dict[str, Callable[..., Fact]] = {
 
 
 def to_line(fact: Fact) -> str:
-    """Return the fact as a line, without its end."""
+    """Return the fact as a line without the newline."""
     return json.dumps([type(fact).__name__, *fact], separators=(",", ":"))
 
 
 def from_line(line: str) -> Fact:
-    """Undo ``to_line``; ``ValueError`` for a line that is no fact."""
+    """Undo ``to_line``. Raise ``ValueError`` if the line is not a fact."""
     try:
         name, *fields = json.loads(line)
         return _CLASSES[name](*fields)

@@ -1,4 +1,4 @@
-"""What the client processes have told so far: taken from their threads, read by the screen and, in the end, judged."""
+"""Facts of the client processes so far: added by their threads, read by the screen, and judged at the end."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from dmq.demo.plan import Kind, Plan
 
 @dataclass(slots=True)
 class Tally:
-    """Running figures of one kind of message."""
+    """Counts of one kind of message so far."""
 
     planned: int = 0
     sent: int = 0
     received: int = 0
-    late_ms_max: int = -1  # none of them said when it was due
+    late_ms_max: int = -1  # no due time is known
 
 
 class Ledger:
-    """Every fact of a run. Safe from any thread; the lists only grow."""
+    """All facts of a run. Safe from any thread; the lists only grow."""
 
     def __init__(self, plan: Plan) -> None:
         self.sent: list[Sent] = []
@@ -40,17 +40,17 @@ class Ledger:
         self.receives_failed = 0
         self.last_trouble = ""
         self.tallies = {kind: Tally() for kind in Kind}
-        self.ready = threading.Event()  # a client said that it is connected; cleared by whoever starts the next one
+        self.ready = threading.Event()  # set when a client is connected; cleared before the next one is started
         self._kinds = {send.number: send.kind for send in plan.sends}
         self._lock = threading.Lock()
         self._seen: set[int] = set()
-        self._unsettled: set[int] = set()  # receptions whose acknowledgement has no answer yet
+        self._unsettled: set[int] = set()  # receptions with an unanswered acknowledgement
         self._is_sending = True
         for send in plan.sends:
             self.tallies[send.kind].planned += 1
 
     def take(self, fact: Fact) -> None:
-        """Note a fact."""
+        """Record a fact."""
         with self._lock:
             match fact:
                 case Sent():
@@ -86,12 +86,12 @@ class Ledger:
             tally.late_ms_max = max(tally.late_ms_max, fact.at_ms - fact.deliver_at_ms)
 
     def is_settled(self) -> bool:
-        """Say whether everything was sent, everything came, and every acknowledgement has its answer."""
+        """Return True if every message was sent and received, and every acknowledgement is answered."""
         with self._lock:
             return not self._is_sending and len(self._seen) == len(self._kinds) and not self._unsettled
 
     def first_received_after(self, at_ms: int) -> int:
-        """Return when the first message came after a moment; 0 if none did."""
+        """Return the time of the first message received after ``at_ms``; 0 if there is none."""
         with self._lock:
             return min((each.at_ms for each in self.received if each.at_ms > at_ms), default=0)
 

@@ -1,8 +1,8 @@
-"""What a run sends, when, and with which delay. Pure.
+"""Plan of a run: messages, with their send times and delays. Pure.
 
 0            0.5          0.6                      1.2   times the longest delay
 |-- sends ----|-- sends ---|                         |
-|             kill: sends and deliveries go on       |
+|             kill: sends and deliveries continue    |
 |-- deliveries --------------------------------------|
 """
 
@@ -20,7 +20,7 @@ _LONGEST_LEVEL_SHARE = 0.9
 
 
 class Kind(StrEnum):
-    """How a message says when it is due."""
+    """Form in which a message requests its delivery time."""
 
     TIMESTAMP = "delivery timestamp"
     LEVEL = "delay level"
@@ -29,18 +29,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSend:
-    """One message: when it is sent, from the start of the run, and its delay."""
+    """Planned message: its send time from the start of the run, and its delay."""
 
     number: int
     at_ms: int
     kind: Kind
-    delay_ms: int  # of a timestamp: before it is rounded up to the whole second that the client can say
+    delay_ms: int  # for a timestamp: before it is rounded up to a whole second, the resolution of the client
     level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run. Times are milliseconds from its start."""
+    """Plan of a run. Times are milliseconds from its start."""
 
     levels_ms: tuple[int, ...]
     sends: tuple[PlannedSend, ...]
@@ -49,7 +49,7 @@ class Plan:
 
 
 def make_plan(messages: int, seconds: float, random: Random) -> Plan:
-    """Spread ``messages`` over a run with delays of up to ``seconds``; a third of them each kind."""
+    """Spread ``messages`` over a run with delays of up to ``seconds``, a third of them of each kind."""
     longest_ms = max(1000, round(seconds * 1000))
     levels_ms = tuple(round(longest_ms * _LONGEST_LEVEL_SHARE * level / LEVELS) for level in range(1, LEVELS + 1))
     end_ms = round(longest_ms * _END_SHARE)

@@ -1,4 +1,4 @@
-"""The last lines of the demo. Pure."""
+"""Result of the demo as text. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_MAX = 10
 
 @dataclass(slots=True)
 class Life:
-    """One life of the daemon, by its own account: lateness is that of messages reaching their queue, or the cluster."""
+    """One life of the daemon, from its own status. Lateness is measured at the queue, or at the cluster."""
 
     start_s: float = 0.0  # from the start of the process until it served
     down_s: float = 0.0  # from the kill before it until it served
@@ -29,7 +29,7 @@ class Life:
     late_where: str = "in the queue"
 
     def note(self, found: wire.GetStatusResponse) -> None:
-        """Take what the daemon says now."""
+        """Record the current status of the daemon."""
         self.open_ms = found.recovery.open_ms
         is_behind = found.HasField("cluster")
         late = found.cluster.lateness if is_behind else found.lateness
@@ -39,7 +39,7 @@ class Life:
 
 
 def lines_of(verdict: Verdict, outage: Outage | None, lives: Sequence[Life]) -> list[str]:
-    """Return the result, line by line; the figures always stand in the same places."""
+    """Return the result, line by line; the positions of the figures are fixed."""
     lines = [
         _line("sent", verdict.sent, _about_sent(verdict)),
         _line("received", verdict.received, "each of them at least once, by the official client"),
@@ -67,7 +67,7 @@ def lines_of(verdict: Verdict, outage: Outage | None, lives: Sequence[Life]) -> 
 
 
 def missing_lines(verdict: Verdict, plan: Plan, where: Callable[[int], str]) -> list[str]:
-    """Say what did not come, a few messages in detail; ``where`` asks the daemon for the state of one."""
+    """Describe the missing messages, a few in detail; ``where`` queries the daemon for the state of one."""
     lines = []
     if not verdict.is_complete:
         lines.append(f"{verdict.planned - verdict.sent} messages were not sent: no OK came for them")

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table on a terminal; elsewhere a line per event, and one of progress now and then."""
+"""Display of the demo: a live table on a terminal; elsewhere one line per event, and progress lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVENTS_SHOWN = 8
 
 @dataclass(slots=True)
 class DaemonFacts:
-    """What is shown of the daemon."""
+    """Figures of the daemon that are shown."""
 
     state: str = "starting"
     pid: int = 0
@@ -34,7 +34,7 @@ class DaemonFacts:
 
 @dataclass(slots=True)
 class Screen:
-    """The screen of one run; use it as a context. ``tick`` is called often and decides itself when there is news."""
+    """Screen of one run; use it as a context manager. ``tick`` may be called often and limits its own output."""
 
     console: Console
     clock: Clock
@@ -61,7 +61,7 @@ class Screen:
             self._live.stop()
 
     def begin(self) -> None:
-        """Count the seconds from now."""
+        """Start to count the seconds."""
         self._began_s = self.clock.monotonic_s()
 
     @property
@@ -70,7 +70,7 @@ class Screen:
         return 0.0 if self._began_s is None else self.clock.monotonic_s() - self._began_s
 
     def event(self, text: str) -> None:
-        """Show that something happened."""
+        """Show an event."""
         line = f"{self.elapsed_s:6.1f} s  {text}"
         with self._lock:
             self._events.append(line)
@@ -78,7 +78,7 @@ class Screen:
             self._print(line)
 
     def tick(self) -> None:
-        """Print a line of progress if it is time; a live table draws itself."""
+        """Print a line of progress if it is due; a live table redraws itself."""
         now_s = self.clock.monotonic_s()
         if self._live is not None or now_s - self._told_s < _PROGRESS_EVERY_S:
             return
@@ -88,7 +88,7 @@ class Screen:
         self._print(f"{self.elapsed_s:6.1f} s  {counts}")
 
     def final(self, lines: list[str]) -> None:
-        """Print the result; after the context, so that it stays."""
+        """Print the result. Call it after the context, so that it stays visible."""
         for line in lines:
             self._print(line)
 

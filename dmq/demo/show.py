@@ -1,4 +1,4 @@
-"""The run: a daemon, a producer and a consumer; a kill half-way; and what came of it."""
+"""Run of the demo: a daemon, a producer and a consumer; a kill in the middle; and the verdict."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 TOPIC = "demo"
 GROUP = "demo-consumers"
-GRACE_BEHIND_S = 90.0  # the same in front of a cluster, whose broker takes longer to come back
-GRACE_S = 30.0  # beyond the planned end, for what comes again after its invisible duration
+GRACE_BEHIND_S = 90.0  # the same in front of a cluster, whose broker needs longer to restart
+GRACE_S = 30.0  # beyond the planned end, for redeliveries after the invisible duration
 DOWN_S = 0.5  # between the kill and the new start
 LINGER_S = 1.0  # after the last message, for repetitions that should not be
 STATUS_EVERY_S = 0.5
@@ -50,7 +50,7 @@ _CLIENT_MISSING = (
 
 
 def show(*, messages: int, seconds: float, keep_data: bool, kill: bool, behind: Behind | None = None) -> int:
-    """Run the demo; see ``dmq.demo.run``. With a cluster behind the daemon a broker of that is killed too."""
+    """Run the demo; see ``dmq.demo.run``. If the daemon forwards to a cluster, a broker of it is killed too."""
     console = Console()
     if importlib.util.find_spec("rocketmq") is None:
         console.print(_CLIENT_MISSING, soft_wrap=True, highlight=False, markup=False)
@@ -120,12 +120,12 @@ class _Run:
 
     @property
     def topic(self) -> str:
-        """Where it sends."""
+        """Topic of the sends."""
         return TOPIC if self.behind is None else self.behind.topic
 
     @property
     def group(self) -> str:
-        """Who receives."""
+        """Consumer group."""
         return GROUP if self.behind is None else self.behind.group
 
     def run(self, *, kill: bool) -> int:
@@ -160,7 +160,7 @@ class _Run:
             return verdict if self.behind is None else self._judge(in_doubt(self.folder / "data" / "trail"))
 
     def _watch(self, *, is_to_kill: bool) -> bool:
-        """Let it run; say whether everything came before the time was up."""
+        """Wait for the run; return True if every message came in time."""
         nap = threading.Event()
         deadline_s = self.plan.end_ms / 1000 + (GRACE_S if self.behind is None else GRACE_BEHIND_S)
         while self.screen.elapsed_s < deadline_s:
@@ -253,7 +253,7 @@ class _Run:
             client.check()
             raise DemoFailed(f"the {role} does not connect: {self.ledger.last_trouble or 'it said nothing'}")
 
-    # -- what the daemon says -----------------------------------------------------------------------------------------
+    # -- status of the daemon -----------------------------------------------------------------------------------------
 
     def _drop_admin(self) -> None:
         if self._admin is not None:
@@ -267,7 +267,7 @@ class _Run:
         try:
             found: wire.GetStatusResponse = self._admin.status()
         except DmqError:
-            return  # seen by whoever watches the process
+            return  # the watcher of the process reports it
         self.lives[-1].note(found)
         shown = self.screen.daemon
         shown.state, shown.pid, shown.pending = "serving", self.daemon.pid, found.timeline.pending

@@ -1,8 +1,8 @@
-"""From what the clients told to what happened, and to the exit code. Pure.
+"""Verdict of a run: figures and exit code, computed from the facts of the clients. Pure.
 
-Everything is judged by what the *clients* saw: the daemon's word is taken for nothing but the delivery time it stamped
-on a message, and that one is checked against when the producer sent it; and, in front of a cluster, for what its trail
-says was sent there without an answer.
+The verdict relies on the observations of the *clients*. The daemon is trusted only for the delivery time that it
+stamped on a message, which is checked against the producer's send time. In front of a cluster its trail is also trusted
+for sends without an answer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dmq.demo.facts import Acked, Received, Sent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """The kill: when, when what was killed served again, when the consumer received its next message (0: never)."""
+    """The kill: its time, the time of the next service, and of the next message received (0: never)."""
 
     killed_at_ms: int
     serving_at_ms: int
     received_at_ms: int = 0
-    is_of_broker: bool = False  # a broker of the cluster behind the daemon was killed with it
+    is_of_broker: bool = False  # a broker of the cluster was killed with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """How late messages were, at the consumer; figures are 0 if ``count`` is."""
+    """Lateness of messages at the consumer; figures are 0 if ``count`` is."""
 
     count: int = 0
     p50_ms: int = 0
@@ -38,7 +38,7 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The figures of a run."""
+    """Figures of a run."""
 
     planned: int
     sent: int  # answered OK
@@ -56,13 +56,13 @@ class Verdict:
 
     @property
     def duplicated(self) -> int:
-        """How many hand-outs were repetitions."""
+        """Number of redeliveries."""
         explained = self.repeated_unacked + self.repeated_expired + self.repeated_in_doubt + self.repeated_forgotten
         return explained + len(self.unexplained)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every message of the plan was accepted."""
+        """True if every message of the plan was accepted."""
         return self.sent == self.planned
 
     @property
@@ -79,7 +79,9 @@ def judge(
     outage: Outage | None,
     in_doubt: Mapping[str, int] = MappingProxyType({}),
 ) -> Verdict:
-    """Judge a run; ``planned_ms`` is the delay of each number, ``in_doubt`` how many more copies each id may have."""
+    """Judge a run. ``planned_ms`` is the delay of each number, ``in_doubt`` the number of possible extra copies of each
+    id.
+    """
     sent_by_number = {each.number: each for each in sent}
     acked_at_ms = {each.reception: each.at_ms for each in acked}
     by_number: dict[int, list[Received]] = {}
@@ -132,11 +134,11 @@ def judge(
 
 
 def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
-    """Return when a message was due, and whether the daemon dated it before that.
+    """Return the due time of a message, and True if the daemon's stamp is before the earliest due time.
 
-    A delay counts from the moment the daemon accepted the message, which lies between the first attempt to send it and
-    the answer. The daemon's own stamp is believed within those bounds only; where a cluster left none, a message is
-    early before the one and late after the other.
+    A delay counts from the acceptance by the daemon, which is between the first send attempt and the answer. The
+    daemon's stamp is trusted only within these bounds. Without a stamp, from a cluster, a message is early before the
+    first bound and late after the second.
     """
     stamp_ms = first.deliver_at_ms
     if sent is None:  # no OK has come back yet; it is kept all the same
@@ -152,7 +154,7 @@ def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
 
 
 def _is_of_outage(due_ms: int, first: Received, outage: Outage | None) -> bool:
-    """Say whether a message could not come in time because nobody was there to hand it out, or to fetch it."""
+    """Return True if a message could not come in time because the daemon was down, or the consumer not yet reconnected."""
     return (
         outage is not None
         and first.at_ms >= outage.killed_at_ms
@@ -161,7 +163,7 @@ def _is_of_outage(due_ms: int, first: Received, outage: Outage | None) -> bool:
 
 
 def spread(values_ms: Sequence[int]) -> Lateness:
-    """Return the figures of a list; percentiles by nearest rank."""
+    """Return the lateness figures of a list; percentiles by nearest rank."""
     if not values_ms:
         return Lateness()
     ordered = sorted(values_ms)
