@@ -1,13 +1,13 @@
-"""Rock-DMQ: a delay and retry service for message queues that loses nothing and can prove it.
+"""Rock-DMQ: a delay and retry service for message queues that loses no message and proves it.
 
-    from dmq import Spool                 # keeps what could not be sent, in RocksDB in this process
+    from dmq import Spool                 # stores unsent messages, in RocksDB in this process
     from dmq import SidecarClient         # the same in the daemon
     from dmq import durable               # one line around a producer
-    from dmq import AdminClient           # asks a daemon what operators ask, and changes what waits
+    from dmq import AdminClient           # operators' queries of a daemon, and changes of pending messages
     from retry import Redelivery          # typed handlers, outcomes
 
-Importing this package is cheap: it loads neither gRPC nor RocksDB nor pydantic. What is named here is loaded when it is
-first used.
+The import of this package is cheap: it loads neither gRPC nor RocksDB nor pydantic. The names above are loaded at their
+first use.
 """
 
 from __future__ import annotations

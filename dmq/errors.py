@@ -2,24 +2,24 @@
 
 DmqError
  +- StoreError
- |   +- StoreFailed        storage failed under us; what was in flight is in doubt; the process must end
- |   |   +- StoreFull           there is no room, or no quota
- |   |   +- StoreNoDescriptors  too many files are open; a read that met it may be tried again
+ |   +- StoreFailed        storage failed; writes in flight are in doubt; the process must end
+ |   |   +- StoreFull           no space or no quota left
+ |   |   +- StoreNoDescriptors  too many open files; a failed read may be retried
  |   |   +- StoreBroken         the disk reports an error of its own
- |   +- StoreCorrupt       the store is damaged, and says where; it never looks like an empty one
+ |   +- StoreCorrupt       the store is damaged, with the place; it is never treated as empty
  |   |   +- SpoolCorrupt        the store is a directory of a spool
- |   +- StoreLocked        another process owns the directory
- |   +- StoreReadOnly      the directory cannot be written
+ |   +- StoreLocked        another process uses the directory
+ |   +- StoreReadOnly      the directory is not writable
  |   +- FormatUnsupported  written by a newer Rock-DMQ
  |   +- StoreForked        used in a child of the process that opened it
  |   +- StoreClosed        used after close
- |   +- StoreBusy          too much waits for the disk already; nothing was done
- |   |   +- StoreStalled   the disk stalls, or is full; nothing was done
- |   +- OverBound          more would wait than a topic may have waiting; nothing was done
+ |   +- StoreBusy          too many pending writes; nothing was done
+ |   |   +- StoreStalled   the disk stalls or is full; nothing was done
+ |   +- OverBound          the topic would exceed its quota of pending messages; nothing was done
  |   +- MessageIdTaken     a half message and another message of a topic would share an id; nothing was done
- |   +- UnitRefused        a part of the unit was done before, so nothing of it may be done again; nothing was done
- +- StartRefused           it is known before the store is opened that the daemon cannot start
- +- AddressInUse           a port the daemon was told to listen on is taken
+ |   +- UnitRefused        a part of the unit was done before, so none of it may be repeated; nothing was done
+ +- StartRefused           the daemon cannot start, detected before the store is opened
+ +- AddressInUse           a configured port is in use
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from typing import ClassVar
 
 
 class DmqError(Exception):
-    """Something in the daemon failed."""
+    """Failure in the daemon."""
 
     retriable: ClassVar[bool] = False
 
 
 class StoreError(DmqError):
-    """The store cannot do what was asked."""
+    """The store cannot complete the operation."""
 
-    advice: ClassVar[str] = ""  # what to do about it, said behind the text
+    advice: ClassVar[str] = ""  # remedy, appended to the text
 
 
 class StoreFailed(StoreError):
-    """Storage failed: writes that were under way are in doubt, nothing more is accepted. Restart recovers the WAL."""
+    """Storage failed: writes in flight are in doubt, and no more are accepted. A restart recovers the WAL."""
 
     retriable = True
 
 
 class StoreFull(StoreFailed):
-    """There is no room on the file system, or no quota."""
+    """No space or no quota is left on the file system."""
 
     advice = "make room on that file system, then start again: nothing that was acknowledged is lost"
 
@@ -58,7 +58,7 @@ class StoreNoDescriptors(StoreFailed):
 
 
 class StoreBroken(StoreFailed):
-    """The disk, or what stands for it, reports an error of its own."""
+    """The disk, or the device in its place, reports an error of its own."""
 
     advice = (
         "look at the kernel's log and replace the disk; 'dmq store salvage' saves what can be read, "
@@ -85,13 +85,13 @@ class StoreLocked(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """The directory cannot be written."""
+    """The directory is not writable."""
 
     advice = "check who owns it and how it is mounted: the user that serves must own it, on a file system it can write"
 
 
 class FormatUnsupported(StoreError):
-    """The store was written in a format this version does not know."""
+    """The store has a format that this version does not support."""
 
 
 class StoreForked(StoreError):
@@ -103,22 +103,24 @@ class StoreClosed(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Too much waits to be written already; nothing was done."""
+    """Too many writes are pending; nothing was done."""
 
     retriable = True
 
 
 class StoreStalled(StoreBusy):
-    """The disk accepts no writes now: it stalls, or it is full. Nothing was done."""
+    """The disk accepts no writes at present: it stalls or is full. Nothing was done."""
 
 
 class OverBound(StoreError):
-    """A unit would leave more waiting than its ``Bound`` allows: nothing of it was done."""
+    """A unit would exceed its ``Bound`` of pending messages: none of it was done."""
 
     retriable = True
 
     def __init__(self, scope: int, what: str, *, waiting: int, more: int, limit: int, next_due_ms: int | None) -> None:
-        """``what`` is ``"entries"``, ``"bytes"`` or ``"closed"``; ``next_due_ms``: about when the next entry is due."""
+        """``what`` is ``"entries"``, ``"bytes"`` or ``"closed"``; ``next_due_ms`` is the approximate due time of the
+        next entry.
+        """
         super().__init__(f"scope {scope}: {waiting} {what} wait, {more} more would be above {limit}")
         self.scope = scope
         self.what = what
@@ -129,34 +131,34 @@ class OverBound(StoreError):
 
 
 class MessageIdTaken(StoreError):
-    """A half message and another message of a topic would share an id: nothing of the unit was done."""
+    """A half message and another message of a topic would share an id: none of the unit was done."""
 
     def __init__(self, message_id: bytes, *, by_half: bool) -> None:
-        """``message_id`` is packed; ``by_half``: it is the id of a half message."""
+        """``message_id`` is packed; ``by_half`` is True if it is the id of a half message."""
         super().__init__(f"the id {message_id!r} is that of {'a half' if by_half else 'another'} message of the topic")
         self.message_id = message_id
         self.by_half = by_half
 
 
 class UnitRefused(StoreError):
-    """An op was passed over beside others that rely on it: nothing of its unit was done."""
+    """An op was skipped although others of its unit depend on it: none of the unit was done."""
 
 
 class AddressInUse(DmqError):
-    """The address to listen on is taken."""
+    """The address to listen on is in use."""
 
 
 class StartRefused(DmqError):
-    """The daemon cannot start; nothing was touched."""
+    """The daemon cannot start; nothing was changed."""
 
 
 def told(kind: type[StoreError], text: str) -> StoreError:
-    """Return the error with its text and, in the same line, what to do."""
+    """Return the error with its text and the advice, on one line."""
     return kind(f"{text} ({kind.advice})" if kind.advice else text)
 
 
 def with_advice(error: BaseException) -> str:
-    """Return what an error says, in one line, and what to do about it, if that is known and not said yet."""
+    """Return the text of an error on one line, followed by its advice unless the text contains it."""
     text = " ".join(str(error).split()) or type(error).__name__
     advice = error.advice if isinstance(error, StoreError) else ""
     return f"{text} ({advice})" if advice and advice not in text else text

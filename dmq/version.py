@@ -1,4 +1,4 @@
-"""Which version of this is installed."""
+"""Installed version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def version_here() -> str:
-    """Return the version of what is installed."""
+    """Return the installed version; ``unknown`` if the package is not installed."""
     try:
         return version("rock-dmq")
     except PackageNotFoundError:
