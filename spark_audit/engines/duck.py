@@ -253,7 +253,7 @@ def _type(kind: str) -> str:
     return f"{kind.removeprefix('array<').removesuffix('>')}[]" if kind.startswith("array<") else kind
 
 
-def _value(value: Any) -> str:  # noqa: ANN401 - what local tables are made of
+def _value(value: Any) -> str:  # noqa: ANN401 - any value of a local table
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_value(name)}: {_value(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list | tuple):

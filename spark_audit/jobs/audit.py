@@ -344,7 +344,7 @@ def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``
     return keep(rows), candidates
 
 
-def _conclude(  # noqa: PLR0917 - what a run found, each once
+def _conclude(  # noqa: PLR0917 - the results of a run
     run: _Run,
     cells: list[CellState],
     files: Files,

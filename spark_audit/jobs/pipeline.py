@@ -204,7 +204,7 @@ def reads_of(engine: Engine, rare: Sequence[Row]) -> Table:
     return engine.local_table(found, READS_FROM)
 
 
-def queue_findings(  # noqa: PLR0917 - what a run knows of queues
+def queue_findings(  # noqa: PLR0917 - facts about queues
     engine: Engine,
     rare: Sequence[Row],
     queues: QueueFacts,
@@ -219,7 +219,7 @@ def queue_findings(  # noqa: PLR0917 - what a run knows of queues
     return [*hole_findings(cells, holes), *of_groups]
 
 
-def read_findings(  # noqa: PLR0917 - what a run knows of groups
+def read_findings(  # noqa: PLR0917 - facts about groups
     engine: Engine,
     rare: Sequence[Row],
     beyond: Iterable[ReadKey],

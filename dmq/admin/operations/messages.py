@@ -272,7 +272,7 @@ class Messages:
         stop = min(timeline_mark(self._key_ms_max(wanted.due_before_ms), 0), _END)
         return self._scan(store, topic_id, wanted, key, timeline_key(stop), limit, following=None)
 
-    def _scan(  # noqa: PLR0917 - a range, and what is wanted of it
+    def _scan(  # noqa: PLR0917 - a range and a filter
         self, store: Store, topic_id: int, wanted: Wanted, start: bytes, stop: bytes, limit: int, following: int | None
     ) -> _Step:
         if start >= stop:
