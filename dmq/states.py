@@ -12,18 +12,18 @@ class MessageState(IntEnum):
     ACKNOWLEDGED, DEAD, FINISHED and UNKNOWN of a message for one group. In text they are in lower case.
     """
 
-    WAITING = 1  # for its delivery time, or held; in no queue
+    WAITING = 1  # waits for its delivery time, or is held; in no queue
     QUEUED = 2  # in its queue: each group gets it, or got it
     UNKNOWN = 3  # never sent there, or forgotten since; for a group: no stored record shows its state
-    READY = 4  # the group gets it next, for the first time or again
-    LEASED = 5  # handed out and not finished; or failed, and hidden in its place until its next attempt
-    RETRYING = 6  # the group failed it; a copy waits for its next attempt
+    READY = 4  # next to be delivered to the group, for the first time or again
+    LEASED = 5  # delivered and not finished; or failed, and hidden until its next attempt
+    RETRYING = 6  # the group failed it; a copy is pending for the next attempt
     ACKNOWLEDGED = 7
     DEAD = 8  # in the group's dead-letter queue, with any outcome there
-    FINISHED = 9  # the group does not get it again: it acknowledged it, or it was passed over
-    RECALLED = 10  # before it was delivered
-    REPLACED = 11  # before it was delivered, by another one with its own key
-    ABSORBED = 12  # never stored: another one waited under its own key
+    FINISHED = 9  # not delivered to the group again: acknowledged or skipped
+    RECALLED = 10  # before delivery
+    REPLACED = 11  # before delivery, by another message with the same own key
+    ABSORBED = 12  # never stored: another message was pending under its own key
     EXPIRED = 13  # removed from its queue by age or size
 
     @property

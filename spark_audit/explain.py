@@ -24,7 +24,7 @@ FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is the exit code of an uncaught exception
 GRACE_MS = 120_000
 _ENDED = ("done", "dead", "undone", "inconsistent")
 _CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "OPENED", "CLOSED", TAIL_LOST)
-_LETTER, _CHILD = "REDRIVEN", "QUEUED_FOR_GROUP"  # of one redrive; both name the group and the offset of the letter
+_LETTER, _CHILD = "REDRIVEN", "QUEUED_FOR_GROUP"  # of one redrive; both name group and offset of the dead letter
 
 
 def main(
@@ -64,7 +64,7 @@ def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GR
     looked_at = [file for file in files.files if file.cell in (home or cells)]
     context = files.rows(looked_at, "kind", pa.array(_CONTEXT, pa.string()), "looking for gaps and groups")
     undone = undone_of(context)
-    # without an event a snapshot may still hold it, and then that is all there is
+    # without events a snapshot may still contain it
     shots = {
         cell: shot
         for cell in home or cells
@@ -108,7 +108,7 @@ def _redrives(files: TrailFiles, looked_at: Sequence[EventsFile], found: Sequenc
     rows = files.rows(looked_at, "kind", pa.array((_LETTER, _CHILD), pa.string()), "looking for redrives")
     children: dict[tuple[str, str, int], Row] = {}
     redrives = []
-    for row in rows:  # a child is in the same batch as its letter, before it
+    for row in rows:  # the new message is in the same batch as its dead letter, before it
         of = _redrive_of(row)
         if row["kind"] == _CHILD:
             children[of] = row

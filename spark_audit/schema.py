@@ -35,9 +35,9 @@ EVENTS: Final[Fields] = (
     ("entry", "bigint"),
     ("message_id", "binary"),
 )
-# Of failures, for the report: files of earlier builds do not have the last column.
+# Columns of failures, for the report: files of earlier builds lack the last one.
 REASONS: Final[Fields] = (("kind", "string"), ("at_ms", "bigint"), ("group", "string"), ("error", "string"))
-# An event with its cell, whose path names it.
+# Event with the cell from its path.
 ROWS: Final[Fields] = (("cell", "string"), *EVENTS)
 
 ENTRIES: Final[Fields] = (
@@ -87,7 +87,7 @@ READ_QUEUES: Final[Fields] = (
     ("why", "string"),
 )
 READ_CELLS: Final[Fields] = (("cell", "string"), ("sequence", "bigint"))
-CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
+CLOCKS_MS = 600_000  # largest difference between the clocks of daemons and brokers
 
 # --- kinds of events by meaning ---------------------------------------------------------------------------------------
 
@@ -95,13 +95,13 @@ ACCEPTS = ("SCHEDULED", "QUEUED")
 CANCELLED = ("RECALLED", "REPLACED")  # by a user, or because another message has its own key
 ENDS_OF_ENTRY = ("DELIVERED", *CANCELLED)
 ABSORBED = "ABSORBED"  # a send answered with the pending message of the same own key; nothing was stored
-RESCHEDULED = "RESCHEDULED"  # waits until another time
+RESCHEDULED = "RESCHEDULED"  # pending until another time
 DEAD = (
     *("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_TOO_LATE", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"),
     "FORWARD_REFUSED",
 )
 GIVEN_UP = ("TX_GIVEN_UP", "TX_TOO_OLD")  # a transaction that was never decided
-LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
+LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also fire a dead letter into a dead-letter topic
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
 # Accepted for one group, into its lane, or failed by one at a cluster: fired for that group only.
@@ -117,7 +117,7 @@ HALF, COMMITTED = "HALF", "COMMITTED"
 ENDS_OF_TRANSACTION = (COMMITTED, "ROLLED_BACK", *GIVEN_UP)
 OF_TRANSACTION = (HALF, "TX_CHECKED", *ENDS_OF_TRANSACTION)
 IN_DOUBT = "FORWARD_IN_DOUBT"
-# Give an entry a number greater than all before. QUEUED is not among them: after COMMITTED it has the half message's.
+# Kinds that give an entry a number above all before. Not QUEUED: after COMMITTED it has the half message's number.
 NUMBERED = ("SCHEDULED", "NACKED", HALF, "SEND_FAILED", "REQUEUED")
 AT_BORDER = (IN_DOUBT, "FETCHED")  # in addition to the outcome of the message
 OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, in addition to the outcome of each
@@ -165,12 +165,12 @@ KNOWN = frozenset(
         "EXPIRED",
     }
 )
-# Events that no spool has.
+# Events that spools do not have.
 OF_DAEMON = KNOWN - {
     *("SCHEDULED", *OF_SPOOL),
     *("OPENED", "CLOSED", "HEARTBEAT", "GAP", "TAIL_LOST", CLOCK_CHANGED, "CLOCK_ACCEPTED"),
 }
-# Events of one message, which decide its fate.
+# Events that determine the outcome of one message.
 OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, RESCHEDULED, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 
 # --- findings ---------------------------------------------------------------------------------------------------------

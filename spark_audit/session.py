@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "true",  # an overflow is an error, not another number
+    "spark.sql.ansi.enabled": "true",  # an overflow is an error, not a wrong number
     "spark.sql.adaptive.enabled": "true",
     # a cell may be called 007 and an hour is 09: values in paths are text
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -27,7 +27,7 @@ _OF_A_NEW_ONE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.compression.codec": "zstd",
-    # Python's line of each column would be kept for errors: half of all calls into the JVM
+    # otherwise each column records its Python line for errors: half of all calls into the JVM
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # Driver and executors are one process, so no other machine must reach it.
@@ -35,20 +35,20 @@ _OF_A_LOCAL_ONE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # 15 % faster than the default collector on a big trail
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # a job lists slower than this machine does
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # a job lists slower than this machine
 }
 PARTITIONS = 8
 _PARTS = "spark.sql.files.minPartitionNum"
-# A trail up to here is read into one partition. Nothing is exchanged then: an action is one task, its plan is short.
+# A trail up to this size is read into one partition: no exchange, one task per action, and a short plan.
 SMALL_BYTES = 500_000
 _IS_SMALL = "spark.rockdmq.audit.isSmall"
 _OF_A_SMALL_ONE = {
     _IS_SMALL: "true",
     "spark.sql.adaptive.enabled": "false",  # adaptive execution plans again after each exchange
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # a broadcast is a job of its own
-    "spark.sql.optimizer.disableHints": "true",  # also where it is asked for
+    "spark.sql.optimizer.disableHints": "true",  # also if a rule requests it
     "spark.sql.maxSinglePartitionBytes": "8000p",  # Spark treats each join as a product
-    # compiling a plan takes longer than running it
+    # compiling a plan is slower than running it
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.ui.explainMode": "simple",  # avoids the unused text of every plan

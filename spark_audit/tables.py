@@ -242,7 +242,7 @@ def _read_manifest(path: str, text: str, lines: list[ManifestLine]) -> list[Dama
     """Append the lines of a manifest to ``lines``, and return the damaged ones."""
     damages: list[Damage] = []
     cell = _cell_in(path)
-    whole, _, _ = text.rpartition("\n")  # a last line without its end is not there yet
+    whole, _, _ = text.rpartition("\n")  # a last line without a newline is incomplete
     for number, line in enumerate(whole.split("\n"), start=1):
         try:
             if line:

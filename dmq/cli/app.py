@@ -26,7 +26,7 @@ from dmq.cli.session.options import (
 from dmq.config.contexts import Context, ContextError
 from dmq.errors import DmqError
 
-_EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # the others are the server's
+_EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # all others are in the extra "server"
 
 
 class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
@@ -79,10 +79,10 @@ class Root(Group):
 def _told(error: Exception) -> tuple[str, int]:
     if isinstance(error, CommandFailed):
         return error.text, error.exit_code
-    if isinstance(error, typer.TyperException):  # of the parser
+    if isinstance(error, typer.TyperException):  # an error of the parser
         context = getattr(error, "ctx", None)
         hint = f"; see '{context.command_path} --help'" if context is not None else ""
-        text = error.format_message().removesuffix(".").replace(": Value error, ", ": ")  # its validator's prefix
+        text = error.format_message().removesuffix(".").replace(": Value error, ", ": ")  # the validator's prefix
         return _one_line(text) + hint, error.exit_code
     if isinstance(error, typer.Abort):
         return "aborted", ExitCode.FAILURE

@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 from dmq.cli.output.errors import ExitCode
 
-# In the order of the help, which shows these lines and imports none of the modules.
+# In the order of the help, which shows these lines without importing the modules.
 NOUNS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
     "config": "Check and show the settings of the daemon; needs none.",

@@ -48,7 +48,7 @@ class ClientTls:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-    server_name: str = ""  # the name in the daemon's certificate, where it is not that of the address
+    server_name: str = ""  # name in the daemon's certificate, if it differs from the address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from dmq.config.units import (
 
 ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
-# How a key is written that is None here.
+# Text of a key whose value is None.
 _WRITTEN_NONE = {
     "metrics_listen": "off",
     **dict.fromkeys(("connections_max", "connections_per_address_max"), "auto"),
@@ -60,7 +60,7 @@ _WRITTEN_NONE = {
     "acl": "off",
     "clock_jump_max": "off",
 }
-# Read by others than the daemon: the command line, its shell completion, tests.
+# Not read by the daemon, but by the command line, its shell completion, and tests.
 _OTHER_VARIABLES = frozenset(
     {"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_CONTEXT", "DMQ_DEBUG", "DMQ_ACCESS_KEY", "DMQ_SECRET_KEY", "DMQ_SECRET_FILE"}
     | {"DMQ_COMPILED", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME", "DMQ_SPOOL"}
@@ -72,7 +72,7 @@ _SERVICE_URL = re.compile(r"DMQ_(\w+_)?PORT=(tcp|udp|sctp)://.*")
 
 _MIB = 2**20
 PROCESSES_MAX = 64
-# Of the bytes that may wait: an eighth is the operators', and the rest has room for an answer of 13 MiB.
+# An eighth of the held bytes is reserved for operators; the rest has room for an answer of 13 MiB.
 PROCESS_HELD_BYTES_MIN = 16 * _MIB
 LOW_WATER_SHARE = 20  # a twentieth of the file system
 LOW_WATER_BYTES_MIN = 32 * _MIB
@@ -108,7 +108,7 @@ def _duration(value: object) -> object:
 
 
 def _whole(value: object) -> object:
-    if isinstance(value, bool):  # TOML's `true` would pass as 1
+    if isinstance(value, bool):  # TOML's `true` would be accepted as 1
         raise ValueError("a whole number is expected")
     return value
 
@@ -122,7 +122,7 @@ def _processes(value: object) -> object:
     if value == "auto":
         return value
     with suppress(ValueError):
-        if 1 <= (count := int(str(value))) <= PROCESSES_MAX:  # a text if it is a variable's or a flag's
+        if 1 <= (count := int(str(value))) <= PROCESSES_MAX:  # a text if it is from a variable or a flag
             return count
     raise ValueError(f"allowed: auto, or 1 to {PROCESSES_MAX}")
 
@@ -151,7 +151,7 @@ def _path(value: object) -> object:
 
 
 def _resolved(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # where Path's own function raises, for a loop of links, this one ends
+    return Path(os.path.realpath(path))  # Path.resolve raises for a loop of links, this one does not
 
 
 def _path_or(*words: str) -> BeforeValidator:
@@ -253,7 +253,7 @@ _Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
 _Topics = Annotated[TopicPatterns, BeforeValidator(_topic_patterns)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
-_LOGGED = frozenset({"data", "listen"})  # at each start, also as they are by default
+_LOGGED = frozenset({"data", "listen"})  # logged at each start, even with their defaults
 
 
 class DaemonConfig(BaseSettings):
@@ -264,18 +264,18 @@ class DaemonConfig(BaseSettings):
         extra="forbid",
         env_prefix=ENV_PREFIX,
         env_ignore_empty=True,
-        enable_decoding=False,  # no JSON in variables: a value is written as in the file
+        enable_decoding=False,  # no JSON in variables: values have the same form as in the file
         validate_default=False,
     )
 
-    # -- where
+    # -- places
     data: Annotated[Path, BeforeValidator(_path)] = Path("dmq-data")
-    must_exist: bool = False  # refuse to create a store
+    must_exist: bool = False  # do not create a store
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
     transport: Literal["http2", "grpcio"] = "http2"
     processes: _Processes = 1
-    tls_certificate: _PathOrSwitch = "auto"  # one that signs itself, in <data>/tls
+    tls_certificate: _PathOrSwitch = "auto"  # auto: self-signed, in <data>/tls
     tls_key: _OptionalPath = None  # None: in the file of the certificate
     tls_client_ca: _OptionalPath = None  # authority of the client certificates
     acl: _Acl = None  # a file of access keys
@@ -355,7 +355,7 @@ class DaemonConfig(BaseSettings):
         seconds=3
     )
     away: Literal["accept", "refuse"] = "accept"
-    embedded_topics: _Topics = TopicPatterns()  # that are not the cluster's
+    embedded_topics: _Topics = TopicPatterns()  # topics that are not the cluster's
     retries: Literal["cluster", "here"] = "cluster"  # of groups without their own setting
     forward_in_flight_max: Annotated[_Whole, Field(ge=1, le=4096)] = 128  # of one topic
     inner_topic: Annotated[str, Field(pattern=r"^(off|[%|a-zA-Z0-9_-]{1,127})$")] = "off"
@@ -364,7 +364,7 @@ class DaemonConfig(BaseSettings):
     # -- the audit trail
     trail: _PathOrSwitch = "auto"  # <data>/trail
     trail_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=1)
-    trail_mode: Literal["private", "group"] = "private"  # group: its files can be read by the group of the directory
+    trail_mode: Literal["private", "group"] = "private"  # group: the group of the directory may read its files
     trail_keep: Annotated[_Duration, _between(timedelta(days=1), timedelta(days=3650))] = timedelta(days=14)
 
     # -- backups by the daemon itself
@@ -659,11 +659,11 @@ def _nearest(name: str, known: set[str] | frozenset[str]) -> str:
 
 
 def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
-    if not details["loc"]:  # of several keys together
+    if not details["loc"]:  # about several keys together
         return f"configuration: {_allowed(details)}"
     key = str(details["loc"][0])
     origin = origins.get(key, "default")
-    if details["type"] == "extra_forbidden":  # the value stays out: a misspelt key may hold a secret
+    if details["type"] == "extra_forbidden":  # the value is left out, because a misspelt key may hold a secret
         return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
     if key == "cluster_secret_key":
         return f"{origin}: {key}: {_allowed(details)}"

@@ -16,8 +16,8 @@ from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 
 # Apache RocketMQ's `messageDelayLevel` default.
 DELAY_LEVELS_DEFAULT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-DELAY_LEVELS_MAX = 255  # ours: a level has one byte in the stored record
-DURATION_MS_MAX = 3_650_000 * 86_400_000  # 10 000 years; beyond it a sum of instants leaves the calendar
+DELAY_LEVELS_MAX = 255  # the stored record has one byte for a level
+DURATION_MS_MAX = 3_650_000 * 86_400_000  # 10 000 years; beyond it a sum of times leaves the calendar
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _UNITS_BYTES = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
@@ -27,7 +27,7 @@ _SIZE = re.compile(r"([0-9]+) ?([KMGT]iB|B)")
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBER_CHARS_MAX = 18
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_INSTANT_MS_MIN = 100_000_000_000  # in 1973; a smaller number was meant as seconds
+_INSTANT_MS_MIN = 100_000_000_000  # in 1973; a smaller number is probably in seconds
 RFC_3339 = "RFC 3339 with a time zone (2026-01-31T10:00:00Z)"
 _INSTANT = f"{RFC_3339}, epoch milliseconds or +5m is expected"
 _TOPIC_PATTERN = re.compile(r"[|a-zA-Z0-9_-]{1,127}\*?|\*")
@@ -98,7 +98,7 @@ def parse_when(text: str, expected: str = _INSTANT, *, distance: Callable[[str],
         raise ValueError(expected) from None
     if instant.tzinfo is None:
         raise ValueError(f"the time zone is missing: {expected}")
-    # Rounded up: a message is never early, not even by the part of a millisecond that was asked for.
+    # Rounded up: a message is never early, not even by a fraction of a millisecond.
     return At(-((_EPOCH - instant) // timedelta(milliseconds=1)))
 
 

@@ -28,7 +28,7 @@ from dmq.recovery.backups.folder import check_backup_dir
 from dmq.store.files.cell import holder_of
 from dmq.store.schema.files import CELL_FILE
 
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name for IPv6 where there is none
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for example an IPv6 host name without IPv6
 
 
 def refuse_start(config: DaemonConfig, clock: Clock) -> None:
@@ -126,7 +126,7 @@ def check_folder(key: str, path: Path) -> None:
         raise DmqError(f"{path} cannot be the directory of {key}: {place} {what}")
     if not os.access(place, os.W_OK | os.X_OK):
         raise DmqError(f"{path} cannot be written: the user that serves may not write {place}")
-    if not os.statvfs(place).f_blocks:  # of /proc and /sys, where root may "write" and can make no directory
+    if not os.statvfs(place).f_blocks:  # /proc and /sys, where root has write permission but cannot create directories
         raise DmqError(f"{path} cannot be the directory of {key}: the file system of {place} stores no files")
 
 
@@ -155,7 +155,7 @@ def _check_tls(config: DaemonConfig, clock: Clock) -> None:
     if certificates is None:
         return
     certificates.tells_expiry = False  # expiry is reported when the certificate is used
-    certificates.client_ca = None  # looked at by itself, for the certificate may not be made yet
+    certificates.client_ca = None  # checked separately, because the certificate may not exist yet
     try:
         certificates.context()
     except DmqError as error:
@@ -171,7 +171,7 @@ def _check_authority(key: str, path: Path) -> None:
 
 
 def _check_address(key: str, address: Address, what: str) -> None:
-    if not address.port:  # any that is free
+    if not address.port:  # any free port
         return
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -58,7 +58,7 @@ async def _classic(address: str, config: DaemonConfig) -> ServerKind:
     calls = Calls(remoting_options(config, names=(address,), timeout_ms=TIMEOUT_MS))
     try:
         answer = await calls.ask(address, Operation.CLUSTER, {}, accepted=None)
-    except BrokerError:  # silence, or bytes that are no frame
+    except BrokerError:  # no answer, or bytes that are not a frame
         return ServerKind.NONE
     finally:
         await calls.close()
@@ -85,7 +85,7 @@ class KindWatch:
     """Watch that determines the kind of each configured address that does not answer. Owned by the event loop."""
 
     def __init__(self, config: DaemonConfig, clock: Clock, on_found: Callable[[str, str], None]) -> None:
-        self.misplaced: dict[str, str] = {}  # why an address cannot be used, by the address
+        self.misplaced: dict[str, str] = {}  # reason why an address is unusable, by address
         self._config, self._clock, self._on_found = config, clock, on_found
         self._asking: dict[str, asyncio.Task[None]] = {}
 

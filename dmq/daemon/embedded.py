@@ -79,7 +79,7 @@ class _Cell:
         self.clients -= 1
         if not self.clients:
             self.is_closing = True
-            await asyncio.wait((self._opening,))  # a client that gave up waiting for it may be the last one
+            await asyncio.wait((self._opening,))  # the last client may have been cancelled while waiting
             try:
                 await self._stack.aclose()
             finally:

@@ -15,7 +15,7 @@ from dmq.processes.settings import RelayedMethod, Settings, TlsFiles
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.rocketmq_server.transport.http2_server import Port
 
-FRONTS_MAX: Final = 4  # by itself: more than the store process can feed
+FRONTS_MAX: Final = 4  # for auto: more would exceed the capacity of the store process
 _BUSY_MIN: Final = 64
 _IN_FLIGHT_MIN: Final = 256
 

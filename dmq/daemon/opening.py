@@ -25,7 +25,7 @@ from dmq.trail.export.exporter import Exporter
 from dmq.trail.export.values import ExportOptions
 from dmq.trail.ledger import LEDGER_KINDS
 
-FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
+FULL_BYTES = 2**20  # free space reserved for RocksDB: with less, writes wait
 
 _DISK_LOOK_S = 0.5
 

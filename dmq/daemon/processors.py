@@ -35,7 +35,7 @@ def _quotas(own_groups: Path, mount: Path) -> Iterator[int]:
 def _along(root: Path, path: str, quota_of: Callable[[Path], tuple[int, int]]) -> Iterator[int]:
     """Yield the quotas on the path from a group to the root. A container may see its own group as the root."""
     for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
-        with suppress(OSError, ValueError):  # it is not there, or has no quota
+        with suppress(OSError, ValueError):  # missing, or without a quota
             quota_us, period_us = quota_of(root / group)
             if quota_us > 0 and period_us > 0:
                 yield quota_us // period_us
@@ -43,7 +43,7 @@ def _along(root: Path, path: str, quota_of: Callable[[Path], tuple[int, int]]) -
 
 def _quota_2(group: Path) -> tuple[int, int]:
     quota_us, period_us = (group / "cpu.max").read_text().split()
-    return int(quota_us), int(period_us)  # which "max" is not
+    return int(quota_us), int(period_us)  # "max" is not a number
 
 
 def _quota_1(group: Path) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class ServerOptions(NamedTuple):
 
     connections_max: int
     version: str
-    on_failure: Callable[[DmqError], None] = lambda _: None  # clients can be served no more
+    on_failure: Callable[[DmqError], None] = lambda _: None  # clients cannot be served any more
 
 
 def transport_of(

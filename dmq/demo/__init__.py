@@ -17,6 +17,6 @@ from __future__ import annotations
 
 def run(*, messages: int, seconds: float, keep_data: bool = False, kill: bool = True) -> int:
     """Run the demo. Return 0, or 1 if a message was lost or early, or if the run could not be finished."""
-    from dmq.demo.show import show  # the client processes import this package too, and need none of it
+    from dmq.demo.show import show  # the client processes import this package too and do not need it
 
     return show(messages=messages, seconds=seconds, keep_data=keep_data, kill=kill)

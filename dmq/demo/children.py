@@ -183,7 +183,7 @@ class Client:
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
-            except BrokenPipeError:  # it is gone already
+            except BrokenPipeError:  # it has already exited
                 self._process.poll()
         try:
             self._process.wait(2)

@@ -43,7 +43,7 @@ from dmq.demo.facts import (
 SENDERS = 4
 RECEIVERS = 2
 BATCH = 16
-INVISIBLE_S = 10  # the least that the protocol allows
+INVISIBLE_S = 10  # the minimum of the protocol
 POLL_S = 5
 REQUEST_TIMEOUT_S = 3
 RETRY_AFTER_S = 0.1
@@ -123,7 +123,7 @@ def _send(producer: Producer, topic: str, send: dict[str, Any], tell: Teller) ->
     asked_s = 0
     match send["kind"]:
         case "delivery timestamp":
-            asked_s = -(-(started_ms + send["delay_ms"]) // 1000)  # the client sends whole seconds: round up
+            asked_s = -(-(started_ms + send["delay_ms"]) // 1000)  # the client sends whole seconds, so round up
             message.delivery_timestamp = asked_s
         case "delay level":
             message.add_property("DELAY", str(send["level"]))

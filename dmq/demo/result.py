@@ -19,8 +19,8 @@ _SHOWN_MAX = 10
 class Life:
     """One life of the daemon, from its own status. Lateness is measured at the queue, or at the cluster."""
 
-    start_s: float = 0.0  # from the start of the process until it served
-    down_s: float = 0.0  # from the kill before it until it served
+    start_s: float = 0.0  # from the start of the process until ready
+    down_s: float = 0.0  # from the kill before until ready
     open_ms: float = 0.0
     late_count: int = 0
     late_p50_ms: float = 0.0

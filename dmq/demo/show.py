@@ -38,7 +38,7 @@ GROUP = "demo-consumers"
 GRACE_BEHIND_S = 90.0  # the same in front of a cluster, whose broker needs longer to restart
 GRACE_S = 30.0  # beyond the planned end, for redeliveries after the invisible duration
 DOWN_S = 0.5  # between the kill and the new start
-LINGER_S = 1.0  # after the last message, for repetitions that should not be
+LINGER_S = 1.0  # after the last message, to detect unexpected repetitions
 STATUS_EVERY_S = 0.5
 CLIENT_READY_WITHIN_S = 20.0
 _INTERRUPTED = 130
@@ -225,7 +225,7 @@ class _Run:
     def _start_daemon(self) -> None:
         took_s = self.daemon.start()
         self._drop_admin()
-        # A channel that saw the daemon die would wait before it dials again.
+        # A channel that lost the daemon would wait before it reconnects.
         self._admin = AdminClient(self.address, timeout_s=2)
         self.lives.append(Life(start_s=took_s))
         self._look(now=True)
@@ -247,7 +247,7 @@ class _Run:
         environment = clean_environment(self.folder / "home")
         client = Client(role, order, self.folder / f"{role}.log", environment, self.ledger.take)
         self.clients.append(client)
-        stack.callback(client.stop)  # before it is there: an interrupt comes while it starts, too
+        stack.callback(client.stop)  # before the start, because an interrupt may come during it
         client.start()
         if not self.ledger.ready.wait(CLIENT_READY_WITHIN_S):
             client.check()

@@ -43,13 +43,13 @@ class Verdict:
     planned: int
     sent: int  # answered OK
     received: int  # of those, at least once
-    lost: tuple[int, ...]  # numbers that were answered OK and never came
+    lost: tuple[int, ...]  # numbers that were answered OK and never received
     early: tuple[int, ...]
-    repeated_unacked: int  # received again because the first hand-out was not acknowledged when the daemon was killed
-    repeated_expired: int  # received again because its invisible duration ran out
-    repeated_in_doubt: int  # there twice: it was sent to the cluster, and no answer was known
-    repeated_forgotten: int  # received again although acknowledged: the broker was killed, and forgot that
-    unexplained: tuple[int, ...]  # received again although acknowledged, or stored twice
+    repeated_unacked: int  # redelivered: the first delivery was not acknowledged when the daemon was killed
+    repeated_expired: int  # redelivered: the invisible duration expired
+    repeated_in_doubt: int  # duplicate: sent to the cluster without a known answer
+    repeated_forgotten: int  # redelivered although acknowledged: the killed broker lost the acknowledgement
+    unexplained: tuple[int, ...]  # redelivered although acknowledged, or stored twice
     resent: int  # sends that needed more than one attempt
     lateness: Lateness = field(default_factory=Lateness)
     lateness_of_outage: Lateness = field(default_factory=Lateness)
@@ -141,7 +141,7 @@ def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
     first bound and late after the second.
     """
     stamp_ms = first.deliver_at_ms
-    if sent is None:  # no OK has come back yet; it is kept all the same
+    if sent is None:  # not answered OK yet, but stored nevertheless
         return stamp_ms or first.at_ms, False
     if sent.asked_ms:
         return sent.asked_ms, 0 < stamp_ms < sent.asked_ms
@@ -154,7 +154,7 @@ def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
 
 
 def _is_of_outage(due_ms: int, first: Received, outage: Outage | None) -> bool:
-    """Return True if a message could not come in time because the daemon was down, or the consumer not yet reconnected."""
+    """Return True if a message could not come in time because of the outage of the daemon or of its consumer."""
     return (
         outage is not None
         and first.at_ms >= outage.killed_at_ms

@@ -41,7 +41,7 @@ from retry.hook.handlers import is_async
 from retry.hook.verdict import Permanent, Unreadable
 
 PARALLELISM_MAX: Final = 256
-TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews for no longer
+TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews a lease at most this long
 STOP_S_DEFAULT: Final = 30.0
 _START_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0)
 _CUT_S: Final = 10.0  # for calls in flight when the client was told not to repeat them
@@ -199,7 +199,7 @@ class Consumer:
     def _stop(self, timeout_s: float) -> ConsumerStopped:
         self._client.end_receiving()
         self._may_give_back.set()
-        # The client waits for its threads, which wait for handlers, and for a broker that is away, without end.
+        # The client waits without limit for its threads, which wait for handlers, and for an unavailable broker.
         ending = threading.Thread(target=self._client.shutdown, name="dmq-consumer-stop", daemon=True)
         ending.start()
         with self._idle:
@@ -285,7 +285,7 @@ class Consumer:
             self._count("dead")
             return True
         except (TimeoutError, _Abandoned) as error:
-            if done.done() and not isinstance(error, _Abandoned):  # the function's own
+            if done.done() and not isinstance(error, _Abandoned):  # raised by the function itself
                 return self._failed(message, error, about)
             self._hang(stop_running, about)
             hangs = TimeoutError(f"the handler has not returned within {self._timeout_s:g} s")

@@ -35,7 +35,7 @@ def router(hook: WorkerHook) -> APIRouter:
     """Return the routes ``/metrics`` and ``/ready``, which are in no schema."""
     made = APIRouter(include_in_schema=False)
 
-    # Not coroutines: the sink may be slow to answer, so FastAPI calls them in a thread.
+    # Not coroutines: the sink may answer slowly, so FastAPI calls them in a thread.
     @made.get("/metrics")
     def metrics() -> Response:
         return Response(hook.render_prometheus(), headers={"Content-Type": PROMETHEUS})

@@ -15,7 +15,7 @@ from dmq.config.units import parse_address
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REQUEST_S_MAX = 5.0  # a client that is slow, at each byte too, keeps the next one waiting for no longer
+REQUEST_S_MAX = 5.0  # longest delay that a slow client causes for the next one
 
 
 class Page(NamedTuple):
@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Discard the log of probes."""
 
 
-class _Server(TCPServer):  # HTTPServer asks the name service at its start
+class _Server(TCPServer):  # HTTPServer queries the name service at its start
     allow_reuse_address = True
 
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as it is declared there

@@ -21,11 +21,11 @@ from broker_adapter.wire.rocketmq_v2 import NOT_IMPLEMENTED
 from dmq.config.contexts import Target
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
-REQUEST_S: Final = 10  # of each of the client's calls; by default 3 s, in which a loaded machine may not start one
-RECEIVES_END_S: Final = 1.0  # for receives that are cancelled to be so
-FETCHED_EACH: Final = 16  # fetched ahead for each handler: the client looks only once a second whether there is room
+REQUEST_S: Final = 10  # for each call; a loaded machine may not start one within the default of 3 s
+RECEIVES_END_S: Final = 1.0  # for cancelled receives to end
+FETCHED_EACH: Final = 16  # prefetched per handler: the client checks for room only once a second
 FETCHED_MIN: Final = 128
-GIVES_UP: Final = MAX_ATTEMPTS_LIMIT + 1  # attempts that no group has: the daemon makes a dead letter at once
+GIVES_UP: Final = MAX_ATTEMPTS_LIMIT + 1  # above every group's limit: the daemon makes a dead letter at once
 
 Message = Any
 _clock = SystemClock()
@@ -82,7 +82,7 @@ class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
         super().__init__(*args, **options)
         self._receiving: set[asyncio.Task[Any]] = set()
         self._is_ending = False
-        self._reports_again_s = 0.0  # by the monotonic clock: when a broker that keeps no reasons is asked again
+        self._reports_again_s = 0.0  # monotonic time of the next report to a broker that does not support it
 
     async def _receive_coroutine(self, *args: Any) -> Any:
         if self._is_ending:

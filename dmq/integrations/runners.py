@@ -34,7 +34,7 @@ class Threads:
 
         def stop_running(returned: Callable[[], None]) -> None:
             del self._of_this_thread.partner
-            partner.put(None)  # it ends once it is back
+            partner.put(None)  # the thread ends after the function returns
             over.add_done_callback(lambda _: returned())
 
         return stop_running
@@ -84,7 +84,7 @@ class Loop:
 
         def begin() -> None:
             task = loop.create_task(call())
-            task.add_done_callback(lambda _: over.set_result(None))  # also of one that is cancelled before it runs
+            task.add_done_callback(lambda _: over.set_result(None))  # also if it is cancelled before it runs
             begun.append(task)
 
         def cancel() -> None:  # called after ``begin``
@@ -94,7 +94,7 @@ class Loop:
 
         def stop_running(returned: Callable[[], None]) -> None:
             over.add_done_callback(lambda _: returned())
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the loop was closed in the meantime
                 loop.call_soon_threadsafe(cancel)
 
         return stop_running

@@ -51,7 +51,7 @@ class WorkerHook:
         self._opened: Redelivery | None = None
         self._figures: SharedFigures | None = None
         self._is_begun = False
-        self._of_parents: list[Redelivery] = []  # an end of them here would be one in the files of the parent
+        self._of_parents: list[Redelivery] = []  # kept alive: closing them here would change the files of the parent
         guard(self)
 
     def handler(self, type_name: str, **options: Any) -> Callable[[_Function], _Function]:  # noqa: ANN401 - those below
@@ -186,6 +186,6 @@ def _shared_figures(hook: Redelivery) -> SharedFigures | None:
     folder = os.environ.get(METRICS_DIR, "")
     try:
         return SharedFigures(Path(folder), hook.render_prometheus) if folder else None
-    except OSError as error:  # no reason to keep no messages
+    except OSError as error:  # messages are kept even without metrics
         _log.error("figures_not_shared", variable=METRICS_DIR, folder=folder, error=str(error))
         return None

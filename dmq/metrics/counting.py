@@ -17,7 +17,7 @@ CALL_BOUNDS_S: Final = (
     *(0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0),
 )
-_CALLS_AT_ONCE: Final = 128  # counted together: one by one costs three times as much
+_CALLS_AT_ONCE: Final = 128  # counted in batches: one by one costs three times as much
 
 
 class Spread:
@@ -123,7 +123,7 @@ class CallCounts:
     """Calls by RPC and answer code, and their durations; an observer of a dispatcher."""
 
     def __init__(self) -> None:
-        self._finished: deque[tuple[str, int, float]] = deque()  # and not counted yet
+        self._finished: deque[tuple[str, int, float]] = deque()  # finished and not counted yet
         self._counts: dict[tuple[str, int], int] = {}
         self._seconds: dict[str, Spread] = {}
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class CallCounts:
     def _count(self) -> None:
         seconds: defaultdict[str, list[float]] = defaultdict(list)
         with self._lock:
-            with suppress(IndexError):  # there are no more
+            with suppress(IndexError):  # empty
                 while True:
                     rpc, code, took_s = self._finished.popleft()
                     key = (rpc, code)

@@ -36,13 +36,13 @@ from dmq.errors import AddressInUse, DmqError
 from dmq.metrics.counting import CallCounts, Spread
 from dmq.metrics.usage import ProcessStatus
 
-# 0.5 ms to 1 h. Below 50 ms the steps are fine, because the promise (p99 <= 5 ms) is read from these buckets.
+# 0.5 ms to 1 h. Below 50 ms the steps are fine, because these buckets measure the objective (p99 <= 5 ms).
 LATENESS_BOUNDS_S = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
 COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 1.0, 5.0)
-_CONNECTIONS_MAX = 16  # of scrapers and probes
+_CONNECTIONS_MAX = 16  # of scrapers and probes together
 _NO_DESCRIPTOR_S = 0.1
 _REAL = SystemClock()
 _REST: Final = 4  # multiple of the generation time that passes before the next one
@@ -51,7 +51,7 @@ LAG_PAIRS_MAX = 1_000  # of topic and group: five series each
 COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 COMMIT_BYTES_BOUNDS = tuple(4.0**power for power in range(4, 14))  # 256 B to 64 MiB
 
-# As Prometheus has no text samples: one series per state, the current one is 1.
+# Prometheus has no text samples: one series per state, the current one is 1.
 STORE_STATES = ("starting", "serving", "not_serving", "stopping")
 
 
@@ -527,7 +527,7 @@ class _Server(socketserver.ThreadingTCPServer):
             oldest = next(iter(self._open))
             del self._open[oldest]
             with suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread then wakes up and closes it
         self._open[request] = None
         super().process_request(request, client_address)
 
@@ -549,7 +549,7 @@ class _Handler(BaseHTTPRequestHandler):
     exposition: Exposition
     ready: Callable[[], bool]
     remark: Callable[[], str]
-    timeout = 10.0  # an idle connection gives its thread back
+    timeout = 10.0  # ends an idle connection, to release its thread
     server_version = "dmq"
     sys_version = ""
 

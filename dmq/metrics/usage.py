@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-STORE_PROCESS: Final = "store"  # the name of the process that has the store; of a front see ``front_name``
+STORE_PROCESS: Final = "store"  # name of the store process; see ``front_name`` for fronts
 
 _STATM: Final = Path("/proc/self/statm")  # of Linux, in pages
 

@@ -35,7 +35,7 @@ def die_with_parent() -> None:
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that
+    if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 
 

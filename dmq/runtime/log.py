@@ -24,8 +24,8 @@ from dmq.config.units import format_time
 
 __all__ = ["configure"]
 
-_FIELD_CHARS_MAX = 4096  # one line stays one write on a pipe in most cases, and one screen for a person
-# Chatty below a warning, and about their own inside.
+_FIELD_CHARS_MAX = 4096  # a line mostly stays one write on a pipe, and fits one screen
+# Verbose below a warning, about internals only.
 _QUIET_LIBRARIES = ("asyncio", "grpc", "grpc._cython.cygrpc", "apscheduler")
 
 
@@ -87,7 +87,7 @@ def is_for_people(format: str, stream: TextIO) -> bool:  # noqa: A002 - as above
 
 def _renderers(*, for_people: bool, colors: bool) -> list[Processor]:
     if for_people:
-        # The default would show local variables under a traceback, payloads among them.
+        # The default would add local variables to a traceback, including payloads.
         plain = structlog.dev.plain_traceback
         return [
             structlog.dev.ConsoleRenderer(

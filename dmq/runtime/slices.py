@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from broker_adapter.runtime.clock import Clock, SystemClock
 
 SLICE_S: Final = 0.002
-_REST_S_MAX: Final = 0.1  # work seems to have taken longer where the process was stopped in the middle of it
+_REST_S_MAX: Final = 0.1  # bounded, because work seems longer if the process was suspended meanwhile
 _now_s = SystemClock().monotonic_s
 _Made = TypeVar("_Made")
 _Each = TypeVar("_Each")

@@ -46,7 +46,7 @@ class Column:
 
     def __init__(self, write: Callable[[Dialect], str], name: str | None = None) -> None:
         self._write = write
-        self.name = name  # of the column that it makes; None where it was given none
+        self.name = name  # name of the resulting column; None without an alias
 
     def sql(self, dialect: Dialect) -> str:
         """Return the expression in an engine's SQL."""
@@ -63,7 +63,7 @@ class Column:
     def isin(self, *values: Value) -> Column:
         """Return True for rows in which the value is one of ``values``."""
         slots = ", ".join(f"{{{number}}}" for number in range(1, len(values) + 1))
-        # a function of one column is computed for each word of a file's dictionary, an IN for each row
+        # DuckDB evaluates a function of one column once per dictionary word of a file, but IN once per row
         return made(f"({{0}} IN ({slots}))", self, *map(lit, values), duckdb=f"list_contains([{slots}], {{0}})")
 
     def is_null(self) -> Column:

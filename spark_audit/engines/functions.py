@@ -34,7 +34,7 @@ def _call(name: str, *operands: Operand, duckdb: str | None = None) -> Column:
     return made(f"{name}({slots})", *_all_of(operands), duckdb=None if duckdb is None else f"{duckdb}({slots})")
 
 
-# --- of one row -------------------------------------------------------------------------------------------------------
+# --- functions of one row ---------------------------------------------------------------------------------------------
 
 
 class Case(Column):
@@ -194,7 +194,7 @@ def array_min(operand: Operand) -> Column:
     return _call("array_min", operand, duckdb="list_min")
 
 
-# --- of many rows -----------------------------------------------------------------------------------------------------
+# --- aggregates -------------------------------------------------------------------------------------------------------
 
 
 def count_rows() -> Aggregate:

@@ -24,7 +24,7 @@ from spark_audit.session import READ_ERRORS, is_small, set_for
 
 _DIALECT = Dialect.SPARK
 _VERSION_KEY = "rockdmq.trail_version"
-_FOOTER_READERS = 16  # they mostly wait, for an object store or for the JVM
+_FOOTER_READERS = 16  # they mostly wait for an object store or the JVM
 _COLUMN = re.compile(r"^  (?:optional|required) (\w+) (\w+)( \((?:STRING|LIST)\))?", re.MULTILINE)
 
 
@@ -111,7 +111,7 @@ class SparkEngine(Engine):
 
     @property
     def version(self) -> str:
-        return "spark"  # its hash is the same in all versions
+        return "spark"  # its hash is equal in all versions
 
     def nanos(self) -> int:
         return int(self._jvm.java.lang.System.nanoTime())
@@ -142,7 +142,7 @@ class SparkEngine(Engine):
         made = self.spark.range(1, numPartitions=1).select(F.inline(F.from_json(F.lit(json.dumps(values)), ddl)))
         return SparkTable(self, made, names)
 
-    def read_parquet(  # a column that a file does not have is null in any case
+    def read_parquet(  # Spark always reads a missing column as null
         self,
         urls: Sequence[str],
         fields: Fields,
@@ -170,7 +170,7 @@ class SparkEngine(Engine):
 
     def schema_faults(self, urls: Sequence[str], fields: Fields) -> dict[str, str]:
         jvm, conf = self._jvm, self._hadoop
-        options = jvm.org.apache.parquet.HadoopReadOptions.builder(conf).build()  # by default read from XML every time
+        options = jvm.org.apache.parquet.HadoopReadOptions.builder(conf).build()  # by default read from XML each time
 
         def fault_of(url: str) -> str:
             try:
@@ -184,7 +184,7 @@ class SparkEngine(Engine):
                 finally:
                     reader.close()
             except READ_ERRORS:
-                return ""  # the read of its rows reports it
+                return ""  # reported when its rows are read
             types = {name: kind + (note or "") for kind, name, note in _COLUMN.findall(text)}
             return version_fault(version) or type_fault(types, fields)
 
@@ -266,7 +266,7 @@ class SparkEngine(Engine):
         system, where = self._path(url)
         stream = system.open(where)
         try:
-            # text as one string: each call of the JVM costs more than the file
+            # the text as one string, because a call of the JVM costs more than the file
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode("utf-8", errors="replace")
         finally:
             stream.close()

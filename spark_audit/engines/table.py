@@ -126,7 +126,7 @@ class Engine(ABC):
     """Source of tables, with access to files."""
 
     name: ClassVar[str]
-    errors: tuple[type[Exception], ...]  # of reading and computing
+    errors: tuple[type[Exception], ...]  # errors of reading and computing
 
     @property
     @abstractmethod

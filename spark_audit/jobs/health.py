@@ -64,7 +64,7 @@ class Files:
 
     contents: dict[str, Content] = field(default_factory=dict)  # by path in the trail; also of unreadable files
     facts: dict[str, FileFacts] = field(default_factory=dict)  # by path in the trail
-    gaps: list[Gap] = field(default_factory=list)  # inside of files
+    gaps: list[Gap] = field(default_factory=list)  # within files
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -87,7 +87,7 @@ class CellState(NamedTuple):
     snapshot: Snapshot | None
     gaps: tuple[Gap, ...]
     doubts: tuple[Gap, ...]  # sequences in altered files: present, but no proof
-    undone: tuple[Undone, ...]  # is there, and counts for nothing
+    undone: tuple[Undone, ...]  # present, but does not count
     is_retired_cell: bool  # its store is gone
 
 
@@ -101,7 +101,7 @@ def look_at_files(
     faults = {urls[url]: fault for url, fault in engine.schema_faults(list(urls), EVENTS).items()}
     sound = [file for file in files if file.path not in altered and file.path not in faults]
     if not _take_facts(engine, listing, sound, found):
-        for file in sound:  # one of them cannot be read: which one?
+        for file in sound:  # at least one cannot be read: find it
             if not _take_facts(engine, listing, [file], found):
                 altered[file.path] = "cannot be read"
     lines = {line.path: line for line in listing.lines}
@@ -115,7 +115,7 @@ def look_at_files(
         reasons = [each[file.path] for each in (altered, faults) if file.path in each]
         if not reasons:
             continue
-        # the engines differ in the columns of other types that they accept, so such a file is read by none
+        # the engines accept different deviations of column types, so neither reads such a file
         is_readable = file.path not in faults and _can_be_read(engine, listing, file)
         if not (is_readable and _take_facts(engine, listing, [file], found)):
             found.gaps.append(Gap(file.cell, file.first, file.last, "file cannot be read"))

@@ -91,7 +91,7 @@ class Judged:
 
     entries: Table
     groups: Table
-    side: Table  # of the messages in groups
+    side: Table  # of messages for groups
     accepts: Table
     findings: Table
 
@@ -135,7 +135,7 @@ def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellSt
             after = removed.get((row["cell"], row["topic"]), 0)
             passes = found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), [])
             if not passes and row["kind"] == "RESET" and row["cell"] in retired:
-                passes.append(_Pass(0, after_sequence=after))  # retention removed the SUBSCRIBED of this pass
+                passes.append(_Pass(0, after_sequence=after))  # retention removed the SUBSCRIBED event of this pass
             _begin(passes, row, after)
     if retired:
         rest = held.progress.where(F.col("cell").isin(*retired) & (F.col("queue_id") >= 0))

@@ -40,7 +40,7 @@ class State:
     sums: Table
     rare: Table
     open_rows: Table
-    closed: Table  # key, is_accepted: of messages that are well
+    closed: Table  # key, is_accepted: of correct messages
     subscribed: set[tuple[str, int]]  # cell, sequence
     queues: QueueFacts
 
@@ -56,7 +56,7 @@ class Facts:
     sums: Table
     rare: Table
     new_rows: Table  # of this run, with letters
-    open_rows: Table  # of messages that were looked at
+    open_rows: Table  # of judged messages
     candidates: Table | None  # their keys
     queues: QueueFacts
 

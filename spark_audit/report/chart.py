@@ -37,7 +37,7 @@ _THEME = {
         "tickColor": _SOFT, "gridColor": "var(--grid)", "titleColor": _SOFT, "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
-    # the unit stands above its axis
+    # the unit is above its axis
     "axisY": {
         "domain": False, "ticks": False, "labelPadding": 6, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
         "titleX": -60, "titleY": -12,
@@ -73,7 +73,7 @@ def drawn(
 
     No size depends on the fonts of the machine, so the drawing is the same everywhere.
     """
-    import vl_convert  # it brings an engine of its own, which only a report needs
+    import vl_convert  # it contains its own JavaScript engine, which only a report needs
 
     top, right, bottom, left = padding
     specification = {

@@ -11,8 +11,8 @@ from spark_audit.report.table import Table
 from spark_audit.report.windows import Row, whole
 
 SHOWN_MAX = 500
-EACH_KIND_MIN = 20  # a thousand losses must not hide the one altered file
-HISTORY_ROWS_MAX = 6000  # of all histories in the page together, so that it stays small
+EACH_KIND_MIN = 20  # a thousand losses must not hide a single altered file
+HISTORY_ROWS_MAX = 6000  # of all histories together, to limit the size of the page
 # Sorted by severity. CSS class of the badge, and the meaning of the kind.
 KINDS = {
     "LOST": ("s-lost", "accepted, no end, and in no store"),

@@ -11,7 +11,7 @@ from spark_audit.report.table import Table
 from spark_audit.report.windows import Row, whole
 
 CELLS_DRAWN_MAX = 24
-GAPS_DRAWN_MAX = 300  # a thousand gaps in a strip are one picture of gaps; the table has the first of them
+GAPS_DRAWN_MAX = 300  # more are indistinguishable in a strip; the table lists the first ones
 ROWS_MAX = 200
 _RUN = Look("clean", "events there")
 _GAP = Look("bad", "gap (at least a hair's breadth)", is_hatched=True)

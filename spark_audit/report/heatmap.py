@@ -23,7 +23,7 @@ _BAD_KEYS = ("lost", "inconclusive", "overdue", "late", "early", "duplicated", "
 def heat_map(report: Row, grid: Grid) -> dict[str, Any]:
     """Return the worst topics on top, the rest in one row, and a table of all fields that are not clean."""
     topics = grid.worst(TOPICS_MAX)
-    if len(grid.topics) == TOPICS_MAX + 1:  # a row for one other topic is the topic's own row
+    if len(grid.topics) == TOPICS_MAX + 1:  # a single other topic gets its own row
         topics = grid.worst(TOPICS_MAX + 1)
     others = sorted(set(grid.topics) - set(topics))
     rows: list[tuple[str, list[str]]] = [(topic, [topic]) for topic in topics]

@@ -95,7 +95,7 @@ def _ledger(ledger: Ledger, rows: Sequence[Row]) -> dict[str, Any]:
     body = [line([text.shortened(name, 60) for name in names(row)], row) for row in shown]
     if others:
         body.append(line([f"{text.count(len(others))} others", *blanks], _sum(keys, others)))
-    # a part that is 0 everywhere would only push the others off the screen
+    # a part that is 0 everywhere would only waste space
     parts = [key for key in ledger.parts if total[key] or key in _ENDS]
     left_out = [key.replace("_", " ") for key in ledger.parts if key not in parts]
     return {

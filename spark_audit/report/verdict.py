@@ -7,7 +7,7 @@ from typing import Any
 from spark_audit.report import text
 from spark_audit.report.windows import Grid, Row, whole
 
-# Kinds that are good for one sentence in the band, in the order of their weight.
+# Kinds with one sentence each in the band, by severity.
 _TOLD = (
     ("LOST", "message lost", "messages lost"),
     ("INCONCLUSIVE", "inconclusive", "inconclusive"),

@@ -149,7 +149,7 @@ def _ruled_out(missing: Table, read: ReadBack) -> Table:
 
 def _is_ruled_out_by_queue() -> Column:
     said, begin, reached, end = (F.col(name) for name in ("said_offset", "from_offset", "to_offset", "end_offset"))
-    is_later = F.col("since_ms") <= F.col("first_at_ms") - CLOCKS_MS  # than all that was not read in front
+    is_later = F.col("since_ms") <= F.col("first_at_ms") - CLOCKS_MS  # than all unread messages at the front
     return (
         F.when(said.is_null(), is_later & (reached >= end)).otherwise(
             ((said >= begin) & (said < reached)) | ((said >= reached) & (said >= end)) | ((said < begin) & is_later)

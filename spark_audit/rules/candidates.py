@@ -31,9 +31,9 @@ _COUNTED: Mapping[str, Sequence[str]] = {
     "halves": (HALF,),
     "half_ends": ENDS_OF_TRANSACTION,
 }
-_IS_END = 0  # in a place, where a beginning has 1
+_IS_END = 0  # of a place; a beginning has 1
 _TOLD = tuple(dict.fromkeys(kind for kinds in _COUNTED.values() for kind in kinds))
-# All counts of a message are one sum: there is a group for each message, and each aggregate has memory for each group.
+# All counts of a message are packed into one sum: a message is a group, and each aggregate needs memory per group.
 # A message with more rows than a count can hold is always selected, so the number of rows is the highest field.
 _COUNT_BITS = 4
 _ROWS_MAX = 2**_COUNT_BITS - 1

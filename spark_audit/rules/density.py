@@ -15,7 +15,7 @@ from spark_audit.schema import FINISHED, Fields
 QueueKey: TypeAlias = tuple[str, str, int]  # cell, topic, queue
 _LIFE: Fields = (("cell", "string"), ("topic", "string"), ("queue_id", "int"), ("life", "bigint"))
 _KEY = tuple(name for name, _ in _LIFE)
-_CURRENT = 2**62  # the life of a topic that was not removed since
+_CURRENT = 2**62  # life of a topic that was not removed since
 
 
 class Top(NamedTuple):

@@ -26,7 +26,7 @@ CELLS: Fields = (
     ("kept_back", "array<struct<topic: string, from_ms: bigint, to_ms: bigint>>"),
     ("stops", "array<struct<from_ms: bigint, to_ms: bigint, words: string>>"),
 )
-# Up to which event of its cell a topic was there, if it was removed: a row per removal.
+# Removals of topics: the topic existed up to this event of its cell.
 REMOVALS: Fields = (
     ("r_cell", "string"),
     ("r_topic", "string"),

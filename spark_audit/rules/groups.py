@@ -91,7 +91,7 @@ def place_facts(side: Table) -> Table:
     both = gathered(named.join(_unnamed_exits(side), on=[*KEY, "queue_id"], how="full"))
     both = both.filled(0, ["visible", "acks", "filters", "early", "passes", "unnamed", "unnamed_early", "nacks"])
     exits = F.col("acks") + F.col("filters")
-    both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
+    both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one per pass
     both = both.with_column("free", F.col("passes") - F.col("named"))
     queue = Window.of(*KEY, "queue_id")
     # a place without a recorded start has no pass and must not use up an exit of one that has
@@ -222,7 +222,7 @@ def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Ta
     counts = [name for name in joined.columns if name not in {*KEY, "lost_rule", "nacked_sequence", "last_sequence"}]
     joined = joined.filled(0, counts)
     joined = gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
-    # An exit without a place of its own, of a message that was there before, is one too much; unless the trail has a
+    # An exit without its own place, of a message that was there before, is surplus; unless the trail has a
     # gap, in which the message may have come back, or retention removed its beginning.
     is_excused = has_gap(F.lit(0), F.col("last_sequence")) | (F.col("is_retired") & (F.col("fired") == 0))
     implied = F.col("implied_surplus")

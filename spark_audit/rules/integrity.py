@@ -10,7 +10,7 @@ from spark_audit.engines.columns import Window
 from spark_audit.engines.table import Table
 from spark_audit.schema import ROWS
 
-_SEQUENCE_DIGITS = 20  # of the first one, which a file's name begins with
+_SEQUENCE_DIGITS = 20  # of the first sequence, with which a file's name starts
 
 
 class FileFacts(NamedTuple):
@@ -20,11 +20,11 @@ class FileFacts(NamedTuple):
     rows: int
     first: int
     last: int
-    total: int  # of the distance to the sequence in the file's name, as the next two
+    total: int  # sum of distances to the sequence in the file's name, like the next two
     squares: int
     xor: int
     first_at_ms: int
-    last_at_ms: int  # that of the last row
+    last_at_ms: int  # time of the last row
     at_ms_max: int
 
     def is_whole(self, first: int, last: int) -> bool:

@@ -29,7 +29,7 @@ def held_orphans(rows: Table, held: Table, cells: Table, *, window_ms: int) -> T
         F.count_if(kind_in(*_ENDS)).alias("ends"),
         F.max_by("kind", "sequence").alias("last_kind"),
     )
-    # of a message that failed in a queue the death names the entry it was delivered from, which has ended before
+    # the death of a message that failed in a queue names the entry it was delivered from, which had already ended
     waiting = held.where(~kind_in("DEAD", "TRANSACTION", "RECURRING")).renamed("kind", "held_as")
     joined = with_life(waiting.join(heads, on="cell")).join(known, on=["cell", "life", "message_id"], how="left")
     waits = F.coalesce(F.col("last_kind").isin(*_WAITS), F.lit(False))

@@ -16,7 +16,7 @@ from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, BODIES, GROUP, OPERATE, PUB, SU
 from dmq.admin import admin_v1 as wire
 
 _REQUEST_MAX: Mapping[str, int] = MappingProxyType({"ReplayMessages": 16 * 1024 * 1024, "AddSchedule": 8 * 1024 * 1024})
-_REQUEST_MAX_OTHERS: Final = 4 * 1024 * 1024  # filters and pages: they carry no message
+_REQUEST_MAX_OTHERS: Final = 4 * 1024 * 1024  # filters and pages, without messages
 
 _ANY_OF_TOPIC: Final = f"{PUB}|{SUB}|{ADMIN}"
 _VIEW: Final = Need("", role=VIEWER)
@@ -137,7 +137,7 @@ RPCS: Mapping[str, Access] = MappingProxyType(
         "ListQuotas": _FOR_VIEWERS,
         "ListActivity": _FOR_VIEWERS,
         "VerifyLedger": Access(_verify_ledger, _VIEW),
-        "ListTopics": Access(_nothing, _OF_TOPIC.at_all),  # its answer has those that the key may look at
+        "ListTopics": Access(_nothing, _OF_TOPIC.at_all),  # the answer contains only topics that the key may read
         "GetTopic": _OF_TOPIC,
         "GetMessage": _OF_TOPIC,
         "CountMessages": _OF_TOPIC,
@@ -159,7 +159,7 @@ RPCS: Mapping[str, Access] = MappingProxyType(
         "EndRetries": _AFTER_GROUP,
         "StartJob": Access(_start_job, _OF_GROUP.at_all, _unless_dry),
         "StopJob": Access(_nothing, _AFTER_GROUP.at_all, _changes, of_job=lambda group, _: Need(ADMIN, GROUP, group)),
-        "Subscribe": Access(_subscribe, _AFTER_GROUP.at_all),  # as a receive, which is not recorded either
+        "Subscribe": Access(_subscribe, _AFTER_GROUP.at_all),  # like a receive, which is not recorded either
         "CreateGroup": _ON_GROUP,
         "RemoveGroup": _ON_GROUP,
         "ResetGroup": _ON_GROUP,
@@ -173,7 +173,7 @@ RPCS: Mapping[str, Access] = MappingProxyType(
         "RemoveSchedule": _ON_SCHEDULE,
         "SetQuota": _FOR_ADMINS,
         "AcceptClock": _FOR_ADMINS,
-        "TakeSnapshot": Access(_admin, ADMIN_KEY),  # an event of its own would make each of them a new one
+        "TakeSnapshot": Access(_admin, ADMIN_KEY),  # an event per snapshot would itself change the next snapshot
         "BackUpStore": _FOR_ADMINS,
         "VerifyClientMessage": _FOR_ADMINS,
         "ReplayMessages": _FOR_ADMINS._replace(changes=_unless_dry),

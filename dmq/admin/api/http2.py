@@ -31,7 +31,7 @@ def _answer(dispatcher: AdminDispatcher, path: str) -> Callable[[bytes, RequestH
                 raise admission.refusal
             key = admission.credential if isinstance(admission.credential, AccessKey) else None
             return await dispatcher.serve(path, body, headers.get, admission.address, key)
-        except Exception as error:  # the rim: every error becomes a status, and ours are logged
+        except Exception as error:  # outermost layer: every error becomes a status; internal ones are logged
             refusal = refusal_of(error)
             if refusal.is_ours:
                 log.exception("admin_call_failed", rpc=path.rpartition("/")[2])

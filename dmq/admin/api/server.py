@@ -55,7 +55,7 @@ def _answer(
     async def answer(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             return await dispatcher.serve(path, body, _header_of(context), _address_of(context))
-        except Exception as error:  # the rim: every error becomes a status, and ours are logged
+        except Exception as error:  # outermost layer: every error becomes a status; internal ones are logged
             refusal = refusal_of(error)
             if refusal.is_ours:
                 log.exception("admin_call_failed", rpc=name)

@@ -40,7 +40,7 @@ from dmq.runtime.slices import in_slices
 from dmq.states import MessageState
 from dmq.store.store import Store
 
-# With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
+# With bodies a page ends before the answer exceeds the receiver's limit; one letter always fits.
 BODIES_BYTES_MAX = 32 * 1024 * 1024
 _LETTERS_WITH_BODY_MAX = 100  # each may be 4 MiB in the daemon's memory
 
@@ -347,7 +347,7 @@ def refusal_of(error: Exception) -> Refusal:
     if getattr(error, "retriable", False):
         return Refusal(14, str(error), is_ours=False)  # UNAVAILABLE
     if isinstance(error, DmqError):
-        return Refusal(13, str(error), is_ours=True)  # INTERNAL; the text is one of ours
+        return Refusal(13, str(error), is_ours=True)  # INTERNAL
     return Refusal(13, "internal error; the daemon's log has the details", is_ours=True)
 
 

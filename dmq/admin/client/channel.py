@@ -10,8 +10,8 @@ import grpc
 
 from dmq.config.contexts import ClientTls, ContextError
 
-# A daemon that was away is found again within a second; by itself gRPC would wait up to two minutes. A host that
-# answers nothing at all is given up after five seconds, and not after twenty.
+# A restarted daemon is reconnected within a second; gRPC's default is up to two minutes. A host that
+# does not answer at all is given up after five seconds instead of twenty.
 _RECONNECT = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -26,16 +26,16 @@ from dmq.errors import DmqError
 
 _Response = TypeVar("_Response", bound=Message)
 
-_DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
-_REMOVAL_TIMEOUT_S = 600.0  # at least: it has an event for everything that is not finished
+_DRY_RUN_TIMEOUT_S = 600.0  # at least: one call reads every dead letter of a group
+_REMOVAL_TIMEOUT_S = 600.0  # at least: it writes an event for each unfinished message
 _CHANGE_TIMEOUT_S = 60.0  # at least: a thousand messages may be gigabytes
 _ON_THE_WAY_S = 2.0  # to the daemon and back, in addition to the time of the client that it queries
-_SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
+_SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes all pending messages
 _BACKUP_TIMEOUT_S = 3_600.0  # at least: on another file system it copies the whole store
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
-    # A proxy for the web has no way to a daemon on this host or in this cluster.
+    # A web proxy cannot reach a daemon on this host or in this cluster.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -498,7 +498,7 @@ class AdminClient:
             signed = self._signer.metadata() if self._signer is not None else ()
             return call(request, timeout=timeout_s, metadata=(*_metadata(), *signed, *self._why))
         except grpc.RpcError as error:
-            # its own text is ten lines of debug output
+            # its text is ten lines of debug output
             raise self._told(error.code(), error.details() or "", timeout_s) from None
 
     def _told(self, code: grpc.StatusCode, text: str, timeout_s: float) -> DmqError:
@@ -528,7 +528,7 @@ class AdminClient:
 
 
 def _metadata() -> tuple[tuple[str, str], ...]:
-    # The public protocol refuses calls without these.
+    # The public protocol rejects calls without these.
     client_id = f"{socket.gethostname()}@{os.getpid()}@dmq-{secrets.token_hex(4)}"
     return (
         ("x-mq-client-id", client_id),

@@ -125,12 +125,12 @@ class ActivityLog:
         self._by_number[begun.number] = begun
         ops: list[Op] = [Put(Family.META, activity_key(begun.number), encode_activity(begun))]
         for number in list(self._by_number)[: max(0, len(self._by_number) - KEPT)]:
-            if self._by_number[number].outcome is not CallOutcome.BEGUN:  # those are few: operators have a bound
+            if self._by_number[number].outcome is not CallOutcome.BEGUN:  # few: operators' calls are limited
                 del self._by_number[number]
                 ops.append(Delete(Family.META, activity_key(number)))
         try:
             await self._store.commit_async(ops)
-        except StoreError:  # nothing of it is done
+        except StoreError:  # the call was not started
             del self._by_number[begun.number]
             raise
 
@@ -148,7 +148,7 @@ class ActivityLog:
                 await self._write([ended])
             except StoreBusy:
                 await asyncio.sleep(_AGAIN_S)
-            except StoreError as error:  # the daemon ends; its next run records that the outcome is not known
+            except StoreError as error:  # the daemon ends; its next run records an unknown outcome
                 log.warning("activity_not_recorded", number=ended.number, error=str(error))
                 return
             else:

@@ -11,7 +11,7 @@ from dmq.admin.operations.messages import QUEUED, WAITING, Messages, Wanted
 from dmq.admin.requests import validate
 from dmq.runtime.slices import in_slices
 
-_TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
+_TOKEN_CHARS_MAX = 32 * 1024  # it contains an offset for each queue
 
 
 class ListingCalls:

@@ -57,7 +57,7 @@ from dmq.store.store import Store
 WAITING, QUEUED = int(MessageState.WAITING), int(MessageState.QUEUED)
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
-_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
+_TRIES_MAX = 16  # an entry that moves between two reads is searched again
 _BYTES_PER_STEP = 1024 * 1024
 _END = timeline_mark(2**63, 0)  # of the timeline; held messages are stored after it
 _ENDED = {
@@ -125,7 +125,7 @@ class _Cursor:
     place: Place
     range: QueueRange
     at: int
-    rows: list[_Row] = field(default_factory=list)  # read and not passed yet, the next one last
+    rows: list[_Row] = field(default_factory=list)  # read and not used yet, the next one last
 
     def is_done(self, *, backwards: bool) -> bool:
         return self.at <= self.range.begin if backwards else self.at >= self.range.end
@@ -241,7 +241,7 @@ class Messages:
         shown, following = await list_part(found, wanted, place, limit)
         if following:
             return MessagePage(shown, f"{backwards}{letters[part]}:{following}")
-        if part != parts[-1]:  # the other part begins with its own page
+        if part != parts[-1]:  # the other part starts on the next page
             return MessagePage(shown, f"{backwards}{letters[parts[-1]]}:")
         return MessagePage(shown)
 
@@ -357,7 +357,7 @@ class Messages:
         at = [_number(text) for text in place.split(".")] if place else []
         if len(at) > len(ranges):
             raise Refused(Rule.REQUEST, "the page token belongs to another topic", value=place[:80])
-        # Queues that the topic was given since the token was made are gone through from their beginning.
+        # Queues added since the token was issued are read from their beginning.
         at += [each.end if backwards else each.begin for each in ranges[len(at) :]]
         return [
             _Cursor(Place(topic.topic_id, queue_id), each, min(max(offset, each.begin), each.end))

@@ -85,9 +85,9 @@ class PeriodicBackups:
         self._last_ms = 0
         self._last: Path | None = None
         self._last_bytes = 0
-        self._again_s = 0.0  # by the monotonic clock: not before this, after a failure
+        self._again_s = 0.0  # monotonic time of the next attempt after a failure
         self._failed_at_ms = 0
-        self.error = ""  # why the last attempt failed; empty: it did not
+        self.error = ""  # reason of the last failure; empty after a success
 
     async def open(self) -> None:
         """Read the backups of earlier runs from the folder, and remove surplus and incomplete ones."""
@@ -117,7 +117,7 @@ class PeriodicBackups:
     async def look(self) -> float:
         """Make a backup if one is due; return the seconds until the next check."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
-        self._last_ms = min(self._last_ms, now_ms)  # a clock that was set back is followed
+        self._last_ms = min(self._last_ms, now_ms)  # adapt to a clock that was set back
         due = due_ms(self._rule, self._last_ms, now_ms)
         if due is None:
             return _NAP_S_MAX

@@ -19,7 +19,7 @@ from retry.dead_letter import DeadFilter, Job
 from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
 
-if TYPE_CHECKING:  # the command reads the wire with this module, and loads no broker
+if TYPE_CHECKING:  # the command line uses this module without loading the broker
     from dmq.broker.failures.waiting_retries import WaitingRetry
     from dmq.broker.operations.message_states import GroupState
 
@@ -72,7 +72,7 @@ def wire_policy(policy: RetryPolicy) -> wire.Policy:
             exponential = wire.ExponentialBackoff(initial_ms=initial_ms, max_ms=max_ms, multiplier=multiplier)
             found.exponential.CopyFrom(exponential)
         case Fixed(delay_ms):
-            found.fixed.CopyFrom(wire.FixedBackoff(delay_ms=delay_ms))  # also a delay of 0 is one
+            found.fixed.CopyFrom(wire.FixedBackoff(delay_ms=delay_ms))  # a delay of 0 is valid too
     return found
 
 
@@ -251,5 +251,5 @@ def wire_job(job: Job) -> wire.Job:
     )
 
 
-# Reasons travel as numbers in one direction; everything else is matched by name.
+# Reasons are numbers in one direction; everything else is matched by name.
 assert {reason.name: reason.value for reason in Reason}.items() <= dict(wire.Reason.items()).items()

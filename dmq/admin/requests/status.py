@@ -183,7 +183,7 @@ class QuotaStatus:
     quota: str
     used: int
     limit: int
-    is_set: bool  # of the topic itself, not by the configuration
+    is_set: bool  # set on the topic itself, not by the configuration
     kind: str = "topic"
 
 
@@ -271,12 +271,12 @@ class TopicStatus:
     created_at_ms: int = 0
     readers: Sequence[Reader] = ()
     ranges: Sequence[QueueRange] = ()
-    oldest_at_ms: int = 0  # when the oldest message in its queues was stored
+    oldest_at_ms: int = 0  # storage time of the oldest message in its queues
     keep: Keep = KEEP_ALL
     keep_own: Sequence[str] = ()  # the part of it that is set on the topic itself
-    paused_since_ms: int = 0  # 0: it is not
+    paused_since_ms: int = 0  # 0: not paused
     deliver_rate: int = 0  # delayed messages a second; 0: no limit
-    held: int = 0  # of those pending: due, and kept back
+    held: int = 0  # of the pending ones: due, and kept back
     pending_bytes: int = 0  # half messages included
     quotas: Sequence[QuotaStatus] = ()
 
@@ -326,13 +326,13 @@ class GroupStatus:
     waiting: int = 0
     dead: int = 0
     leased: int = 0
-    due: Sequence[DueBucket] = ()  # of the retries that wait
+    due: Sequence[DueBucket] = ()  # of the pending retries
     is_removed: bool = False  # the group does not exist (any more), but has dead letters
     unread: Sequence[Unread] = ()  # unfinished messages by topic, on request
-    paused_since_ms: int = 0  # 0: it is not
-    deliver_rate: int = 0  # messages a second that are handed out to it; 0: no limit
-    waiting_bytes: int = 0  # of the retries that wait
-    unread_messages: int | None = None  # of all topics, as far as they are known here
+    paused_since_ms: int = 0  # 0: not paused
+    deliver_rate: int = 0  # delivered messages per second; 0: no limit
+    waiting_bytes: int = 0  # of the pending retries
+    unread_messages: int | None = None  # of all topics with a known lag
     oldest_unread_age_ms: int | None = None
     lags: Sequence[TopicLag] = ()
 
@@ -343,10 +343,10 @@ class DeadStatus:
 
     dead: Dead
     payload: bytes
-    dead_at_ms: int = 0  # when it came into the dead-letter queue
+    dead_at_ms: int = 0  # time of its arrival in the dead-letter queue
     outcome: str = ""  # "", "redriven" or "purged"
     outcome_at_ms: int = 0
-    outcome_note: str = ""  # of redriven: the topic and new message id; of purged: why
+    outcome_note: str = ""  # if redriven: the topic and new message id; if purged: the reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

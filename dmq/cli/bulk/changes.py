@@ -75,7 +75,7 @@ class Change(NamedTuple):
     would: str  # "would be recalled"
     done: str  # "recalled"
     call: Callable[[AdminClient, str, Named], Sequence[wire.ChangedMessage]]
-    reached: Sequence[str]  # outcomes after which things are as they were asked for
+    reached: Sequence[str]  # outcomes that count as success
     deliver_at_ms: int = 0
 
 
@@ -211,7 +211,7 @@ def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wi
             page = client.messages(request)
             for each in page.messages:
                 if len(found) >= _SHOWN:
-                    each.ClearField("content")  # there may be millions of them
+                    each.ClearField("content")  # there may be millions of messages
                 found[each.message_id] = each
             progress.show(f"{len(found):,} found")
             request.token = page.next_token
@@ -353,7 +353,7 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
         case "UNKNOWN":
             return "not known: never sent there, or ended longer ago than is remembered"
         case other:
-            return other  # of a newer daemon
+            return other  # from a newer daemon
 
 
 def _outcome(message: wire.ChangedMessage) -> str:

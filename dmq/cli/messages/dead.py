@@ -308,7 +308,7 @@ class _Error:
     def __init__(self, first: wire.DeadLetter) -> None:
         self.count = 0
         self.first_dead_at_ms, self.last_dead_at_ms = first.dead_at_ms, first.dead_at_ms
-        self.message_id = ""  # the newest, to look at
+        self.message_id = ""  # an example: the newest
 
     def add(self, letter: wire.DeadLetter) -> None:
         """Count one more dead letter; they come in the order of their deaths."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = single()
 
 _PAGE = 100
-_CALLS_MAX = 500  # of one command; each looks at a bounded number of rows
+_CALLS_MAX = 500  # of one command; each call reads a bounded number of rows
 _KINDS = ("topic", "retries", "dead")
 
 
@@ -106,7 +106,7 @@ def _by_index(client: AdminClient, topic: str, wanted: str) -> Iterator[Match]:
     from dmq.admin.client.client import CallRefused
 
     for message_id, own_key in ((wanted, ""), ("", wanted)):
-        with suppress(CallRefused):  # a text that can be no id, or no own key
+        with suppress(CallRefused):  # the text is not a valid id or own key
             message = client.message(topic, message_id, own_key=own_key)
             word = state_word(message)
             if word == "unknown":
@@ -153,7 +153,7 @@ def _places(client: AdminClient, topics: Sequence[str]) -> Iterator[_Place]:
     from dmq.admin.client.client import NotAllowed
 
     yield from (_Place(0, each) for each in topics)
-    with suppress(NotAllowed):  # a key of topics alone
+    with suppress(NotAllowed):  # the access key has rights on topics only
         groups = client.groups(with_removed=True)
         yield from (_Place(1, each.name) for each in groups if each.waiting)
         yield from (_Place(2, each.name) for each in groups)

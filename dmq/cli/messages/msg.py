@@ -144,7 +144,7 @@ def _show_sent(
 ) -> None:
     entry = response.entries[0] if response.entries else None
     _check(entry.status if entry is not None else response.status)
-    stored_id = entry.message_id if entry is not None else message_id  # another one if that was kept instead
+    stored_id = entry.message_id if entry is not None else message_id  # another message if that one was kept instead
     if not session.as_json:
         typer.echo(out.printable(stored_id))
         if stored_id != message_id:
@@ -443,7 +443,7 @@ class State(StrEnum):
 
     WAITING = MessageState.WAITING.word
     QUEUED = MessageState.QUEUED.word
-    HELD = "held"  # waiting and due, and held by a pause or a rate of the topic
+    HELD = "held"  # due, and held back by a pause or a rate of the topic
 
 
 @app.command()

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 app = single()
 
-_BATCH, _BATCH_BYTES = 32, 4 * 1024 * 1024  # of one call of the daemon
-_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 30.0)  # before a call that the daemon could not serve is repeated
+_BATCH, _BATCH_BYTES = 32, 4 * 1024 * 1024  # per call of the daemon
+_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 30.0)  # before a call that the daemon could not serve is retried
 _SHOWN_MAX = 20
 _TIME = "RFC 3339, epoch ms, or -3h for three hours ago."
 _ENDED, _THEIRS = "ended", "theirs"
@@ -59,8 +59,8 @@ class _Tally:
 
     read: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)  # the first ones: which, and why
-    reached_ms: int = 0  # when the last message was stored that was given
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # the first ones, with the reason
+    reached_ms: int = 0  # storage time of the last replayed message
 
     def count(self, what: str, named: str = "", why: str = "") -> None:
         """Count the result of a message."""

@@ -207,7 +207,7 @@ def _run(
 ) -> None:
     found = _Found(chosen.entries)
     if dry_run or not chosen.entries:
-        # All of them before the first call: one that runs now may fail and wait again, and would be met once more.
+        # All pages before the first call: a retry that runs now may fail, and would be found again as pending.
         with Progress(f"retries of {group}", quiet=session.as_json) as progress:
             found = _find(client, group, chosen, progress)
     topic = f" of topic {chosen.topic}" if chosen.topic else ""

@@ -414,12 +414,12 @@ def _goes_on(session: Session, topic: wire.Topic, group: str, to: str, *, dry_ru
     if unread is None:
         if dry_run:
             raise CommandFailed(f"group {group} has never read topic {topic.name}", ExitCode.NOT_FOUND)
-        return True  # it is refused
+        return True  # the daemon refuses it
     what = _would_reset(group, topic, unread, to)
     if dry_run:
         _show_reset(session, group, topic, unread, what)
         return False
-    if {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored)):  # else it changes nothing
+    if {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored)):  # otherwise nothing changes
         confirm(what, yes=False)
     return True
 

@@ -20,8 +20,8 @@ class ExitCode(IntEnum):
     FAILURE = 1
     USAGE = 2
     NOT_FOUND = 3
-    DAMAGED = 4  # a store was read, and something is wrong with it
-    NOT_ALLOWED = 5  # the daemon wants an access key, or another one
+    DAMAGED = 4  # a store was read and is damaged
+    NOT_ALLOWED = 5  # the daemon requires an access key, or another one
     UNAVAILABLE = 6  # no answer, or the daemon cannot serve now: the same command may succeed later
     PARTIAL = 7  # a part failed and was reported; the rest was done
     INTERRUPTED = 130

@@ -21,14 +21,14 @@ def lines_into(file: Path | None) -> AbstractContextManager[TextIO]:
 @contextmanager
 def _stdout() -> Iterator[TextIO]:
     yield sys.stdout
-    sys.stdout.flush()  # here, where a reader that left is an error of the command and not of the interpreter's end
+    sys.stdout.flush()  # here, so that a closed pipe is an error of the command and not of the interpreter's exit
 
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[TextIO]:
     """Yield a file that gets its final name after it is written and synced. It is removed if that fails."""
     target = path.resolve()
-    if target.exists() and not target.is_file():  # a device would be replaced by the file
+    if target.exists() and not target.is_file():  # the rename would replace a device by a file
         raise refused("it is there and is no file", "--out", given=str(path))
     if not target.parent.is_dir():
         raise refused(f"there is no directory {path.parent}", "--out", given=str(path))

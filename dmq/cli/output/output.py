@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
 
-_PIPE_COLUMNS = 400  # without a terminal hardly anything is folded
+_PIPE_COLUMNS = 400  # without a terminal almost nothing is folded
 _GAP = 2  # between two columns
 _WHOLE_CHARS = 255  # the longest names, ids and handles; a longer word is a body, and folds anywhere
 _BODY_COLUMNS = 20
-_TEXTS = frozenset({"BODY", "OF"})  # headings of columns that hold text, not names: it folds anywhere
+_TEXTS = frozenset({"BODY", "OF"})  # headings of columns with free text, which folds anywhere
 _SHORT_COLUMNS = 16  # a cell up to this width does not fold: a relative time, a state
 _LINES = 25  # rich ignores a width without a height on a dumb terminal
 

@@ -667,7 +667,7 @@ def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
     count = 0
     if listing is Listing.TABLE:
         now_ms = SystemClock().now_ms()
-        while page := list(islice(entries, _TABLE_ROWS)):  # each a table: widths of all would need all
+        while page := list(islice(entries, _TABLE_ROWS)):  # common widths would need all entries
             count += len(page)
             out.show_table(
                 ("DUE", "TYPE", "UID", "KEY", "STATE", "MADE", "ATTEMPTS", "LAST ERROR"),
@@ -721,10 +721,10 @@ def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
         try:
             text = body.decode()
             indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-            indented.encode()  # JSON can hold a lone surrogate, no terminal can
+            indented.encode()  # JSON may contain a lone surrogate, which no terminal accepts
             text = indented
         except (ValueError, RecursionError):
-            pass  # no JSON, or no text at all
+            pass  # not JSON, or not text
     if text is None:
         shown = body[:limit]
         lines = [shown[at : at + 32].hex(" ", -4) for at in range(0, len(shown), 32)]

@@ -62,7 +62,7 @@ def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
         clock = SystemClock()
         started_s = clock.monotonic_s()
         copied = back_up_stopped(data, folder)
-        engine = open_quiet(folder / "rocksdb")  # a copy that cannot be opened is none
+        engine = open_quiet(folder / "rocksdb")  # a copy that cannot be opened is invalid
         try:
             sequence = read_cut(engine).sequence
         finally:

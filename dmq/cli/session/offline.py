@@ -30,7 +30,7 @@ def offline() -> Iterator[None]:
     from dmq.errors import StoreCorrupt, StoreLocked
 
     was = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))  # nothing of ours is that
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))  # no event of ours is critical
     try:
         yield
     except StoreLocked as error:

@@ -117,7 +117,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what wo
 class Session:
     """Common options of one command."""
 
-    given: Context = field(default_factory=Context)  # by options
+    given: Context = field(default_factory=Context)  # from options
     context: str | None = None
     output: Output = Output.TABLE
     timeout_s: float = TIMEOUT_S_DEFAULT
@@ -219,7 +219,7 @@ def _chosen(given: Context, named: str | None) -> Chosen:
     if not name:
         return choose(options, variables)
     context = Said(f"context {name}", contexts.get(name))
-    if named:  # asked for by an option, which beats the environment
+    if named:  # set by an option, which overrides the environment
         return choose(options, context, variables)
     return choose(options, variables, context)
 

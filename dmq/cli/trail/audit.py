@@ -462,7 +462,7 @@ def _trail_of(session: Session, trail: str | None, data: Path | None, config: Pa
     if data is not None or config is not None:
         return _configured(data, config)[0]
     near = ""
-    if "address" not in session.chosen().sources:  # no daemon is named, so this machine is meant
+    if "address" not in session.chosen().sources:  # no daemon is named, so the trail is on this machine
         near, is_default = _configured(None, None)
         if not is_default:
             return near

@@ -124,7 +124,7 @@ def java_memory(given: str | None) -> str:
         with refusing("--driver-memory", given):
             return f"{max(parse_size(given) // _MIB, 1)}m"
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    bound = Path("/sys/fs/cgroup/memory.max")  # of a container
+    bound = Path("/sys/fs/cgroup/memory.max")  # limit of a container
     if bound.is_file() and (text := bound.read_text(encoding="ascii").strip()).isdecimal():
         there = min(there, int(text))
     return f"{min(_MEMORY_MAX, there // 2) // _MIB}m"
@@ -153,7 +153,7 @@ def submit_command(
             java_options.append(value)
         else:
             options += ["--conf", each]
-    if not any(_COLLECTOR.search(each) for each in java_options):  # Java starts with one only
+    if not any(_COLLECTOR.search(each) for each in java_options):  # Java accepts only one
         size = _bytes_of(trail)
         java_options += [f"-XX:{each}" for each in next(options for most, options in _JAVA if size <= most)]
     command = [str(spark.submit), "--master", master, "--driver-memory", memory]

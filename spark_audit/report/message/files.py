@@ -176,7 +176,7 @@ class TrailFiles:
         for path in _within(self.root / "manifest" / f"cell={cell}", "*.jsonl"):
             whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition(
                 "\n"
-            )  # the rest is being written
+            )  # the rest is still being written
             for number, line in enumerate(whole.split("\n"), start=1):
                 told = _object(line)
                 if isinstance(told.get("path"), str) and all(isinstance(told.get(name), int) for name in _OF_LINE):
@@ -209,7 +209,7 @@ def unpacked(packed: bytes | None) -> str | None:
     if packed[:1] == b"\0":
         try:
             return packed[1:].decode()
-        except UnicodeDecodeError:  # the uid of a spool's entry, which is any 16 bytes
+        except UnicodeDecodeError:  # uid of a spool entry, 16 arbitrary bytes
             pass
     return packed.hex().upper()
 
