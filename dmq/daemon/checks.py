@@ -1,7 +1,7 @@
 """Checks before the start: faults that prevent it and are detectable before the store is opened. Nothing is changed.
 
-A daemon in a restart loop, because its port is in use or a key file is invalid, would otherwise recover its store at
-each start. It would also leave an event and a snapshot each time.
+A port in use or an invalid key file may cause a restart loop. Without these checks the daemon would recover its store
+at each start, and leave an event and a snapshot each time.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _send(producer: Producer, topic: str, send: dict[str, Any], tell: Teller) ->
 
 
 def consume(order: dict[str, Any], tell: Teller) -> None:
-    """Receive and acknowledge until the end."""
+    """Receive and acknowledge messages until the demo is over."""
     consumer = SimpleConsumer(
         _configuration(order["address"]), order["group"], {order["topic"]: FilterExpression()}, await_duration=POLL_S
     )

@@ -67,7 +67,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 if every message was accepted and came, none before its time, and every repetition has a reason."""
+        """0 if every message was accepted and received, none early, and every redelivery has a known reason."""
         return 0 if self.is_complete and not (self.lost or self.early or self.unexplained) else 1
 
 
@@ -134,7 +134,7 @@ def judge(
 
 
 def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
-    """Return the due time of a message, and True if the daemon's stamp is before the earliest due time.
+    """Return the due time of a message, and whether its stamp (or, without one, its arrival) is too early.
 
     A delay counts from the acceptance by the daemon, which is between the first send attempt and the answer. The
     daemon's stamp is trusted only within these bounds. Without a stamp, from a cluster, a message is early before the

@@ -10,7 +10,7 @@ from dmq.integrations.worker_hook import JSON, PROMETHEUS, WorkerHook
 
 
 def urls(hook: WorkerHook) -> list[URLPattern]:
-    """Return the routes ``metrics`` and ``ready``. Each process starts the hook at its first requests, to any route."""
+    """Return the routes ``metrics`` and ``ready``. Each process starts the hook at its first request to any route."""
 
     def metrics(_: HttpRequest) -> HttpResponse:
         return HttpResponse(hook.render_prometheus(), content_type=PROMETHEUS)

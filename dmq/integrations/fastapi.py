@@ -17,7 +17,7 @@ from dmq.integrations.worker_hook import JSON, PROMETHEUS, WorkerHook
 def lifespan(hook: WorkerHook) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that starts the hook before the first request and closes it after the last one.
 
-    An application with a lifespan of its own calls ``hook.start()`` and ``await hook.close_async()`` there.
+    An application with its own lifespan calls ``hook.start()`` and ``await hook.close_async()`` there.
     """
 
     @asynccontextmanager
@@ -32,7 +32,7 @@ def lifespan(hook: WorkerHook) -> Callable[[FastAPI], AbstractAsyncContextManage
 
 
 def router(hook: WorkerHook) -> APIRouter:
-    """Return the routes ``/metrics`` and ``/ready``, which are in no schema."""
+    """Return the routes ``/metrics`` and ``/ready``, which are not in the OpenAPI schema."""
     made = APIRouter(include_in_schema=False)
 
     # Not coroutines: the sink may answer slowly, so FastAPI calls them in a thread.

@@ -158,7 +158,7 @@ def left(operand: Operand, count: int) -> Column:
 
 
 def array(*operands: Operand) -> Column:
-    """Return columns as a list."""
+    """Combine columns into a list."""
     slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
     return made(f"array({slots})", *_all_of(operands), duckdb=f"[{slots}]")
 

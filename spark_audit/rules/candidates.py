@@ -1,8 +1,8 @@
 """Selection of messages to judge: all unfinished ones, and all suspicious ones.
 
-One shuffle of narrow rows. It may select too many messages, never too few. A message is not selected only if it has
-one beginning and one end in the right order, is not late and waited until its accepted time. It must also have left
-every place at which it was visible.
+One shuffle of narrow rows. It may select too many messages, never too few. A message that is not selected has one
+beginning and one end in the right order. It is not late, waited until its accepted time, and left every place at which
+it was visible.
 """
 
 from __future__ import annotations

@@ -128,7 +128,6 @@ class AdminService:
         return wire.GetStatusResponse(**asdict(await self._cell.status()))
 
     async def list_topics(self, _request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
-        """List the topics by name."""
         found = await self._topics.topics()
         return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) async for topic in in_slices(found)])
 
@@ -176,7 +175,6 @@ class AdminService:
     # -- groups and their retries -------------------------------------------------------------------------------------
 
     async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
-        """List the consumer groups by name."""
         found = await self._groups.groups(with_removed=request.with_removed)
         return wire.ListGroupsResponse(groups=[mapping.wire_group(group) async for group in in_slices(found)])
 
@@ -219,12 +217,12 @@ class AdminService:
         return wire.ListRetriesResponse(retries=retries, next_token=page.next_token)
 
     async def run_retries_now(self, request: wire.RunRetriesNowRequest) -> wire.RunRetriesNowResponse:
-        """Make retries visible at once."""
+        """Make retries due at once."""
         group, entries = check_group(request.group), validate.check_entries(request.entries)
         return wire.RunRetriesNowResponse(**asdict(await self._retries.run_now(group, entries)))
 
     async def end_retries(self, request: wire.EndRetriesRequest) -> wire.EndRetriesResponse:
-        """Send retries to the dead-letter queue."""
+        """Move retries to the dead-letter queue."""
         group, entries = check_group(request.group), validate.check_entries(request.entries)
         return wire.EndRetriesResponse(**asdict(await self._retries.end(group, entries)))
 

@@ -324,12 +324,12 @@ class AdminClient:
         return self._call(wire.METHODS["ListRetries"], request, wire.ListRetriesResponse)
 
     def run_retries_now(self, group: str, entries: Sequence[str]) -> wire.RunRetriesNowResponse:
-        """Make up to 1000 retries visible at once."""
+        """Make up to 1000 retries due at once."""
         request = wire.RunRetriesNowRequest(group=group, entries=entries)
         return self._call(wire.METHODS["RunRetriesNow"], request, wire.RunRetriesNowResponse)
 
     def end_retries(self, group: str, entries: Sequence[str]) -> wire.EndRetriesResponse:
-        """Send up to 1000 retries to the dead-letter queue."""
+        """Move up to 1000 retries to the dead-letter queue."""
         request = wire.EndRetriesRequest(group=group, entries=entries)
         return self._call(wire.METHODS["EndRetries"], request, wire.EndRetriesResponse)
 

@@ -166,7 +166,6 @@ class Groups:
         return await self.group(name)
 
     async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool) -> None:
-        """Remove a group."""
         await self._broker.operator.remove_group(name, is_forced=is_forced, with_dead_letters=with_dead_letters)
 
     async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:

@@ -71,7 +71,6 @@ class ObjectCalls:
         return wire.SetTopicResponse(topic=mapping.wire_topic(changed))
 
     async def remove_topic(self, request: wire.RemoveTopicRequest) -> wire.RemoveTopicResponse:
-        """Remove a topic."""
         await self._topics.remove_topic(check_topic(request.topic), is_forced=request.force)
         return wire.RemoveTopicResponse()
 
@@ -81,7 +80,6 @@ class ObjectCalls:
         return wire.CreateGroupResponse(group=mapping.wire_group(made))
 
     async def remove_group(self, request: wire.RemoveGroupRequest) -> wire.RemoveGroupResponse:
-        """Remove a group."""
         await self._groups.remove_group(
             check_group(request.group), is_forced=request.force, with_dead_letters=request.with_dead_letters
         )

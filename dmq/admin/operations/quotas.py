@@ -18,7 +18,7 @@ class QuotaCalls:
     """
 
     def __init__(self, quotas: Quotas | None = None, keep: Callable[[bytes], Awaitable[None]] | None = None) -> None:
-        """Without ``quotas`` nothing is limited."""
+        """Without ``quotas`` there are no limits."""
         self._quotas = quotas
         self._keep = keep
 

@@ -82,15 +82,12 @@ class ScheduleCalls:
         return wire.GetScheduleResponse(schedule=shown)
 
     async def pause_schedule(self, request: wire.PauseScheduleRequest) -> wire.PauseScheduleResponse:
-        """Pause a schedule."""
         return wire.PauseScheduleResponse(schedule=_shown(await self._cell.broker.schedules.pause(request.name)))
 
     async def resume_schedule(self, request: wire.ResumeScheduleRequest) -> wire.ResumeScheduleResponse:
-        """Resume a schedule."""
         return wire.ResumeScheduleResponse(schedule=_shown(await self._cell.broker.schedules.resume(request.name)))
 
     async def remove_schedule(self, request: wire.RemoveScheduleRequest) -> wire.RemoveScheduleResponse:
-        """Remove a schedule."""
         return wire.RemoveScheduleResponse(schedule=_shown(await self._cell.broker.schedules.remove(request.name)))
 
     def _wanted(self, asked: wire.Schedule) -> Wanted:

@@ -150,7 +150,6 @@ class Topics:
         return await self.topic(name)
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
-        """Remove a topic."""
         await self._broker.operator.remove_topic(name, is_forced=is_forced)
 
     async def count(self, topic: str) -> status.TopicCount:

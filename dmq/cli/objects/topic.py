@@ -1,4 +1,4 @@
-"""``dmq topic``: topics, and how long they keep messages."""
+"""``dmq topic``: topics and their retention, rates and quotas."""
 
 from __future__ import annotations
 
