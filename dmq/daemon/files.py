@@ -65,7 +65,7 @@ def certificates_of(config: DaemonConfig, clock: Clock, *, makes: bool = True) -
     is_made = config.tls_certificate == "auto"
     if is_made and makes:
         self_signed(files[0].parent, clock.now_ms())
-    elif is_made and not all(each.exists() for each in files):  # then both are created
+    elif is_made and not all(each.exists() for each in files):  # a start creates both
         return None
     return Certificates(*files, clock, config.tls_client_ca, tells_expiry=not is_made)
 

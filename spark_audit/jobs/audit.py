@@ -286,7 +286,7 @@ def _merge_files(found: Files, kept: State | None) -> Files:
 def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
     """Start over if a new subscription starts at an offset that earlier runs counted: it changes the expected exits.
 
-    The removal of a topic has the same effect.
+    A new removal of a topic or reset of a group always starts over.
     """
     if kept is None:
         return

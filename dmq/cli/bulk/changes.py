@@ -162,7 +162,7 @@ def targets_of(
 def run_change(
     session: Session, client: AdminClient, targets: Targets, change: Change, *, dry: bool, yes: bool
 ) -> None:
-    """Change the selected messages and show the results; the exit code is 0 only if all succeeded."""
+    """Change the selected messages and show the results. The exit code is 0 if all have the requested state."""
 
     ids = targets.ids
     if targets.filter is None and dry:
