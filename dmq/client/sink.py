@@ -63,7 +63,7 @@ class SidecarClient:
       its last error and the exact due time of the retry. The flag that an attempt may have succeeded is stored for
       entries without a key. The cause of death is stored.
     - Entries of one type come from several queues. Within one ``take`` they are ordered by due time. Across calls
-      the order is within the bound of GUARANTEES, section 2.
+      the order is within the bound of GUARANTEES_LIMITS, section 2.
     - A retry of an entry with a key is hidden for at most 12 h at a time. If its process ends meanwhile, another one
       may receive it after that.
     - The death of a process within a second of receiving an entry may cost it an attempt.

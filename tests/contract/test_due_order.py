@@ -1,4 +1,4 @@
-"""Across the queues of a topic the messages that were due first come first, within the bound of GUARANTEES."""
+"""Across the queues of a topic the messages that were due first come first, within the bound of GUARANTEES_LIMITS."""
 
 from __future__ import annotations
 

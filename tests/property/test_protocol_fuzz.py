@@ -35,7 +35,7 @@ _ENDS = {
     "ReceiveMessage": {grpc.StatusCode.DEADLINE_EXCEEDED},
     "PullMessage": {grpc.StatusCode.DEADLINE_EXCEEDED},
 }
-_OTHER_REQUEST_BYTES_MAX = 1024 * 1024  # of all but sends and telemetry: GUARANTEES 9
+_OTHER_REQUEST_BYTES_MAX = 1024 * 1024  # of all but sends and telemetry: GUARANTEES_LIMITS, section 9
 # grpcio's own word for a write to a stream that the server ended meanwhile; no server said it
 _WRITTEN_TOO_LATE = "Internal error from Core"
 # Half of it is the store's buffers, filled by chance; the messages and leases of a long run take some of the rest.

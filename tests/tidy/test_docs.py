@@ -108,12 +108,29 @@ def test_a_broken_citation_is_found() -> None:
     assert broken_citations(" ".join(f"`{each}`" for each in broken)) == broken
 
 
+def sections(page: str) -> dict[str, str]:
+    """Return the numbered sections of a page: title to text."""
+    parts = re.split(r"^## ", read(ROOT / "docs" / page), flags=re.MULTILINE)[1:]
+    return {title: text for title, _, text in (part.partition("\n") for part in parts) if title[0].isdigit()}
+
+
 def test_every_promise_cites_a_test() -> None:
-    """A section of the guarantees that no test holds is a hope."""
-    promises = re.split(r"^## ", read(ROOT / "docs" / "GUARANTEES.md"), flags=re.MULTILINE)[1:]
-    unproven = [text.splitlines()[0] for text in promises if text[0].isdigit() and "::test_" not in text]
-    assert len(promises) > 5
-    assert unproven == []
+    """Each section of the guarantees has tests, on a page of its own, with one bullet per test."""
+    promises, tests = sections("GUARANTEES.md"), sections("GUARANTEES_TESTS.md")
+    assert len(promises) > 30
+    assert list(tests) == list(promises)
+    bullets = {title: re.findall(r"^- `tests/\w+::(\w+)`", text, re.MULTILINE) for title, text in tests.items()}
+    assert [title for title, names in bullets.items() if not names or len(set(names)) < len(names)] == []
+    assert [title for title, text in tests.items() if len(bullets[title]) != text.count("::")] == []
+
+
+def test_every_limit_belongs_to_a_promise() -> None:
+    """The page of limits has sections of the guarantees only, under their titles, and each of them links to it."""
+    promises, limits = sections("GUARANTEES.md"), sections("GUARANTEES_LIMITS.md")
+    assert limits
+    assert [title for title in promises if title in limits] == list(limits)
+    linking = [title for title, text in promises.items() if "(GUARANTEES_LIMITS.md#" in text]
+    assert linking == list(limits)
 
 
 def test_the_words_of_the_glossary_are_in_the_code() -> None:
