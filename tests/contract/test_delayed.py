@@ -11,6 +11,7 @@ from support.rigs import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, r
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import pack_id
+from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.delayed import changes as delayed
 from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
 from dmq.broker.topics.settings import FlowChange
@@ -234,8 +235,7 @@ def test_a_change_is_refused_at_once_where_nothing_can_be_written(tmp_path: Path
             if obstacle == "the disk is full":
                 patch.setattr(rig.store, "is_disk_full", lambda: True)
             else:
-                rig.store.writer._began_s = rig.clock.monotonic_s()  # as while a batch is at the disk
-                rig.clock.advance(round(STALL_S * 1000))
+                rig.store.writer._began_s = SystemClock().monotonic_s() - STALL_S  # a batch that began so long ago
             changes = (
                 broker.reschedule(TOPIC, named("m"), at_ms),
                 broker.cancel(TOPIC, named("m")),

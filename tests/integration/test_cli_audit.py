@@ -446,7 +446,7 @@ def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_nothing_of_spark_is_imported_to_start_it() -> None:
     """Finding it is not importing it; nor is the help slow for it."""
     code = (
-        "import sys; from dmq.cli import spark; spark.find_spark(); "
+        "import sys; from dmq.cli.trail import spark; spark.find_spark(); "
         "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'spark_audit', 'pyarrow', 'numpy')])"
     )
     if shutil.which("java") is None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.errors import (
     MessageIdTaken,
     OverBound,
@@ -33,6 +33,7 @@ BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.sto
 _OP_BYTES = 256  # of rows, index and event in addition to a message
 _LOOK_FOR_ROOM_S = 0.2
 STALL_S = 3.0  # a longer batch is reported as a stalled disk
+_DISK_CLOCK = SystemClock()  # a disk does not follow the clock that a test sets
 _TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # rough bounds of a shared unit: batches take whole units
 
 
@@ -166,7 +167,7 @@ class Writer:
     def stalled_s(self) -> float:
         """Seconds since the current batch was started, or 0 while that is below ``STALL_S``."""
         began_s = self._began_s
-        took_s = self._clock.monotonic_s() - began_s if began_s is not None else 0.0
+        took_s = _DISK_CLOCK.monotonic_s() - began_s if began_s is not None else 0.0
         return took_s if took_s >= STALL_S else 0.0
 
     @property
@@ -288,7 +289,7 @@ class Writer:
     def _run(self) -> None:
         while units := self._take():
             try:
-                self._began_s = self._clock.monotonic_s()
+                self._began_s = _DISK_CLOCK.monotonic_s()
                 self._await_room()
                 appended = self._commit(units)
             except Exception as error:  # noqa: BLE001 - whatever it was: nothing may be acknowledged after it
@@ -308,7 +309,7 @@ class Writer:
             with self._wake:
                 if self._wake.wait_for(lambda: self._is_closing, _LOOK_FOR_ROOM_S):
                     return
-            self._began_s = self._clock.monotonic_s()  # a full disk is not a stalled one
+            self._began_s = _DISK_CLOCK.monotonic_s()  # a full disk is not a stalled one
 
     def _take(self) -> list[Unit]:
         """Return the units of the next batch; empty when closing.
