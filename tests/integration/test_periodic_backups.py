@@ -195,7 +195,7 @@ def test_what_looks_through_a_backup_ends_with_who_began_it() -> None:
 
 _PARENT = """
 import subprocess, sys, time
-code = "import time; from dmq.runtime import background as b; b.die_with_parent(); print(1, flush=True); time.sleep(600)"
+code = "import time, dmq.runtime.background as b; b.die_with_parent(); print(1, flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
