@@ -28,11 +28,11 @@ from dmq.rocketmq_server.codec.mapping import send_response
 from dmq.store.engines.engine import Engine
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.files.identity import draw
-from dmq.store.files.steady_clock import BelievedClock, ClockOptions
-from dmq.store.schema.identity import Place
+from dmq.store.files.steady_clock import ClockOptions, SteadyClock
+from dmq.store.schema.identity import StorePlace
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.outbox import OutboxState
-from dmq.store.writer.assemble import Assembler, Recovered
+from dmq.store.writer.assemble import Assembler, RecoveredFigures
 from dmq.store.writer.marks import Marks
 from dmq.store.writer.operations import Append, Schedule
 from dmq.trail.events import gap_event
@@ -47,8 +47,8 @@ _US_PER_NS = 1e-3
 def assembler_of(engine: Engine, clock: SystemClock) -> tuple[Assembler, Marks]:
     """Return what makes batches, on an engine that is empty."""
     marks = Marks(0)
-    recovered = Recovered(1, 0, 0, 2, 0, OutboxState(1, 1, 0))
-    believed = BelievedClock(clock, ClockOptions(), None, is_new=True)
+    recovered = RecoveredFigures(1, 0, 0, 2, 0, OutboxState(1, 1, 0))
+    believed = SteadyClock(clock, ClockOptions(), None, is_new=True)
     made = Assembler(
         engine, marks, believed, recovered, idempotency_window_ms=900_000, outbox_bytes_max=2**30, gap_event=gap_event
     )
@@ -147,7 +147,7 @@ def _validated(request: wire.SendMessageRequest, now_ms: int) -> tuple[wire.Mess
     return message, due_ms
 
 
-_HANDLES = EntryHandles(draw(Place()))
+_HANDLES = EntryHandles(draw(StorePlace()))
 
 
 def _answer(envelope: Envelope, stored: Receipt) -> bytes:

@@ -41,7 +41,7 @@ class SentBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class GivenUp:
     """The consumer gave up on the message: no further attempt."""
 
 
@@ -58,7 +58,7 @@ class ComeBack:
     """Make the message available again at once, with the next attempt number."""
 
 
-Failure = Nacked | LeaseExpired | SentBack | Forwarded | Unwanted
+Failure = Nacked | LeaseExpired | SentBack | GivenUp | Unwanted
 Outcome = RetryAt | ComeBack | DeadLetter
 
 
@@ -78,7 +78,7 @@ def after_failure(
     ``since_ms`` is when the message first became visible. ``not_after_ms`` is its expiry (0: none). ``levels_ms`` are
     the delay levels in milliseconds, level 1 first.
     """
-    if isinstance(failure, Forwarded):
+    if isinstance(failure, GivenUp):
         return DeadLetter(Reason.FORWARDED)
     if isinstance(failure, Unwanted):
         return DeadLetter(Reason.REFUSED)

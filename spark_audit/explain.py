@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from spark_audit.report import text
 from spark_audit.report.message import words
-from spark_audit.report.message.files import EventsFile, Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
-from spark_audit.report.message.verdict import Judge, Outcome
+from spark_audit.report.message.files import EventsFile, FileGap, Row, Snapshot, TrailFiles, packed_forms, unpacked
+from spark_audit.report.message.verdict import Judge, MessageOutcome
 from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
 
@@ -123,7 +123,7 @@ def _redrive_of(row: Row) -> tuple[str, str, int]:
     return row["cell"], row["group"], row["detail"]
 
 
-def _if_retired(outcome: Outcome, retired: Collection[str]) -> Outcome:
+def _if_retired(outcome: MessageOutcome, retired: Collection[str]) -> MessageOutcome:
     """Return the outcome with the state of a retired cell if the message was open there; otherwise unchanged."""
     if outcome.cell not in retired or outcome.verdict in _ENDED:
         return outcome
@@ -151,10 +151,10 @@ def _standing(rows: Sequence[Row], undone: Sequence[Undone]) -> list[Row]:
     return [row for row in rows if not _is_undone(row, undone)]
 
 
-def _told_gaps(context: Sequence[Row]) -> list[Gap]:
+def _told_gaps(context: Sequence[Row]) -> list[FileGap]:
     """Return the gaps that the trail itself records: events dropped before export."""
     return [
-        Gap(
+        FileGap(
             cell=row["cell"],
             first=row["detail"],
             last=row["detail"] + (row["due_ms"] or 1) - 1,

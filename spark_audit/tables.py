@@ -55,7 +55,7 @@ class ManifestLine(NamedTuple):
     last_at_ms: int | None = None
 
 
-class Cell(NamedTuple):
+class TrailCell(NamedTuple):
     """Contents of ``cells/<cell>.json``; without a readable file ``role`` is empty and ``retired`` is 0.
 
     ``retired`` is limited to a plausible value: see ``_held_to``. ``doubt`` is the reason why it is lower than in the
@@ -102,13 +102,13 @@ class Retirement(NamedTuple):
     is_void: bool
 
 
-class Listing(NamedTuple):
+class TrailListing(NamedTuple):
     """All files and records of a trail."""
 
     root: str
     files: tuple[EventFile, ...]
     lines: tuple[ManifestLine, ...]
-    cells: dict[str, Cell]
+    cells: dict[str, TrailCell]
     snapshots: tuple[Snapshot, ...]
     damages: tuple[Damage, ...] = ()
     retirements: tuple[Retirement, ...] = ()
@@ -122,7 +122,7 @@ class _Damaged(Exception):
     """Part of the trail that cannot be used; the message gives the reason."""
 
 
-def list_trail(engine: Engine, trail: str) -> Listing:
+def list_trail(engine: Engine, trail: str) -> TrailListing:
     """List a trail. Raise ``TrailError`` if there is none; damaged files and lines are listed separately."""
     root, paths = engine.walk(trail)
     files, damages = _event_files(paths)
@@ -132,7 +132,7 @@ def list_trail(engine: Engine, trail: str) -> Listing:
     wanted = [path for path, _ in paths if any(each.fullmatch(path) for each in patterns)]
     texts = engine.texts(root, wanted)
     lines: list[ManifestLine] = []
-    cells = {name: Cell(name, "", 0) for path in wanted if path.startswith("cells/") for name in [_cell_in(path)]}
+    cells = {name: TrailCell(name, "", 0) for path in wanted if path.startswith("cells/") for name in [_cell_in(path)]}
     snapshots: list[Snapshot] = []
     retired: dict[str, int] = {}
     sizes = dict(paths)
@@ -151,13 +151,13 @@ def list_trail(engine: Engine, trail: str) -> Listing:
         except _Damaged as why:
             damages.append(Damage(_cell_in(path), path, str(why)))
     for name in {each.cell for found in (files, lines, snapshots) for each in found} - cells.keys():
-        cells[name] = Cell(name, "", 0)
+        cells[name] = TrailCell(name, "", 0)
         damages.append(Damage(name, f"cells/{name}.json", MISSING))
     for name, cell in cells.items():
         if cell.retired:
             own = [file for file in files if file.cell == name]
             cells[name] = _held_to(cell, own, [line for line in lines if line.cell == name])
-    return Listing(
+    return TrailListing(
         root,
         tuple(sorted(files)),
         tuple(sorted(set(lines), key=lambda line: (line.cell, line.first, line.last, line.path))),
@@ -274,14 +274,14 @@ def _of_cell(name: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _cell(name: str, text: str) -> Cell:
+def _cell(name: str, text: str) -> TrailCell:
     value = _of_cell(name, text)
     if value.get("role") not in ROLES:
         raise _Damaged(f"role is {ascii(value.get('role'))[:80]}, not one of {', '.join(ROLES)}")
-    return Cell(name, value["role"], _number({"retired_sequence": 0} | value, "retired_sequence"))
+    return TrailCell(name, value["role"], _number({"retired_sequence": 0} | value, "retired_sequence"))
 
 
-def _held_to(cell: Cell, files: Sequence[EventFile], lines: Sequence[ManifestLine]) -> Cell:
+def _held_to(cell: TrailCell, files: Sequence[EventFile], lines: Sequence[ManifestLine]) -> TrailCell:
     """Limit ``retired`` to the events that retention can remove: whole dates, the oldest events first, never the
     newest.
 
@@ -338,14 +338,14 @@ def _snapshot(path: str, text: str, sizes: Mapping[str, int]) -> Snapshot:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def read_events(engine: Engine, listing: Listing, files: Iterable[EventFile]) -> Table:
+def read_events(engine: Engine, listing: TrailListing, files: Iterable[EventFile]) -> Table:
     """Return the rows of some files with their cell (columns of ``ROWS``), and the URL and name of their file."""
     chosen = list(files)
     rows = engine.read_parquet([listing.url(file.path) for file in chosen], EVENTS, [file.cell for file in chosen])
     return rows.select(*(name for name, _ in ROWS), "path", "file_name")
 
 
-def read_contents(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot], name: str) -> Table:
+def read_contents(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot], name: str) -> Table:
     """Return one table of some snapshots (one of ``CONTENTS``), with ``cell``."""
     fields = CONTENTS[name]
     urls = [listing.url(f"{each.path}/{name}.parquet") for each in snapshots]
@@ -360,7 +360,7 @@ def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Ta
     return engine.read_parquet([url], fields, [""]).select(*(each for each, _ in fields))
 
 
-def read_sums(engine: Engine, listing: Listing, paths: Sequence[str]) -> dict[str, str]:
+def read_sums(engine: Engine, listing: TrailListing, paths: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 of files by path, computed where the files are read; empty for an unreadable file."""
     try:
         return dict(zip(paths, engine.sums([listing.url(path) for path in paths]), strict=True))

@@ -29,7 +29,7 @@ from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group
 from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.leasing.handles import HalfHandle, LeaseHandle, given_recall_handle, is_ours
-from broker_adapter.leasing.leases import Leases
+from broker_adapter.leasing.leases import MemberLeases
 from broker_adapter.leasing.member import GroupMember
 from broker_adapter.leasing.messages import delivery_of, message_of, send_receipt
 from broker_adapter.queue_client.membership import Membership
@@ -356,7 +356,7 @@ class LeasingBroker:
             )
         return member
 
-    def _leases(self, group: str, receipt_handle: str) -> Leases:
+    def _leases(self, group: str, receipt_handle: str) -> MemberLeases:
         member = self._members.get(group)
         if member is None or member.leases is None:
             why = f"nobody receives for group {group!r} here now, so what it had comes again"

@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
     renew_for: str
 
 
-class Held:
+class HeldDelivery:
     """Pulled and unfinished message: waiting, leased, or on its way back to its broker."""
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Held:
         return (self.received.queue, group) if group else None
 
 
-class Leases:
+class MemberLeases:
     """``Service`` that leases the pulled messages of one member of a group. Belongs to one event loop."""
 
     def __init__(self, work: Work, clock: Clock, clients: LiveClients, run: str, numbers: Iterator[int]) -> None:
@@ -112,11 +112,13 @@ class Leases:
         self._run = run
         self._numbers = numbers
         self._owned: dict[MessageQueue, OwnedQueue] = {}
-        self._held: dict[MessageQueue, dict[int, Held]] = {}
-        self._waiting: defaultdict[str, deque[Held]] = defaultdict(deque)  # by topic
-        self._behind: dict[tuple[MessageQueue, str], deque[Held]] = {}  # messages blocked by one of their ordering key
-        self._renewed: dict[str, dict[Held, None]] = {}  # by client; some may be released by now
-        self._ends: list[tuple[int, int, Held]] = []
+        self._held: dict[MessageQueue, dict[int, HeldDelivery]] = {}
+        self._waiting: defaultdict[str, deque[HeldDelivery]] = defaultdict(deque)  # by topic
+        self._behind: dict[
+            tuple[MessageQueue, str], deque[HeldDelivery]
+        ] = {}  # messages blocked by one of their ordering key
+        self._renewed: dict[str, dict[HeldDelivery, None]] = {}  # by client; some may be released by now
+        self._ends: list[tuple[int, int, HeldDelivery]] = []
         self._tidy_at = _TIDY_AT_MIN
         self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # pending ones, by topic
         self._asked_ms: dict[str, int] = {}  # time of the last receive of a topic
@@ -133,7 +135,7 @@ class Leases:
     def arrived(self, owned: OwnedQueue, count: int, /) -> None:
         assert owned.window is not None
         for received in owned.window.take(count, self._for.now_ms()):
-            held = Held(owned, received, self._clock.boot_ms())
+            held = HeldDelivery(owned, received, self._clock.boot_ms())
             self._held[owned.queue][received.queue_offset] = held
             if held.order is None:
                 self._wait(held)
@@ -152,7 +154,7 @@ class Leases:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    async def receive(self, wanted: Wanted, wait_ms: int) -> Sequence[Held]:
+    async def receive(self, wanted: Wanted, wait_ms: int) -> Sequence[HeldDelivery]:
         """Lease up to ``batch_max`` messages, waiting for the first one; empty if there is none."""
         self._asked_ms[wanted.topic] = self._clock.boot_ms()
         try:
@@ -193,7 +195,7 @@ class Leases:
             if not arrival.done():
                 arrival.set_result(None)
 
-    def _wait(self, held: Held, *, first: bool = False) -> None:
+    def _wait(self, held: HeldDelivery, *, first: bool = False) -> None:
         """Make a message available to receivers, or bury a message that no consumer can receive."""
         if held.received.unreadable or held.failed >= ATTEMPTS_MAX:
             self._end(held, self._buried(held))
@@ -205,8 +207,8 @@ class Leases:
             waiting.append(held)
         self._tell(held.topic)
 
-    def _hand_out(self, wanted: Wanted) -> list[Held]:
-        waiting, found = self._waiting[wanted.topic], list[Held]()
+    def _hand_out(self, wanted: Wanted) -> list[HeldDelivery]:
+        waiting, found = self._waiting[wanted.topic], list[HeldDelivery]()
         while waiting and len(found) < wanted.batch_max:
             held = waiting.popleft()
             if not held.is_waiting:
@@ -220,7 +222,7 @@ class Leases:
             self._tell(wanted.topic)
         return found
 
-    def _lease(self, held: Held, wanted: Wanted) -> None:
+    def _lease(self, held: HeldDelivery, wanted: Wanted) -> None:
         now_ms = self._clock.boot_ms()
         held.handle = self._new_handle(held)
         self._renew_for(held, wanted.renew_for)
@@ -229,7 +231,7 @@ class Leases:
             self._clients.seen(wanted.renew_for)
         self._hide(held, AUTO_RENEW_INVISIBLE_MS if wanted.renew_for else wanted.invisible_ms, keeps_attempt=False)
 
-    def _renew_for(self, held: Held, client_id: str) -> None:
+    def _renew_for(self, held: HeldDelivery, client_id: str) -> None:
         """Renew a lease while a client is alive; an empty id ends the renewal."""
         if held.renew_for:
             own = self._renewed[held.renew_for]
@@ -240,10 +242,10 @@ class Leases:
         if client_id:
             self._renewed.setdefault(client_id, {})[held] = None
 
-    def _new_handle(self, held: Held) -> LeaseHandle:
+    def _new_handle(self, held: HeldDelivery) -> LeaseHandle:
         return LeaseHandle(held.received.queue, held.received.queue_offset, self._run, next(self._numbers))
 
-    def _hide(self, held: Held, hidden_ms: int, *, keeps_attempt: bool) -> None:
+    def _hide(self, held: HeldDelivery, hidden_ms: int, *, keeps_attempt: bool) -> None:
         self.leased += not held.is_leased
         held.is_leased = True
         held.keeps_attempt = keeps_attempt
@@ -254,7 +256,7 @@ class Leases:
             heapify(self._ends)
             self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._ends))
 
-    def _release(self, held: Held, *, failed: bool) -> None:
+    def _release(self, held: HeldDelivery, *, failed: bool) -> None:
         """Make a message available again, before all others."""
         self.leased -= held.is_leased
         held.is_leased = False
@@ -326,7 +328,7 @@ class Leases:
                     self._end(held, self._put_off(held))
         self._waiting = defaultdict(deque, {topic: waiting for topic, waiting in self._waiting.items() if waiting})
 
-    async def _fail(self, held: Held, at_least_ms: int) -> None:
+    async def _fail(self, held: HeldDelivery, at_least_ms: int) -> None:
         level = min(_FIRST_RETRY_LEVEL + held.failed, len(DELAY_LEVELS_MS))
         while level < len(DELAY_LEVELS_MS) and DELAY_LEVELS_MS[level - 1] < at_least_ms:
             level += 1
@@ -340,7 +342,7 @@ class Leases:
             self._renew_for(held, "")
             self._hide(held, max(at_least_ms, DELAY_LEVELS_MS[level - 1]), keeps_attempt=True)
 
-    async def _send_back(self, held: Held, delay_level: int) -> None:
+    async def _send_back(self, held: HeldDelivery, delay_level: int) -> None:
         held.is_leaving = True
         try:
             is_taken = await self._for.failures.send_back(held.received, delay_level)
@@ -352,26 +354,26 @@ class Leases:
             raise BrokerUnavailable(f"no broker takes message {held.received.message.message_id} back now")
         self._finish(held)
 
-    async def _expired(self, held: Held) -> None:
+    async def _expired(self, held: HeldDelivery) -> None:
         try:
             await self._send_back(held, _SOON_LEVEL)
         except Exception as error:  # noqa: BLE001 - the message must stay available
             self._tell_failure(held, error)
             self._release(held, failed=True)
 
-    async def _buried(self, held: Held) -> None:
+    async def _buried(self, held: HeldDelivery) -> None:
         try:
             await self._send_back(held, -1)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell_failure(held, error)
             self._hide(held, AUTO_RENEW_INVISIBLE_MS, keeps_attempt=True)  # retry after this
 
-    def _tell_failure(self, held: Held, error: Exception) -> None:
+    def _tell_failure(self, held: HeldDelivery, error: Exception) -> None:
         if not isinstance(error, BrokerError):  # already logged
             message_id = held.received.message.message_id
             _log.error("not_sent_back", message_id=message_id, error=f"{type(error).__name__}: {error}")
 
-    async def _put_off(self, held: Held) -> None:
+    async def _put_off(self, held: HeldDelivery) -> None:
         unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # ``put`` adds one
         if await self._for.failures.put(unfailed, _UNWANTED_LEVEL):
             _log.info("unwanted_retry_put_off", group=self._for.group, topic=held.topic)
@@ -381,7 +383,7 @@ class Leases:
             held.arrived_ms = self._clock.boot_ms()
             self._wait(held)
 
-    def _of(self, handle: LeaseHandle) -> Held:
+    def _of(self, handle: LeaseHandle) -> HeldDelivery:
         """Return the message of a handle.
 
         A handle of an earlier run is valid until this run delivers its message.
@@ -393,7 +395,7 @@ class Leases:
             raise Refused(Rule.RECEIPT_HANDLE, why, value=str(handle))
         return held
 
-    def _finish(self, held: Held) -> None:
+    def _finish(self, held: HeldDelivery) -> None:
         """Finish a message: the commit offset of its queue may advance."""
         self.leased -= held.is_leased
         held.is_leased, held.is_leaving = False, True
@@ -425,7 +427,7 @@ class Leases:
         for topic, waiting in self._waiting.items():
             self._waiting[topic] = deque(held for held in waiting if not held.is_leaving)
 
-    def _end(self, held: Held, ending: Coroutine[object, object, None]) -> None:
+    def _end(self, held: HeldDelivery, ending: Coroutine[object, object, None]) -> None:
         """Start a final step of a message: from now on, calls of clients for it are refused."""
         held.is_leaving = True
         task = asyncio.ensure_future(ending)

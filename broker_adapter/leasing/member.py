@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.classic import Filter, Start
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.leasing.leases import ATTEMPTS_MAX, Held, Leases, Wanted
+from broker_adapter.leasing.leases import ATTEMPTS_MAX, HeldDelivery, MemberLeases, Wanted
 from broker_adapter.queue_client.balance.window import WindowBounds
 from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions
 from broker_adapter.queue_client.consumer.services import Service, Work
@@ -43,7 +43,7 @@ class GroupMember:
     ) -> None:
         """Store the parameters. ``run`` and ``numbers`` make the handles of all deliveries of all groups unique."""
         self.group = group
-        self.leases: Leases | None = None
+        self.leases: MemberLeases | None = None
         self._membership = membership
         self._clock = clock
         self._clients = clients
@@ -57,7 +57,7 @@ class GroupMember:
 
     async def receive(
         self, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
-    ) -> Sequence[Held]:
+    ) -> Sequence[HeldDelivery]:
         """Lease messages of a topic. Raises the errors of the brokers if none of its queues can be consumed."""
         self._receives += 1
         try:
@@ -67,7 +67,7 @@ class GroupMember:
 
     async def _receive(
         self, subscription: Subscription, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
-    ) -> Sequence[Held]:
+    ) -> Sequence[HeldDelivery]:
         topic = subscription.topic
         await self._membership.route(topic)  # refuse an unknown topic before any change
         wanted = Filter(subscription.sql, is_sql=True) if subscription.sql else Filter()
@@ -100,7 +100,7 @@ class GroupMember:
             if consumer is not None:
                 await consumer.close()
 
-    async def _consume(self, topic: str, wanted: Filter) -> Leases:
+    async def _consume(self, topic: str, wanted: Filter) -> MemberLeases:
         """Subscribe to the topic with a filter. Tags are filtered at delivery, SQL is filtered by brokers."""
         now_ms = self._clock.boot_ms()
         known, asked_ms = self._filters.get(topic, (wanted, now_ms))
@@ -123,5 +123,5 @@ class GroupMember:
         return self.leases
 
     def _serve(self, work: Work) -> Service:
-        self.leases = Leases(work, self._clock, self._clients, self._run, self._numbers)
+        self.leases = MemberLeases(work, self._clock, self._clients, self._run, self._numbers)
         return self.leases

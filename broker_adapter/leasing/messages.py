@@ -10,7 +10,7 @@ from broker_adapter.contracts.classic import QueueReceipt, ReceivedMessage
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import BodyEncoding, Delivery, Envelope, Message, SendReceipt
 from broker_adapter.leasing.handles import recall_handle
-from broker_adapter.leasing.leases import Held
+from broker_adapter.leasing.leases import HeldDelivery
 from broker_adapter.remoting.packing import unpack
 from broker_adapter.remoting.properties import DELIVER_AT_MS
 from broker_adapter.wire.mapping import decode, encode
@@ -42,7 +42,7 @@ def send_receipt(receipt: QueueReceipt, message_id: str, queue_id: int) -> SendR
     return SendReceipt(message_id, queue_id, receipt.queue_offset, recall_handle=recall_handle(receipt.recall_handle))
 
 
-def delivery_of(held: Held, queue_id: int, invisible_ms: int) -> Delivery:
+def delivery_of(held: HeldDelivery, queue_id: int, invisible_ms: int) -> Delivery:
     """Return the delivery of a leased message."""
     received = held.received
     message = received.message

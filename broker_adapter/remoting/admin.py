@@ -20,7 +20,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import queue_of_name
-from broker_adapter.remoting.calls import Calls, RemotingOptions, number_of
+from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions, number_of
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.ids import decode_offset_id
@@ -80,7 +80,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     """Administration client. Belongs to one event loop, connects on first use, and must be closed with ``close``."""
 
     def __init__(self, options: RemotingOptions) -> None:
-        self._calls = Calls(options)
+        self._calls = RemotingCalls(options)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -40,10 +40,10 @@ from broker_adapter.remoting.bodies import (
     heartbeat_body,
     lock_body,
 )
-from broker_adapter.remoting.calls import Calls, RemotingOptions, number_of
+from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions, number_of
 from broker_adapter.remoting.codes import Operation, Result, error_of
 from broker_adapter.remoting.connection import not_served
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.ids import broker_of_handle, unique_keys
 from broker_adapter.remoting.packing import Compression
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled, received
@@ -87,7 +87,9 @@ class RemotingBroker:
         self._compression = compression
         self._clock = clock or SystemClock()
         self._reach = Reach(told)
-        self._calls = Calls(options, on_request=self._asked, greeting=self._greeting, on_answer=self._reach.answered)
+        self._calls = RemotingCalls(
+            options, on_request=self._asked, greeting=self._greeting, on_answer=self._reach.answered
+        )
         self._keys = unique_keys()
         self._looks = 0
         self._listener: Listener | None = None
@@ -354,7 +356,7 @@ class RemotingBroker:
             self._filters[group, topic] = (wanted, version)
         return version
 
-    def _greeting(self) -> Frame | None:
+    def _greeting(self) -> RemotingFrame | None:
         """Return the last heartbeat as first request of a reconnection: a broker drops a client with its connection."""
         return self._calls.request(Operation.HEARTBEAT, {}, self._heartbeat) if self._heartbeat else None
 
@@ -384,7 +386,7 @@ class RemotingBroker:
         slave = self._calls.brokers.get(queue.broker, {}).get(number) if number != MASTER else None
         return slave or await self._calls.master(queue.broker, queue.topic)
 
-    def _asked(self, address: str, request: Frame) -> Frame | None:
+    def _asked(self, address: str, request: RemotingFrame) -> RemotingFrame | None:
         """Handle a request or notification of a broker."""
         listener, fields = self._listener, request.fields
         try:
@@ -397,8 +399,8 @@ class RemotingBroker:
             elif isinstance(listener, AskedListener) and request.code == Operation.RUNNING_INFO:
                 group = fields.get("consumerGroup", "")
                 if (state := listener.state_of(group)) is None:
-                    return Frame(code=Result.FAILED, remark=f"this client has no consumer of group {group}")
-                return Frame(code=Result.OK, body=running_body(state, self._calls.names))
+                    return RemotingFrame(code=Result.FAILED, remark=f"this client has no consumer of group {group}")
+                return RemotingFrame(code=Result.OK, body=running_body(state, self._calls.names))
             else:
                 return not_served(request)
         except FrameBroken as error:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.remoting.codes import Operation, Result, error_of
-from broker_adapter.remoting.connection import Connection, not_served
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.connection import RemotingConnection, not_served
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.routes import MASTER, Part, decode_route
 from broker_adapter.remoting.signature import signed
 
@@ -33,7 +33,7 @@ class RemotingOptions:
         return f"RemotingOptions(names={self.names!r}, access_key={self.access_key!r})"
 
 
-class Calls:
+class RemotingCalls:
     """Calls to one cluster. Belongs to one event loop, connects on first use of an address, and must be closed.
 
     Every call has one attempt. ``on_request`` handles a request of a peer, given its address. ``greeting`` returns the
@@ -45,14 +45,14 @@ class Calls:
         self,
         options: RemotingOptions,
         *,
-        on_request: Callable[[str, Frame], Frame | None] = lambda _, request: not_served(request),
-        greeting: Callable[[], Frame | None] = lambda: None,
+        on_request: Callable[[str, RemotingFrame], RemotingFrame | None] = lambda _, request: not_served(request),
+        greeting: Callable[[], RemotingFrame | None] = lambda: None,
         on_answer: Callable[[str, str], None] = lambda _address, _why: None,
     ) -> None:
         self._options = options
         self._tls = _tls(options)
         self._on_request, self._greeting, self._on_answer = on_request, greeting, on_answer
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, RemotingConnection] = {}
         self._addresses: dict[str, Mapping[int, str]] = {}  # of brokers, by name
         self._names_at = 0  # the name server that answered last
 
@@ -70,7 +70,7 @@ class Calls:
         accepted: Sequence[int] | None = (Result.OK,),
         wait_s: float = 0.0,
         timeout_s: float | None = None,
-    ) -> Frame:
+    ) -> RemotingFrame:
         """Return the answer to a request if its code is in ``accepted``; raise any other code as an error.
 
         With ``accepted=None`` every code is accepted.
@@ -98,7 +98,7 @@ class Calls:
         """Send a one-way request."""
         await self._connection(address).tell(self.request(operation, fields, body), timeout_s=timeout_s)
 
-    async def ask_names(self, operation: Operation, fields: Mapping[str, str]) -> Frame:
+    async def ask_names(self, operation: Operation, fields: Mapping[str, str]) -> RemotingFrame:
         """Send a request to the name servers in turn, starting with the last responsive one, until one answers."""
         failure: BrokerError | None = None
         for step in range(len(self._options.names)):
@@ -165,18 +165,18 @@ class Calls:
         """Request an offset of a queue."""
         return number_of(await self.ask(address, operation, fields), "offset", address)
 
-    def request(self, operation: Operation, fields: Mapping[str, str], body: bytes = b"") -> Frame:
+    def request(self, operation: Operation, fields: Mapping[str, str], body: bytes = b"") -> RemotingFrame:
         """Return a request frame, signed if there is an access key."""
-        request = Frame(code=operation, fields=fields, body=body)
+        request = RemotingFrame(code=operation, fields=fields, body=body)
         if self._options.access_key:
             return signed(request, self._options.access_key, self._options.secret_key)
         return request
 
-    def _connection(self, address: str) -> Connection:
+    def _connection(self, address: str) -> RemotingConnection:
         connection = self._connections.get(address)
         if connection is None:
             is_broker = address not in self._options.names
-            connection = self._connections[address] = Connection(
+            connection = self._connections[address] = RemotingConnection(
                 address,
                 timeout_s=self._options.request_timeout_ms / 1000,
                 tls=self._tls,
@@ -186,7 +186,7 @@ class Calls:
         return connection
 
 
-def number_of(answer: Frame, name: str, address: str) -> int:
+def number_of(answer: RemotingFrame, name: str, address: str) -> int:
     """Return a numeric field of an answer; raise ``FrameBroken`` if it is not a number."""
     text = answer.fields.get(name, "")
     try:

@@ -15,7 +15,7 @@ from broker_adapter.contracts.adapter import QueueRange
 from broker_adapter.contracts.classic import Filter
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.calls import Calls, RemotingOptions
+from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
 from broker_adapter.remoting.routes import MASTER, decode_route
@@ -53,7 +53,7 @@ class RemotingClient(AbstractAsyncContextManager["RemotingClient"]):
     """
 
     def __init__(self, options: RemotingOptions) -> None:
-        self._calls = Calls(options)
+        self._calls = RemotingCalls(options)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -7,7 +7,7 @@ from enum import IntEnum
 from types import MappingProxyType
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.remoting.frames import Frame
+from broker_adapter.remoting.frames import RemotingFrame
 
 _TEXT_CHARS_MAX = 300
 
@@ -97,7 +97,7 @@ _SIGNATURE_TEXTS = ("AclException", "AuthenticationException", "AuthorizationExc
 _NO_SQL_TEXT = "does not support consumer to filter"
 
 
-def error_of(answer: Frame, address: str, operation: int) -> BrokerError:
+def error_of(answer: RemotingFrame, address: str, operation: int) -> BrokerError:
     """Return the error for an answer; its ``code`` is the result code."""
     code, text = answer.code, " ".join(answer.remark.split())[:_TEXT_CHARS_MAX]
     said = f"{text or 'no reason given'} ({code}, said by {address} to operation {int(operation)})"

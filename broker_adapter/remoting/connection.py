@@ -15,19 +15,26 @@ from dataclasses import replace
 
 from broker_adapter.contracts.errors import BrokerAway, BrokerUnavailable
 from broker_adapter.remoting.codes import Result
-from broker_adapter.remoting.frames import LENGTH_BYTES, Frame, FrameBroken, decode_frame, encode_frame, frame_bytes
+from broker_adapter.remoting.frames import (
+    LENGTH_BYTES,
+    FrameBroken,
+    RemotingFrame,
+    decode_frame,
+    encode_frame,
+    frame_bytes,
+)
 
 _OPAQUE_MAX = 2**31 - 1
 # Handles a request of the peer: returns the answer, or None if the peer expects none. Must not block.
-OnRequest = Callable[[Frame], Frame | None]
+OnRequest = Callable[[RemotingFrame], RemotingFrame | None]
 
 
-def not_served(request: Frame) -> Frame | None:
+def not_served(request: RemotingFrame) -> RemotingFrame | None:
     """Return the answer for a request that this client does not support."""
-    return Frame(code=Result.UNSUPPORTED, remark=f"operation {request.code} is not served by this client")
+    return RemotingFrame(code=Result.UNSUPPORTED, remark=f"operation {request.code} is not served by this client")
 
 
-class Connection:
+class RemotingConnection:
     """Connection to one address. Belongs to one event loop; must be closed with ``close``.
 
     ``greeting`` returns the first request of each reconnection, not of the first connection. It restores the state that
@@ -41,7 +48,7 @@ class Connection:
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
         on_request: OnRequest = not_served,
-        greeting: Callable[[], Frame | None] = lambda: None,
+        greeting: Callable[[], RemotingFrame | None] = lambda: None,
     ) -> None:
         self.address = address
         self._timeout_s = timeout_s
@@ -59,7 +66,9 @@ class Connection:
         """RocketMQ version in the last frame of the peer over this connection; 0 before the first frame."""
         return self._link.version if self._link is not None else 0
 
-    async def ask(self, request: Frame, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Frame:
+    async def ask(
+        self, request: RemotingFrame, *, wait_s: float = 0.0, timeout_s: float | None = None
+    ) -> RemotingFrame:
         """Send a request and return its answer, with any result code. ``wait_s``: additional time for a long poll.
 
         ``BrokerUnavailable`` if no answer arrives in time, ``BrokerAway`` if no connection was available. A connection
@@ -76,7 +85,7 @@ class Connection:
                 if link.ended is not None:
                     raise link.ended
                 await link.write(replace(request, opaque=opaque))
-                found: Frame = await answer
+                found: RemotingFrame = await answer
         except TimeoutError:
             kind = BrokerUnavailable if link is not None else BrokerAway
             error = kind(f"no answer from {self.address} within {patience_s:g} s")
@@ -99,7 +108,7 @@ class Connection:
             self._go_away(link)
         return found
 
-    async def tell(self, request: Frame, *, timeout_s: float | None = None) -> None:
+    async def tell(self, request: RemotingFrame, *, timeout_s: float | None = None) -> None:
         """Send a one-way request. ``BrokerUnavailable`` if it cannot be written; otherwise its outcome is unknown."""
         link = None
         try:
@@ -168,7 +177,7 @@ class _Link:
         on_request: OnRequest,
         broke: Callable[[_Link, str], None],
     ) -> None:
-        self.waiting: dict[int, asyncio.Future[Frame]] = {}
+        self.waiting: dict[int, asyncio.Future[RemotingFrame]] = {}
         self.heard = 0  # number of received frames
         self.version = 0
         self.ended: BrokerUnavailable | None = None
@@ -176,11 +185,11 @@ class _Link:
         self._on_request, self._broke = on_request, broke
         self.reading = asyncio.get_running_loop().create_task(self._read())
 
-    async def write(self, frame: Frame) -> None:
+    async def write(self, frame: RemotingFrame) -> None:
         self._put(frame)
         await self._writer.drain()
 
-    def _put(self, frame: Frame) -> None:
+    def _put(self, frame: RemotingFrame) -> None:
         try:
             self._writer.write(encode_frame(frame))
         except RuntimeError as error:  # uvloop raises it for a broken connection before it reports the break
@@ -213,7 +222,7 @@ class _Link:
             why = f"what came could not be served: {type(error).__name__}: {error}"
         self._broke(self, why)
 
-    def _heard(self, frame: Frame) -> None:
+    def _heard(self, frame: RemotingFrame) -> None:
         self.heard += 1
         self.version = frame.version
         if frame.is_answer:

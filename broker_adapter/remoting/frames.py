@@ -37,7 +37,7 @@ class FrameBroken(BrokerUnavailable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class RemotingFrame:
     """Request or answer. ``code`` is the operation of a request and the result of an answer."""
 
     code: int
@@ -50,7 +50,7 @@ class Frame:
     version: int = VERSION  # of the sender
 
 
-def encode_frame(frame: Frame, *, is_binary: bool = False) -> bytes:
+def encode_frame(frame: RemotingFrame, *, is_binary: bool = False) -> bytes:
     """Return the bytes of a frame, including its length."""
     header = _binary_header(frame) if is_binary else _json_header(frame)
     form = _BINARY if is_binary else _JSON
@@ -66,7 +66,7 @@ def frame_bytes(head: bytes) -> int:
     return int(length)
 
 
-def decode_frame(content: bytes) -> Frame:
+def decode_frame(content: bytes) -> RemotingFrame:
     """Return the frame in the bytes after a length field."""
     if len(content) < LENGTH_BYTES:
         raise FrameBroken(f"a frame of {len(content)} bytes has no header")
@@ -83,11 +83,11 @@ def decode_frame(content: bytes) -> Frame:
     raise FrameBroken(f"the header is written in form {form}: 0 (JSON) and 1 (binary) are known")
 
 
-def _flag(frame: Frame) -> int:
+def _flag(frame: RemotingFrame) -> int:
     return _ANSWER * frame.is_answer | _ONE_WAY * frame.is_one_way
 
 
-def _json_header(frame: Frame) -> bytes:
+def _json_header(frame: RemotingFrame) -> bytes:
     header = {
         "code": frame.code,
         "language": _LANGUAGE,
@@ -102,7 +102,7 @@ def _json_header(frame: Frame) -> bytes:
     return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _of_json(header: bytes, body: bytes) -> Frame:
+def _of_json(header: bytes, body: bytes) -> RemotingFrame:
     try:
         found = json.loads(header)
     except (ValueError, RecursionError) as error:
@@ -114,7 +114,7 @@ def _of_json(header: bytes, body: bytes) -> Frame:
     if not all(type(each) is int for each in numbers) or not isinstance(fields, dict) or not isinstance(remark, str):
         raise FrameBroken("the header has a field of another type than it should")
     code, opaque, flag, version = numbers
-    return Frame(
+    return RemotingFrame(
         code=code,
         opaque=opaque,
         is_answer=bool(flag & _ANSWER),
@@ -126,7 +126,7 @@ def _of_json(header: bytes, body: bytes) -> Frame:
     )
 
 
-def _binary_header(frame: Frame) -> bytes:
+def _binary_header(frame: RemotingFrame) -> bytes:
     remark = frame.remark.encode()
     fields = b"".join(
         struct.pack(">h", len(name.encode())) + name.encode() + _LENGTH.pack(len(value.encode())) + value.encode()
@@ -136,7 +136,7 @@ def _binary_header(frame: Frame) -> bytes:
     return head + _LENGTH.pack(len(remark)) + remark + _LENGTH.pack(len(fields)) + fields
 
 
-def _of_binary(header: bytes, body: bytes) -> Frame:
+def _of_binary(header: bytes, body: bytes) -> RemotingFrame:
     try:
         code, _, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
         remark, at = _text(header, _BINARY_HEAD.size, ">I")
@@ -146,7 +146,7 @@ def _of_binary(header: bytes, body: bytes) -> Frame:
         fields = dict(_fields(header, at + LENGTH_BYTES))
     except (struct.error, UnicodeDecodeError) as error:
         raise FrameBroken(f"the header cannot be read: {error}") from None
-    return Frame(
+    return RemotingFrame(
         code=code,
         opaque=opaque,
         is_answer=bool(flag & _ANSWER),

@@ -11,7 +11,7 @@ from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.remoting.calls import number_of
 from broker_adapter.remoting.codes import Result
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
 
@@ -60,7 +60,9 @@ def expression_type(wanted: Filter) -> str:
     return SQL if wanted.is_sql else "TAG"
 
 
-def pulled(answer: Frame, queue_offset: int, address: str) -> tuple[Sequence[StoredMessage | UnreadableMessage], int]:
+def pulled(
+    answer: RemotingFrame, queue_offset: int, address: str
+) -> tuple[Sequence[StoredMessage | UnreadableMessage], int]:
     """Return the messages in the answer to a pull, and the next offset."""
     next_offset = number_of(answer, "nextBeginOffset", address)
     if answer.code != Result.OK:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_adapter.contracts.classic import Filter
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.calls import Calls
+from broker_adapter.remoting.calls import RemotingCalls
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
 
@@ -15,7 +15,7 @@ _EXACT_FROM_VERSION = 413  # 5.0.0; older brokers return the message nearest to 
 _BACK = 16
 
 
-async def offset_at(calls: Calls, address: str, queue: MessageQueue, stored_at_ms: int) -> int:
+async def offset_at(calls: RemotingCalls, address: str, queue: MessageQueue, stored_at_ms: int) -> int:
     """Return the offset of the first message stored at or after a time, or the end offset if there is none.
 
     Times are those of the broker's clock. The result is only correct if that clock was never stepped back.

@@ -18,7 +18,7 @@ from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting import properties as known
 from broker_adapter.remoting.calls import number_of
 from broker_adapter.remoting.codes import Operation, Result
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.ids import decode_offset_id
 from broker_adapter.remoting.packing import COMPRESS_FROM_BYTES, Compression, method_bits, pack
 
@@ -130,7 +130,7 @@ def send_back_fields(
     }
 
 
-def receipt_of(answer: Frame, queue: MessageQueue, message_id: str, address: str) -> QueueReceipt:
+def receipt_of(answer: RemotingFrame, queue: MessageQueue, message_id: str, address: str) -> QueueReceipt:
     """Return the receipt of a stored send from its answer."""
     fields = answer.fields
     return QueueReceipt(

@@ -72,7 +72,7 @@ class MemberSeen(NamedTuple):
     why: str = ""
 
 
-class Shares(NamedTuple):
+class QueueShares(NamedTuple):
     """Assignment of the queues of a group's topics. ``owners``: client ids of the members that claim each queue."""
 
     seen: GroupSeen
@@ -149,7 +149,7 @@ class Survey:
         answering = {broker: masters[broker] for broker in known}
         return await asyncio.gather(*(self._seen(group, settings[group], answering) for group in sorted(settings)))
 
-    async def shares(self, group: str) -> Shares:
+    async def shares(self, group: str) -> QueueShares:
         """Return the members of a group and the queues that each one claims. ``Refused(GROUP_UNKNOWN)``."""
         masters = await self._masters()
         seen = await self._group(group, masters)
@@ -161,7 +161,7 @@ class Survey:
         for each in members:
             for held in each.state.queues if each.state is not None else ():
                 owners.setdefault(held.queue, []).append(each.connected.client_id)
-        return Shares(seen, members, {queue: tuple(owners[queue]) for queue in sorted(owners)})
+        return QueueShares(seen, members, {queue: tuple(owners[queue]) for queue in sorted(owners)})
 
     async def positions(self, group: str) -> Mapping[MessageQueue, Position]:
         """Return the position of a group in each queue of its topics. ``Refused(GROUP_UNKNOWN)``.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from broker_adapter.contracts.classic import Decision, QueueReceipt, TransactionCheck
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.ids import decode_offset_id
 from broker_adapter.remoting.properties import PRODUCER_GROUP
 from broker_adapter.remoting.pulling import received
@@ -44,7 +44,7 @@ def end_fields(
     }
 
 
-def check_of(request: Frame, broker: str) -> TransactionCheck:
+def check_of(request: RemotingFrame, broker: str) -> TransactionCheck:
     """Decode a broker's transaction check; ``FrameBroken`` for an invalid one."""
     try:
         (stored,) = decode_messages(request.body)

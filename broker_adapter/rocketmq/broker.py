@@ -28,11 +28,11 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.rocketmq.codes import check, error_of
-from broker_adapter.rocketmq.gathered import Gathered, Outgoing
-from broker_adapter.rocketmq.polls import Batch, Polls
+from broker_adapter.rocketmq.gathered import Gathered, GatheredSend
+from broker_adapter.rocketmq.polls import PollBatch, Polls
 from broker_adapter.rocketmq.proxies import CallLog, ClusterOptions, Proxies, Proxy, a_client_id, log_nothing
-from broker_adapter.rocketmq.routes import Route, Routes, place_of_message_group
-from broker_adapter.rocketmq.sessions import Session
+from broker_adapter.rocketmq.routes import ProxyRoute, Routes, place_of_message_group
+from broker_adapter.rocketmq.sessions import ProxySession
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.failure_reports import REPORT, TIMEOUT_S, report_of
@@ -67,7 +67,7 @@ _TYPES: Mapping[MessageType, wire.MessageType] = MappingProxyType(
 class _Asked(NamedTuple):
     """Parameters of a receive. Receives with equal parameters share polls: any result serves any of them."""
 
-    session: Session
+    session: ProxySession
     subscription: Subscription
     batch_max: int
     invisible_ms: int
@@ -83,8 +83,8 @@ class RocketMQBroker:
         self._numbers = 0
         self._client_id = self._next_client_id()
         self.routes = Routes(self.proxies, clock, self._client_id)
-        self._producer = Session(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
-        self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
+        self._producer = ProxySession(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
+        self._consumers: dict[tuple[str, str], ProxySession] = {}  # by group, and client id of a push consumer
         self._groups: dict[str, set[str]] = {}  # of push consumers, by client id
         self._used_s: dict[tuple[str, str], float] = {}
         self._gathered: dict[str, Gathered] = {}  # by topic, while it has pending sends
@@ -184,7 +184,7 @@ class RocketMQBroker:
             why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
         now_ms = self._clock.now_ms()
-        outgoing = [Outgoing(each, _as_sent(each, now_ms)) for each in envelopes]
+        outgoing = [GatheredSend(each, _as_sent(each, now_ms)) for each in envelopes]
         if len(outgoing) > 1:
             if len({_is_packed(each) for each in outgoing}) > 1:
                 why = "RocketMQ takes all messages of one send for packed if the first one is: send the others apart"
@@ -201,7 +201,7 @@ class RocketMQBroker:
             if gathered.is_idle and self._gathered.get(first.topic) is gathered:
                 del self._gathered[first.topic]
 
-    async def _send_together(self, outgoing: Sequence[Outgoing]) -> Sequence[SendReceipt]:
+    async def _send_together(self, outgoing: Sequence[GatheredSend]) -> Sequence[SendReceipt]:
         first = outgoing[0].envelope
         request = wire.SendMessageRequest(messages=[each.message for each in outgoing])
         proxy, answer = await self._send(first.topic, request, message_group=first.message_group)
@@ -472,7 +472,7 @@ class RocketMQBroker:
             if len(self._polls) >= _POLLS_MAX:
                 raise Overloaded("too many kinds of receives wait, or their polls do", limit=_POLLS_MAX)
 
-            async def poll(address: str, poll_ms: int) -> Batch:
+            async def poll(address: str, poll_ms: int) -> PollBatch:
                 return await self._poll(asked, address, poll_ms)
 
             async def give_back(deliveries: Sequence[Delivery]) -> None:
@@ -488,7 +488,7 @@ class RocketMQBroker:
     def _is_isolated(self, address: str) -> bool:
         return self.proxies.at(address).is_isolated
 
-    async def _poll(self, asked: _Asked, address: str, poll_ms: int) -> Batch:
+    async def _poll(self, asked: _Asked, address: str, poll_ms: int) -> PollBatch:
         """Poll one proxy once."""
         session, subscription = asked.session, asked.subscription
         place, expression = self.proxies.at(address), _expression(subscription)
@@ -525,7 +525,7 @@ class RocketMQBroker:
         except BrokerError:
             if not deliveries:
                 raise
-        return Batch(deliveries, came_s)
+        return PollBatch(deliveries, came_s)
 
     async def _give_back(self, group: str, deliveries: Sequence[Delivery]) -> None:
         """Release the leases of unclaimed messages. If a release fails, the lease expires by itself."""
@@ -563,7 +563,7 @@ class RocketMQBroker:
         check(answer.status, proxy.address)
         return answer
 
-    def _consumer(self, group: str, renew_for: str) -> Session:
+    def _consumer(self, group: str, renew_for: str) -> ProxySession:
         key = (group, renew_for)
         session = self._consumers.get(key)
         if session is None:
@@ -571,14 +571,14 @@ class RocketMQBroker:
                 raise Overloaded("too many consumer groups and push consumers are in use", limit=_SESSIONS_MAX)
             kind = wire.PUSH_CONSUMER if renew_for else wire.SIMPLE_CONSUMER
             client_id = renew_for or self._next_client_id()
-            session = self._consumers[key] = Session(self.proxies, client_id, kind, group)
+            session = self._consumers[key] = ProxySession(self.proxies, client_id, kind, group)
             if renew_for:
                 self._groups.setdefault(renew_for, set()).add(group)
         self._used_s[key] = self._clock.monotonic_s()
         return session
 
     async def _ready(
-        self, session: Session, place: Proxy, topic: str = "", expression: wire.FilterExpression | None = None
+        self, session: ProxySession, place: Proxy, topic: str = "", expression: wire.FilterExpression | None = None
     ) -> None:
         """Register a consumer at the proxy. A consumer that no proxy ever accepted is removed."""
         try:
@@ -591,7 +591,7 @@ class RocketMQBroker:
                 await session.close()
             raise
 
-    def _forget(self, key: tuple[str, str]) -> Session | None:
+    def _forget(self, key: tuple[str, str]) -> ProxySession | None:
         self._used_s.pop(key, None)
         group, client_id = key
         groups = self._groups.get(client_id, set())
@@ -642,11 +642,11 @@ def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
     return message
 
 
-def _is_packed(outgoing: Outgoing) -> bool:
+def _is_packed(outgoing: GatheredSend) -> bool:
     return outgoing.message.system_properties.body_encoding == wire.GZIP
 
 
-def _goes_with_others(outgoing: Outgoing) -> bool:
+def _goes_with_others(outgoing: GatheredSend) -> bool:
     """Return True if a message may share a call.
 
     False for messages with order or time, for retries and dead letters, and for packed bodies.
@@ -659,7 +659,7 @@ def _goes_with_others(outgoing: Outgoing) -> bool:
     )
 
 
-def _delivery(place: Proxy, client_id: str, route: Route, message: wire.Message, invisible_ms: int) -> Delivery:
+def _delivery(place: Proxy, client_id: str, route: ProxyRoute, message: wire.Message, invisible_ms: int) -> Delivery:
     system = message.system_properties
     name = Name(place.address, client_id, system.message_id, system.receipt_handle)
     delivery = Delivery(

@@ -27,15 +27,15 @@ _TOGETHER_BYTES_MAX = 512 * 1024  # far below the limit of a cluster
 _CLOSED = BrokerUnavailable("the client of the cluster was closed before an answer came")
 
 
-class Outgoing(NamedTuple):
+class GatheredSend(NamedTuple):
     """Message envelope and its wire message."""
 
     envelope: Envelope
     message: wire.Message
 
 
-Send = Callable[[Sequence[Outgoing]], Awaitable[Sequence[SendReceipt]]]
-_Waiting = tuple[Outgoing, asyncio.Future[SendReceipt]]
+Send = Callable[[Sequence[GatheredSend]], Awaitable[Sequence[SendReceipt]]]
+_Waiting = tuple[GatheredSend, asyncio.Future[SendReceipt]]
 
 
 class Gathered:
@@ -53,7 +53,7 @@ class Gathered:
         """True if no call is pending."""
         return not self._calls
 
-    async def send(self, outgoing: Outgoing) -> SendReceipt:
+    async def send(self, outgoing: GatheredSend) -> SendReceipt:
         """Send one message, alone or batched; as ``PopBroker.send``."""
         if self._calls < _CALLS:
             self._calls += 1

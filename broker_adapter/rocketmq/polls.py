@@ -32,14 +32,14 @@ _KEPT_SHARE = 4
 _KEPT_MS_MAX = 15_000
 
 
-class Batch(NamedTuple):
+class PollBatch(NamedTuple):
     """Messages of one poll."""
 
     deliveries: Sequence[Delivery]
     came_s: float  # monotonic; the invisible durations began no later
 
 
-Poll = Callable[[str, int], Awaitable[Batch]]  # (address of the proxy, duration in ms)
+Poll = Callable[[str, int], Awaitable[PollBatch]]  # (address of the proxy, duration in ms)
 GiveBack = Callable[[Sequence[Delivery]], Awaitable[object]]
 
 
@@ -54,10 +54,10 @@ class Polls:
         self._addresses: Sequence[str] = ()
         self._wait_ms = 0
         self._turn = random.randrange(1 << 16)
-        self._waiting: deque[asyncio.Future[Batch | None]] = deque()
-        self._polls: dict[asyncio.Task[Batch], str] = {}
+        self._waiting: deque[asyncio.Future[PollBatch | None]] = deque()
+        self._polls: dict[asyncio.Task[PollBatch], str] = {}
         self._nothing_s: dict[str, float] = {}  # time of the last poll without a message
-        self._kept: deque[Batch] = deque()
+        self._kept: deque[PollBatch] = deque()
         self._giving_back: set[asyncio.Future[object]] = set()
         self._spreads: asyncio.TimerHandle | None = None
         self._expires: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class Polls:
                 return self._reckoned(batch)
             self._return(batch)
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Batch | None] = loop.create_future()
+        waiter: asyncio.Future[PollBatch | None] = loop.create_future()
         self._waiting.append(waiter)
         self._ask_one()
         if self._spreads is None:
@@ -138,7 +138,7 @@ class Polls:
             self._ask(candidates[self._turn % len(candidates)])
 
     def _ask(self, address: str) -> None:
-        async def poll() -> Batch:
+        async def poll() -> PollBatch:
             return await self._poll(address, self._wait_ms)
 
         task = asyncio.get_running_loop().create_task(poll())
@@ -165,7 +165,7 @@ class Polls:
         for task in list(self._polls)[: max(0, surplus)]:
             task.cancel()
 
-    def _ended(self, task: asyncio.Task[Batch]) -> None:
+    def _ended(self, task: asyncio.Task[PollBatch]) -> None:
         address = self._polls.pop(task)
         error = None if task.cancelled() else task.exception()
         if not task.cancelled() and error is None and task.result().deliveries:
@@ -190,7 +190,7 @@ class Polls:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def _came(self, batch: Batch) -> None:
+    def _came(self, batch: PollBatch) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -212,22 +212,22 @@ class Polls:
         if self._kept:
             self._expire_later()
 
-    def _left_s(self, batch: Batch) -> float:
+    def _left_s(self, batch: PollBatch) -> float:
         """Remaining cache time of a batch, in seconds."""
         kept_ms = min(batch.deliveries[0].invisible_ms // _KEPT_SHARE, _KEPT_MS_MAX)
         return batch.came_s + kept_ms / 1000 - self._clock.monotonic_s()
 
-    def _is_good(self, batch: Batch) -> bool:
+    def _is_good(self, batch: PollBatch) -> bool:
         return self._left_s(batch) > 0
 
-    def _reckoned(self, batch: Batch) -> Sequence[Delivery]:
+    def _reckoned(self, batch: PollBatch) -> Sequence[Delivery]:
         """Return deliveries with the remaining part of their invisible durations."""
         age_ms = int((self._clock.monotonic_s() - batch.came_s) * 1000)
         if not age_ms:
             return batch.deliveries
         return [each._replace(invisible_ms=max(0, each.invisible_ms - age_ms)) for each in batch.deliveries]
 
-    def _return(self, batch: Batch) -> None:
+    def _return(self, batch: PollBatch) -> None:
         returning = asyncio.ensure_future(self._give_back(batch.deliveries))
         self._giving_back.add(returning)
         returning.add_done_callback(self._returned)
@@ -238,6 +238,6 @@ class Polls:
             returning.exception()  # the expiry of the lease also releases it
 
 
-def _end(waiter: asyncio.Future[Batch | None]) -> None:
+def _end(waiter: asyncio.Future[PollBatch | None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

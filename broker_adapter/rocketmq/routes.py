@@ -35,7 +35,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ProxyRoute:
     """Route of a topic at one time."""
 
     topic: str
@@ -87,10 +87,10 @@ class Routes:
         self._proxies = proxies
         self._clock = clock
         self._client_id = client_id
-        self._routes: dict[str, Route] = {}
-        self._asking: dict[str, asyncio.Task[Route]] = {}
+        self._routes: dict[str, ProxyRoute] = {}
+        self._asking: dict[str, asyncio.Task[ProxyRoute]] = {}
 
-    async def of(self, topic: str) -> Route:
+    async def of(self, topic: str) -> ProxyRoute:
         """Return a route; ``Refused(TOPIC_UNKNOWN)``, ``BrokerUnavailable``."""
         known = self._routes.get(topic)
         if known is not None and (self._clock.monotonic_s() - known.at_s) * 1000 < self._proxies.options.route_ms:
@@ -106,7 +106,7 @@ class Routes:
                 raise
             return known
 
-    def known(self, topic: str) -> Route | None:
+    def known(self, topic: str) -> ProxyRoute | None:
         """Return the last route at any age, or ``None`` if there was none."""
         return self._routes.get(topic)
 
@@ -114,12 +114,12 @@ class Routes:
         """Remove a wrong route; the next call requests a new one."""
         self._routes.pop(topic, None)
 
-    def _asked(self, topic: str, task: asyncio.Task[Route]) -> None:
+    def _asked(self, topic: str, task: asyncio.Task[ProxyRoute]) -> None:
         self._asking.pop(topic, None)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: all waiters may be cancelled
 
-    async def _ask(self, topic: str) -> Route:
+    async def _ask(self, topic: str) -> ProxyRoute:
         error: BrokerUnavailable | None = None
         for _ in self._proxies.options.endpoints:
             proxy = self._proxies.choose()
@@ -138,7 +138,7 @@ class Routes:
         assert error is not None
         raise error
 
-    def _read(self, topic: str, answer: wire.QueryRouteResponse, asked: str) -> Route:
+    def _read(self, topic: str, answer: wire.QueryRouteResponse, asked: str) -> ProxyRoute:
         queues = [
             Queue(
                 each.broker.name,
@@ -155,4 +155,4 @@ class Routes:
         named = {int(number) for each in answer.message_queues for number in each.accept_message_types}
         types = tuple(each for each in MessageType if each.value in named) or tuple(MessageType)
         ordered = tuple(sorted(queues, key=lambda each: (each.broker, each.broker_queue_id)))
-        return Route(topic, ordered, types, self._clock.monotonic_s())
+        return ProxyRoute(topic, ordered, types, self._clock.monotonic_s())

@@ -45,7 +45,7 @@ class _Stream:
         return self.reading is not None and not self.reading.done()
 
 
-class Session:
+class ProxySession:
     """Session of one client: a producer, or a consumer of one group."""
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker_adapter.contracts.errors import Refused
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quotas
 from dmq.acl.rules import AccessKey, Need
 from dmq.acl.signature import Header
@@ -29,10 +29,10 @@ class Entrance:
     is_operators: bool = False
 
 
-class Gate:
+class RpcPolicy:
     """Admission of calls. With a guard, RPCs with ``lacks`` need a key. The event loop owns it."""
 
-    def __init__(self, entrances: Mapping[str, Entrance], guard: Guard | None, quotas: Quotas) -> None:
+    def __init__(self, entrances: Mapping[str, Entrance], guard: Authenticator | None, quotas: Quotas) -> None:
         """``entrances`` are keyed by path, with one for every served path."""
         self._entrances = dict(entrances)
         self._guard = guard

@@ -25,7 +25,7 @@ _LOG_EVERY_S: Final = 1.0  # a client repeats a refused call for ever
 _NOBODY: Final = AccessKey(name="", secret=b"nobody")
 
 
-class Guard:
+class Authenticator:
     """The check of calls against the access keys. The event loop owns it.
 
     Raises ``Refused`` with ``UNAUTHORIZED`` or ``FORBIDDEN``. A refused call has no effect.

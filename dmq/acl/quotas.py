@@ -59,7 +59,7 @@ class Holder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class QuotaBounds:
     """Limits of all holders together; the defaults of one holder are fractions of them."""
 
     streams: int = 10_000
@@ -70,7 +70,7 @@ class Bounds:
     bytes_reserve: int = 32 * 1024 * 1024
 
 
-def default_of(quota: Quota, holder: Holder, bounds: Bounds, *, has_rules: bool = True) -> int | None:
+def default_of(quota: Quota, holder: Holder, bounds: QuotaBounds, *, has_rules: bool = True) -> int | None:
     """Return the limit that applies if none is set; None if there is none.
 
     All clients of a sidecar come from this host, which counts as one address. Its limit is the whole bound without the
@@ -119,7 +119,7 @@ def pair_name(group: str, topic: str) -> str:
     return f"{group}/{topic}"
 
 
-class Use(NamedTuple):
+class QuotaUse(NamedTuple):
     """A row of the operators' report."""
 
     holder: Holder
@@ -139,7 +139,7 @@ class Quotas:
     def __init__(
         self,
         clock: Clock,
-        bounds: Bounds | None = None,
+        bounds: QuotaBounds | None = None,
         limits: bytes = b"",
         *,
         is_known: Callable[[Quota, str], bool] = lambda _, __: True,
@@ -148,7 +148,7 @@ class Quotas:
 
         Raises ValueError if ``limits`` cannot be decoded.
         """
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds or QuotaBounds()
         self._clock = clock
         self._set = dict(_decoded(limits)) if limits else {}
         self._uses: dict[Holder, _Use] = {}
@@ -262,13 +262,13 @@ class Quotas:
         """Return the configured limits, to be stored."""
         return encode_limits(Limit(*holder, quota.value, limit) for (holder, quota), limit in sorted(self._set.items()))
 
-    def rows(self) -> Iterator[Use]:
+    def rows(self) -> Iterator[QuotaUse]:
         """Yield the use and limit of each holder with either, ordered by holder and quota."""
         for holder in sorted({*self._uses, *(holder for holder, _ in self._set)}):
             for quota in Quota:
                 used, is_set = self.used(quota, holder), (holder, quota) in self._set
                 if used or is_set:
-                    yield Use(holder, quota, used, self.limit(quota, holder), is_set)
+                    yield QuotaUse(holder, quota, used, self.limit(quota, holder), is_set)
 
     def used(self, quota: Quota, holder: Holder) -> int:
         """Return the amount of a quota that a holder has in use."""

@@ -13,13 +13,13 @@ from dmq.errors import DmqError
 from retry.sink import SinkError, SinkUnavailable
 
 if TYPE_CHECKING:
-    from dmq.client.calls import Calls
+    from dmq.client.calls import DaemonCalls
 
 __all__ = ["AdminClient", "CallRefused", "NotFound", "admin", "admin_wire", "open_channel", "told_of_tls"]
 
 
 @contextmanager
-def admin(calls: Calls) -> Iterator[AdminClient]:
+def admin(calls: DaemonCalls) -> Iterator[AdminClient]:
     """Open a connection to the admin service of the daemon of ``calls``; its errors are raised as sink errors.
 
     Each use opens a new connection, because a failed one would wait for long before it reconnects.

@@ -44,7 +44,7 @@ class HoldLost(SinkError):
     """The receipt handle is no longer valid: the message is finished, or another consumer now holds it."""
 
 
-class Calls:
+class DaemonCalls:
     """One connection. ``told`` callbacks run one after another in their own thread, and must not block."""
 
     def __init__(

@@ -17,7 +17,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.client.admin import AdminClient, CallRefused, NotFound, admin, admin_wire
-from dmq.client.calls import Calls, Told
+from dmq.client.calls import DaemonCalls, Told
 from dmq.client.entries import (
     GROUP,
     TOPIC_PREFIX,
@@ -29,7 +29,7 @@ from dmq.client.entries import (
     topic_of,
     unreadable,
 )
-from dmq.client.holds import Hold
+from dmq.client.holds import LeaseHold
 from retry.sink import DeadEntry, Death, Entry, SinkError, SinkStats, SinkUnavailable
 
 NOTES_GROUP = f"{GROUP}-notes"
@@ -50,7 +50,7 @@ class _Counted(NamedTuple):
 class DeadSet:
     """The dead entries. Thread-safe; all methods except ``bury`` and ``forward`` block until the daemon answers."""
 
-    def __init__(self, clock: Clock, calls: Calls) -> None:
+    def __init__(self, clock: Clock, calls: DaemonCalls) -> None:
         self._clock = clock
         self._calls = calls
         self._closing = threading.Event()
@@ -60,7 +60,7 @@ class DeadSet:
         """Stop waiting for running jobs; they continue in the daemon."""
         self._closing.set()
 
-    def bury(self, hold: Hold, entry: Entry, death: Death, told: Told) -> None:
+    def bury(self, hold: LeaseHold, entry: Entry, death: Death, told: Told) -> None:
         """Write the note, then forward the message to the dead letters."""
         note = encode_note(dead_letter_topic(NOTES_GROUP), hold.message_id, entry, death)
 
@@ -72,7 +72,7 @@ class DeadSet:
 
         self._calls.ask("SendMessage", wire.SendMessageRequest(messages=[note]), noted)
 
-    def forward(self, hold: Hold, attempts: int, told: Told) -> None:
+    def forward(self, hold: LeaseHold, attempts: int, told: Told) -> None:
         """Move a message to the dead letters."""
         request = wire.ForwardMessageToDeadLetterQueueRequest(
             receipt_handle=hold.handle, message_id=hold.message_id, delivery_attempt=attempts

@@ -36,7 +36,7 @@ class Stored(NamedTuple):
     turn: int
 
 
-class Facts(NamedTuple):
+class EntryFacts(NamedTuple):
     """Facts about an entry that arose after its put and that the daemon cannot store."""
 
     error: str

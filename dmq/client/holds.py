@@ -17,8 +17,8 @@ import structlog
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
-from dmq.client.calls import Calls, HoldLost, Told
-from dmq.client.entries import GROUP, Facts
+from dmq.client.calls import DaemonCalls, HoldLost, Told
+from dmq.client.entries import GROUP, EntryFacts
 from retry.sink import SinkError
 
 log = structlog.get_logger("dmq.client")
@@ -34,7 +34,7 @@ Place = tuple[str, int, int]  # topic, queue, offset: the fixed position of a me
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
+class LeaseHold:
     """A delivery that this client holds: the ticket of an entry. Changed under the lock of ``Holds``."""
 
     type_name: str
@@ -57,12 +57,12 @@ class Hold:
 class Holds:
     """All holds of a client. Thread-safe."""
 
-    def __init__(self, calls: Calls, clock: Clock) -> None:
+    def __init__(self, calls: DaemonCalls, clock: Clock) -> None:
         self._calls = calls
         self._clock = clock
         self._changed = threading.Condition()
-        self._holds: dict[Place, Hold] = {}
-        self._facts: OrderedDict[tuple[str, str], Facts] = OrderedDict()
+        self._holds: dict[Place, LeaseHold] = {}
+        self._facts: OrderedDict[tuple[str, str], EntryFacts] = OrderedDict()
         self._is_closing = False
         self.lost_total = 0
         self._keeper = threading.Thread(target=self._keep, name="dmq-sidecar-keeper", daemon=True)
@@ -79,7 +79,7 @@ class Holds:
         with self._changed:
             return sum(topic in {"", key[0]} and facts.due_at_ms > now_ms for key, facts in self._facts.items())
 
-    def add(self, hold: Hold) -> bool:
+    def add(self, hold: LeaseHold) -> bool:
         """Add a delivery. Return False if its message is already held; only the handle is then updated."""
         with self._changed:
             if self._is_closing:
@@ -97,7 +97,7 @@ class Holds:
             self._changed.notify_all()
             return True
 
-    def end(self, hold: Hold, then: Callable[[], None]) -> bool:
+    def end(self, hold: LeaseHold, then: Callable[[], None]) -> bool:
         """Call ``then`` to end a hold, now or after the extension in flight. Return False if it has already ended."""
         with self._changed:
             if hold.is_over:
@@ -109,7 +109,7 @@ class Holds:
         then()
         return True
 
-    def ended(self, hold: Hold, failure: SinkError | None) -> None:
+    def ended(self, hold: LeaseHold, failure: SinkError | None) -> None:
         """Record the result of an ending; after a failure the entry is held as before."""
         with self._changed:
             hold.is_ending = False
@@ -124,7 +124,7 @@ class Holds:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-            left: list[Hold] = []
+            left: list[LeaseHold] = []
             for hold in list(self._holds.values()):
                 self._drop(hold)
                 if hold.is_ending:
@@ -138,13 +138,13 @@ class Holds:
         if threading.current_thread() is not self._keeper:
             self._keeper.join(2 * _TICK_S)
 
-    def give_back(self, hold: Hold) -> None:
+    def give_back(self, hold: LeaseHold) -> None:
         """Make a message visible at once. The answer is ignored: after an error its invisible duration expires."""
         hide(self._calls, hold, 0, is_suspended=True, told=_ignore)
 
     # -- facts that the daemon cannot store ---------------------------------------------------------------------------
 
-    def remember(self, topic: str, message_id: str, facts: Facts) -> None:
+    def remember(self, topic: str, message_id: str, facts: EntryFacts) -> None:
         """Store facts about a postponed message; above ``FACTS_MAX`` the oldest are evicted."""
         with self._changed:
             self._facts[topic, message_id] = facts
@@ -152,7 +152,7 @@ class Holds:
             if len(self._facts) > FACTS_MAX:
                 self._facts.popitem(last=False)
 
-    def facts(self, topic: str, message_id: str) -> Facts | None:
+    def facts(self, topic: str, message_id: str) -> EntryFacts | None:
         """Return the facts about a message, or None."""
         with self._changed:
             return self._facts.get((topic, message_id))
@@ -180,12 +180,12 @@ class Holds:
                     hold.is_extending = True
             self._extend(due)
 
-    def _extend(self, due: Iterable[Hold]) -> None:
+    def _extend(self, due: Iterable[LeaseHold]) -> None:
         for hold in due:
             handle = hold.handle
             hide(self._calls, hold, HOLD_MS, is_suspended=True, told=self._extended(hold, handle))
 
-    def _extended(self, hold: Hold, handle: str) -> Told:
+    def _extended(self, hold: LeaseHold, handle: str) -> Told:
         def told(answer: wire.ChangeInvisibleDurationResponse | None, failure: SinkError | None) -> None:
             with self._changed:
                 hold.is_extending = False
@@ -206,13 +206,13 @@ class Holds:
 
         return told
 
-    def _drop(self, hold: Hold) -> None:
+    def _drop(self, hold: LeaseHold) -> None:
         hold.is_over = True
         if self._holds.get(hold.place) is hold:
             del self._holds[hold.place]
 
 
-def hide(calls: Calls, hold: Hold, invisible_ms: int, *, is_suspended: bool, told: Told) -> None:
+def hide(calls: DaemonCalls, hold: LeaseHold, invisible_ms: int, *, is_suspended: bool, told: Told) -> None:
     """Set the invisible duration of a message; if suspended, its next delivery is not a further attempt."""
     request = wire.ChangeInvisibleDurationRequest(
         receipt_handle=hold.handle, message_id=hold.message_id, suspend=is_suspended

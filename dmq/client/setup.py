@@ -9,7 +9,7 @@ import structlog
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.client.admin import NotFound, admin, admin_wire
-from dmq.client.calls import Calls
+from dmq.client.calls import DaemonCalls
 from dmq.client.entries import GROUP
 from retry.policy import MAX_ATTEMPTS_LIMIT
 from retry.sink import SinkError
@@ -25,7 +25,7 @@ _POLICY = admin_wire.Policy(fixed=admin_wire.FixedBackoff(delay_ms=0), max_attem
 class Setup:
     """Preparation of topics, once each, and again after an outage: the daemon may have returned with an empty store."""
 
-    def __init__(self, calls: Calls, timeout_s: float) -> None:
+    def __init__(self, calls: DaemonCalls, timeout_s: float) -> None:
         self._calls = calls
         self._timeout_s = timeout_s
         self._lock = threading.Condition()

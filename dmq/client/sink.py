@@ -23,10 +23,10 @@ from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from broker_adapter.wire.signature import Signer
-from dmq.client.calls import Calls, HoldLost, check
+from dmq.client.calls import DaemonCalls, HoldLost, check
 from dmq.client.dead import DeadSet
-from dmq.client.entries import GROUP, Facts, decode, encode, topic_of
-from dmq.client.holds import HOLD_MS, Hold, Holds, hide
+from dmq.client.entries import GROUP, EntryFacts, decode, encode, topic_of
+from dmq.client.holds import HOLD_MS, Holds, LeaseHold, hide
 from dmq.client.setup import Setup
 from dmq.config.contexts import ClientTls, target_of
 from retry.sink import (
@@ -96,7 +96,7 @@ class SidecarClient:
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
         signer = Signer(access_key, secret_key, self._clock) if access_key else None
-        self._calls = Calls(address, timeout_s=timeout_s, signer=signer, tls=tls)
+        self._calls = DaemonCalls(address, timeout_s=timeout_s, signer=signer, tls=tls)
         self._holds = Holds(self._calls, self._clock)
         self._dead = DeadSet(self._clock, self._calls)
         self._setup = Setup(self._calls, timeout_s)
@@ -252,7 +252,7 @@ class SidecarClient:
         taken.sort(key=lambda each: each.entry.due_at_ms)
         return taken
 
-    def _entry_of(self, hold: Hold, message: wire.Message) -> Entry | None:
+    def _entry_of(self, hold: LeaseHold, message: wire.Message) -> Entry | None:
         """Return the current entry of a delivery; dead-letter a message without an entry at once, with its bytes."""
         system = message.system_properties
         stored_at = system.store_timestamp
@@ -272,10 +272,10 @@ class SidecarClient:
 
     # -- ending a hold ------------------------------------------------------------------------------------------------
 
-    def _end(self, held: Held, how: Callable[[Hold, Future[None]], None]) -> Future[None]:
+    def _end(self, held: Held, how: Callable[[LeaseHold, Future[None]], None]) -> Future[None]:
         done: Future[None] = _future()
         hold = held.ticket
-        assert isinstance(hold, Hold)
+        assert isinstance(hold, LeaseHold)
         failure = self._refusal()
         if failure is not None:
             done.set_exception(failure)
@@ -283,7 +283,7 @@ class SidecarClient:
             done.set_result(None)
         return done
 
-    def _finish(self, hold: Hold, done: Future[None]) -> None:
+    def _finish(self, hold: LeaseHold, done: Future[None]) -> None:
         request = wire.AckMessageRequest()
         request.group.name, request.topic.name = GROUP, hold.topic
         request.entries.add(message_id=hold.message_id, receipt_handle=hold.handle)
@@ -295,9 +295,9 @@ class SidecarClient:
 
         self._calls.ask("AckMessage", request, told)
 
-    def _hide(self, entry: Entry, hold: Hold, done: Future[None], *, is_counted: bool) -> None:
+    def _hide(self, entry: Entry, hold: LeaseHold, done: Future[None], *, is_counted: bool) -> None:
         # Before the call: another thread may receive the message before the answer is processed.
-        facts = Facts(entry.error, entry.is_uncertain, entry.due_at_ms)
+        facts = EntryFacts(entry.error, entry.is_uncertain, entry.due_at_ms)
         self._holds.remember(hold.topic, hold.message_id, facts)
         if is_counted:
             self._calls.report(GROUP, hold.handle, entry.error)
@@ -310,7 +310,7 @@ class SidecarClient:
             told=lambda _, failure: self._ended(hold, done, failure),
         )
 
-    def _put_anew(self, entry: Entry, hold: Hold, done: Future[None]) -> None:
+    def _put_anew(self, entry: Entry, hold: LeaseHold, done: Future[None]) -> None:
         """Put the current entry, then acknowledge its old message; after a crash in between both are delivered."""
         request = wire.SendMessageRequest(messages=[encode(entry, hold.turn + 1)])
 
@@ -322,7 +322,7 @@ class SidecarClient:
 
         self._calls.ask("SendMessage", request, told)
 
-    def _bury(self, entry: Entry, death: Death, hold: Hold, done: Future[None]) -> None:
+    def _bury(self, entry: Entry, death: Death, hold: LeaseHold, done: Future[None]) -> None:
         def told(_: object, failure: SinkError | None) -> None:
             if failure is None:
                 self._holds.forget(hold.topic, hold.message_id)
@@ -331,7 +331,7 @@ class SidecarClient:
         self._calls.report(GROUP, hold.handle, entry.error)
         self._dead.bury(hold, entry, death, told)
 
-    def _ended(self, hold: Hold, done: Future[None], failure: SinkError | None) -> None:
+    def _ended(self, hold: LeaseHold, done: Future[None], failure: SinkError | None) -> None:
         self._holds.ended(hold, failure)
         if isinstance(failure, HoldLost):
             log.warning("hold_lost", topic=hold.topic, message_id=hold.message_id, error=str(failure))
@@ -412,9 +412,9 @@ def _refusal_of(entry: Entry) -> SinkError | None:
     return None
 
 
-def _hold_of(type_name: str, topic: str, message: wire.Message) -> Hold:
+def _hold_of(type_name: str, topic: str, message: wire.Message) -> LeaseHold:
     system = message.system_properties
-    return Hold(
+    return LeaseHold(
         type_name=type_name,
         place=(topic, system.queue_id, system.queue_offset),
         message_id=system.message_id,

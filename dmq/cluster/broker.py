@@ -41,7 +41,7 @@ _AWAY_WAIT_MS = 1_000  # bounds a receive that may find messages here, so that i
 _DERIVED = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 
 
-class ClusterFront:
+class ClusterBroker:
     """A ``PopBroker`` and ``TransactionalBroker`` in front of a cluster. The event loop owns it."""
 
     def __init__(

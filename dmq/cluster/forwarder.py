@@ -15,10 +15,10 @@ from broker_adapter.runtime.clock import Clock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.io.queue_log import Place
 from dmq.cluster.forward_bounds import Bounds
-from dmq.cluster.in_doubt import Suspects
+from dmq.cluster.in_doubt import InDoubtMessages
 from dmq.cluster.outgoing import Doubt, Forwards, QueueState
-from dmq.cluster.reach import Reach
-from dmq.cluster.topic_forwarder import TOGETHER_MAX, Lane, Totals
+from dmq.cluster.reach import ClusterReach
+from dmq.cluster.topic_forwarder import TOGETHER_MAX, ForwardTotals, TopicForwarder
 from dmq.errors import StoreError
 from dmq.store.writer.operations import Appended
 
@@ -40,14 +40,14 @@ class Forwarder:
         in_flight_max: int,
         observe: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
-        self.totals = Totals(observe=observe)
-        self.lanes: dict[str, Lane] = {}
+        self.totals = ForwardTotals(observe=observe)
+        self.lanes: dict[str, TopicForwarder] = {}
         self._broker = broker
         self._forwards = Forwards(broker)
         self._cluster = cluster
         self._clock = clock
         self._in_flight_max = in_flight_max
-        self._reach = Reach()
+        self._reach = ClusterReach()
         self._doubt = Doubt.NOTHING
         self._states: Mapping[Place, QueueState] = {}  # at the start of this run
         self._opened_at_ms = clock.now_ms()
@@ -79,11 +79,11 @@ class Forwarder:
             with suppress(BrokerError):  # the store is closing: the next run treats this one as crashed
                 await self._forwards.settle()
 
-    def lane(self, topic: str) -> Lane:
+    def lane(self, topic: str) -> TopicForwarder:
         """Return the lane of a topic, created if it is new."""
         lane = self.lanes.get(topic)
         if lane is None:
-            lane = self.lanes[topic] = Lane(
+            lane = self.lanes[topic] = TopicForwarder(
                 topic,
                 self._forwards,
                 self._cluster,
@@ -100,9 +100,9 @@ class Forwarder:
         places = self._forwards.places(topic)
         return [(place, self._states[place]) for place in places if place in self._states]
 
-    def _suspects(self, topic: str) -> Suspects:
+    def _suspects(self, topic: str) -> InDoubtMessages:
         has_bounds = self._doubt is Doubt.IN_FLIGHT  # the bounds of a copy do not cover later sends of the original
-        return Suspects(
+        return InDoubtMessages(
             self._doubt,
             {
                 place: min(each.end, each.bound) if has_bounds and each.bound is not None else each.end

@@ -11,7 +11,7 @@ from retry.hook.breaker import Breaker, BreakerState
 from retry.hook.ramp import Ramp
 
 
-class Gate:
+class ForwardGate:
     """The gate of one topic's sends. The event loop owns it."""
 
     def __init__(self, clock: Clock) -> None:

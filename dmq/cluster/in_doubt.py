@@ -27,7 +27,7 @@ class _Front:
     of_group: Counter[str] = field(default_factory=Counter)
 
 
-class Suspects:
+class InDoubtMessages:
     """The suspects of one topic."""
 
     def __init__(

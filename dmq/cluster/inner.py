@@ -51,7 +51,7 @@ class Fate(IntEnum):
     UNREADABLE = 4  # in the dead-letter queue of the group
 
 
-class Taken(NamedTuple):
+class TakenMessage(NamedTuple):
     """A processed message. Only an unreadable one has ``why``, and it has no due time."""
 
     fate: Fate
@@ -143,7 +143,7 @@ class InnerTopic:
         else:
             self.fetched_total += 1
 
-    async def take(self, delivery: Delivery, *, due_after_ms: int = 0) -> Taken:
+    async def take(self, delivery: Delivery, *, due_after_ms: int = 0) -> TakenMessage:
         """Store a message of the inner topic, unless it was due before ``due_after_ms``; return the outcome.
 
         The message is durable on return, also an unreadable one, which is in the dead-letter queue. Raises the store's
@@ -153,13 +153,13 @@ class InnerTopic:
             envelope = self.envelope_of(delivery)
             due_ms = envelope.deliver_at_ms or delivery.stored_at_ms
             if due_ms < due_after_ms:
-                return Taken(Fate.DUE_BEFORE, due_ms)
+                return TakenMessage(Fate.DUE_BEFORE, due_ms)
             (receipt,) = await self._local.send([envelope], lambda topic, _: _fetched(topic, delivery))
         except Refused as refused:
             await self._bury(delivery, refused)
-            return Taken(Fate.UNREADABLE, why=str(refused))
+            return TakenMessage(Fate.UNREADABLE, why=str(refused))
         is_known = receipt.repeated or receipt.recalled_at_ms
-        return Taken(Fate.KNOWN if is_known else Fate.ACCEPTED, due_ms)
+        return TakenMessage(Fate.KNOWN if is_known else Fate.ACCEPTED, due_ms)
 
     def envelope_of(self, delivery: Delivery) -> Envelope:
         """Return the envelope to store. A delay starts when the cluster stored the message, regardless of the time of

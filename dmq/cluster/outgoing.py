@@ -16,7 +16,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.contracts.topics import retry_topic
 from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.deliveries.deliveries import Forwarded
+from dmq.broker.deliveries.deliveries import ForwardedMessage
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscription import Subscription
 from dmq.broker.handles.receipt_handle import read_handle
@@ -182,7 +182,7 @@ class Forwards:
             return []
         return [each for each in deliveries if self._deliveries.is_held(found, each.receipt_handle)]
 
-    async def forwarded(self, topic: str, sent: Sequence[Forwarded]) -> None:
+    async def forwarded(self, topic: str, sent: Sequence[ForwardedMessage]) -> None:
         """Finish forwarded messages, durable on return. Messages that were removed meanwhile, with their topic for
         example, are skipped.
         """

@@ -9,7 +9,7 @@ _TOGETHER = 32  # lanes released at a time, because each sends a call
 _PAUSE_S = 0.01  # between two releases, for other tasks of the loop
 
 
-class Reach:
+class ClusterReach:
     """The shared state, and the lanes that wait for it. The event loop owns it."""
 
     def __init__(self) -> None:

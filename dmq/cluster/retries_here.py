@@ -29,7 +29,7 @@ from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Group
 from dmq.errors import StoreError
 from retry.failure_reason import FailureReason
-from retry.flow import Failure, Forwarded, LeaseExpired, Nacked
+from retry.flow import Failure, GivenUp, LeaseExpired, Nacked
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
 log = structlog.get_logger("dmq.cluster")
@@ -256,7 +256,7 @@ class RetriesHere:
         if held is not None:
             policy = self._local.catalog.policy(held.group_id)
             is_final = not held.renew_for or attempts > MAX_ATTEMPTS_LIMIT  # see ``dmq.broker.deliveries.deliveries``
-            failure: Failure = Forwarded() if is_final else Nacked()
+            failure: Failure = GivenUp() if is_final else Nacked()
             told = attempts if not is_final and attempts >= policy.max_attempts else 0
             if await self._take_over(held.group_id, held.delivery, failure, attempts_told=told):
                 return

@@ -27,13 +27,13 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Over
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, SendReceipt
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.broker.deliveries.deliveries import Forwarded
+from dmq.broker.deliveries.deliveries import ForwardedMessage
 from dmq.broker.io.queue_log import Place
 from dmq.cluster.forward_bounds import Bounds
-from dmq.cluster.gate import Gate
-from dmq.cluster.in_doubt import Suspects
+from dmq.cluster.gate import ForwardGate
+from dmq.cluster.in_doubt import InDoubtMessages
 from dmq.cluster.outgoing import Forwards
-from dmq.cluster.reach import Reach
+from dmq.cluster.reach import ClusterReach
 from dmq.errors import StoreError
 
 log = structlog.get_logger("dmq.cluster")
@@ -49,7 +49,7 @@ _STORE_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
-class Totals:
+class ForwardTotals:
     """Counters of all lanes since the start of the process."""
 
     forwarded: int = 0
@@ -60,7 +60,7 @@ class Totals:
     observe: Callable[[Sequence[int]], None] = field(default=lambda _: None)  # lateness of delayed messages, in ms
 
 
-class Lane:
+class TopicForwarder:
     """The lane of one topic. The event loop owns it. ``grown`` starts it."""
 
     def __init__(
@@ -69,16 +69,16 @@ class Lane:
         forwards: Forwards,
         cluster: PopBroker,
         clock: Clock,
-        totals: Totals,
+        totals: ForwardTotals,
         *,
-        reach: Reach,
+        reach: ClusterReach,
         in_flight_max: int,
-        suspects: Suspects,
+        suspects: InDoubtMessages,
         bounds: Bounds,
     ) -> None:
         self.topic = topic
         self.suspects = suspects  # messages that earlier runs may have sent
-        self.gate = Gate(clock)
+        self.gate = ForwardGate(clock)
         self._bounds = bounds
         self._raising = asyncio.Lock()
         self.in_flight = 0
@@ -341,7 +341,7 @@ class Lane:
         # At least 0: the clock may have been stepped back since the message was due.
         self._totals.observe([max(0, now_ms - each.deliver_at_ms) for each in load if each.deliver_at_ms])
         sent = [
-            Forwarded(each.receipt_handle, times, receipt.queue_offset)
+            ForwardedMessage(each.receipt_handle, times, receipt.queue_offset)
             for each, receipt in zip(load, receipts, strict=True)
         ]
         try:

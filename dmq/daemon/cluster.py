@@ -15,7 +15,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.admin.requests.status import Cluster as ClusterStatus
 from dmq.admin.requests.status import Inner, LaneTrouble, Lateness, ProxyTrouble
 from dmq.broker.broker import EmbeddedBroker
-from dmq.cluster.broker import ClusterFront
+from dmq.cluster.broker import ClusterBroker
 from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
 from dmq.cluster.inner import InnerTopic
@@ -51,7 +51,7 @@ class ClusterSide:
             in_flight_max=config.forward_in_flight_max,
             observe=metrics.was_forwarded,
         )
-        self.front = ClusterFront(
+        self.front = ClusterBroker(
             broker,
             self._adapter,
             self._forwarder,

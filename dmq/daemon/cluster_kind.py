@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import Enum
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.remoting.calls import Calls
+from broker_adapter.remoting.calls import RemotingCalls
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.rocketmq.proxies import Proxies
 from broker_adapter.runtime.clock import Clock
@@ -55,7 +55,7 @@ def misplaced(found: ServerKind, broker: str) -> str:
 
 
 async def _classic(address: str, config: DaemonConfig) -> ServerKind:
-    calls = Calls(remoting_options(config, names=(address,), timeout_ms=TIMEOUT_MS))
+    calls = RemotingCalls(remoting_options(config, names=(address,), timeout_ms=TIMEOUT_MS))
     try:
         answer = await calls.ask(address, Operation.CLUSTER, {}, accepted=None)
     except BrokerError:  # no answer, or bytes that are not a frame

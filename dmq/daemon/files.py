@@ -20,14 +20,14 @@ _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class WatchedFiles:
     """Reloaded files of this daemon."""
 
     keys: KeyFile | None
     certificates: Certificates | None
 
     @classmethod
-    def of(cls, config: DaemonConfig, clock: Clock) -> Files:
+    def of(cls, config: DaemonConfig, clock: Clock) -> WatchedFiles:
         """Read all files, and create a missing self-signed certificate. Raise ``DmqError``."""
         files = cls(
             KeyFile(config.acl, clock) if config.acl is not None else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmq.acl.quotas import RESERVE_PART, Bounds, Quota, Quotas
+from dmq.acl.quotas import RESERVE_PART, Quota, QuotaBounds, Quotas
 from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import META_QUOTAS, Family
@@ -14,13 +14,13 @@ from dmq.store.writer.operations import Put
 if TYPE_CHECKING:
     from dmq.broker.broker import EmbeddedBroker
     from dmq.broker.topics.catalog import Catalog
-    from dmq.cluster.broker import ClusterFront
+    from dmq.cluster.broker import ClusterBroker
 
 
-def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | ClusterFront) -> Quotas:
+def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | ClusterBroker) -> Quotas:
     """Return the quotas of keys and addresses, with the stored changes applied. Raise ``StoreCorrupt``."""
     store = broker.store
-    bounds = Bounds(
+    bounds = QuotaBounds(
         streams=config.streams_max,
         polls=config.receives_waiting_max,
         schedules=config.schedules_max,

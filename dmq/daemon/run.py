@@ -24,7 +24,7 @@ from dmq.config.units import Address
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
-from dmq.daemon.files import Files
+from dmq.daemon.files import WatchedFiles
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import close_store, exporter_of, open_store, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
@@ -42,7 +42,7 @@ from dmq.trail.events import EventKind, cell_event
 from dmq.version import version_here
 
 if TYPE_CHECKING:
-    from dmq.cluster.broker import ClusterFront
+    from dmq.cluster.broker import ClusterBroker
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -160,7 +160,7 @@ def _metrics(store: Store) -> Metrics:
 
 async def _front(
     config: DaemonConfig, cell: Cell, broker: EmbeddedBroker, metrics: Metrics, stack: AsyncExitStack
-) -> ClusterFront | None:
+) -> ClusterBroker | None:
     """Start and return the broker that clients use in front of a cluster; None without one. Only it loads gRPC's
     client.
     """
@@ -175,8 +175,8 @@ async def _front(
     return cluster.front
 
 
-def _files(config: DaemonConfig, cell: Cell, stack: AsyncExitStack) -> Files:
-    files = Files.of(config, cell.store.clock)
+def _files(config: DaemonConfig, cell: Cell, stack: AsyncExitStack) -> WatchedFiles:
+    files = WatchedFiles.of(config, cell.store.clock)
     cell.say_files = files.problems
     watching = asyncio.get_running_loop().create_task(files.watch(), name="dmq-files")
     stack.callback(watching.cancel)

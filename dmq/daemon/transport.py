@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.runtime.clock import Clock
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
 from dmq.admin.api.service import AdminService
 from dmq.broker.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.clients import Clients
-from dmq.daemon.files import Files
+from dmq.daemon.files import WatchedFiles
 from dmq.errors import DmqError
 from dmq.metrics.registry import Metrics
 from dmq.metrics.usage import ProcessStatus
@@ -26,7 +26,7 @@ from dmq.rocketmq_server.sessions.sessions import Sessions
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 if TYPE_CHECKING:
-    from dmq.cluster.broker import ClusterFront
+    from dmq.cluster.broker import ClusterBroker
     from dmq.http2 import Limits
     from dmq.rocketmq_server.transport.http2_server import Port
 
@@ -63,8 +63,8 @@ def transport_of(
     admin: AdminService,
     quotas: Quotas,
     *,
-    files: Files,
-    front: ClusterFront | None = None,
+    files: WatchedFiles,
+    front: ClusterBroker | None = None,
     options: ServerOptions,
 ) -> Transport:
     """Return the transport that ``config`` selects, not listening yet. Only that one is imported.
@@ -84,7 +84,7 @@ def transport_of(
     sessions = Sessions(clock, sessions_max=config.sessions_max)
     service = _service(broker, front, clock, sessions, settings, quotas=quotas)
     admin.clients.attach(Clients(clock, sessions, service.streams))
-    guard = Guard(files.keys, clock) if files.keys is not None else None
+    guard = Authenticator(files.keys, clock) if files.keys is not None else None
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
     if config.transport == "grpcio":
@@ -121,7 +121,7 @@ def _http2(
     settings: SidecarConfig,
     *,
     metrics: Metrics,
-    files: Files,
+    files: WatchedFiles,
     options: ServerOptions,
 ) -> Transport:
     """Return the server of a port: this process, or front processes."""
@@ -165,7 +165,7 @@ def _http2(
 
 def _service(
     broker: EmbeddedBroker,
-    front: ClusterFront | None,
+    front: ClusterBroker | None,
     clock: Clock,
     sessions: Sessions,
     settings: SidecarConfig,

@@ -26,7 +26,7 @@ from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits, Rate
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.protocol import PlainServedTo
-from dmq.http2.server import Figures, Http2Server
+from dmq.http2.server import Http2Server, ServerFigures
 from dmq.http2.tls import CertificateFault, make_context, no_certificate_fault
 
 __all__ = [
@@ -37,13 +37,13 @@ __all__ = [
     "Bidirectional",
     "CallEnded",
     "CertificateFault",
-    "Figures",
     "Http2Server",
     "Limits",
     "Method",
     "PlainServedTo",
     "Rate",
     "RequestHeaders",
+    "ServerFigures",
     "Status",
     "Streaming",
     "Unary",

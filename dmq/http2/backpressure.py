@@ -13,7 +13,7 @@ from typing import Final, Protocol
 MUCH: Final = 64  # calls of one client in flight; consumers and small producers have fewer
 
 
-class Reader(Protocol):
+class ReadControl(Protocol):
     """A client whose reading can be paused."""
 
     def pause(self) -> None:
@@ -32,11 +32,11 @@ class Backpressure:
         """While ``is_full`` returns True, every client is paused after its next read."""
         self._is_busy = is_busy
         self._is_full = is_full
-        self._reading: dict[Reader, None] = {}  # heavy senders that are being read
-        self._waiting: dict[Reader, None] = {}  # paused longest first
+        self._reading: dict[ReadControl, None] = {}  # heavy senders that are being read
+        self._waiting: dict[ReadControl, None] = {}  # paused longest first
         self._is_resuming = False
 
-    def heard(self, client: Reader, in_flight: int) -> None:
+    def heard(self, client: ReadControl, in_flight: int) -> None:
         """Process a read from a client that now has ``in_flight`` calls."""
         if self._is_full() and client not in self._waiting:
             self._reading.pop(client, None)
@@ -58,7 +58,7 @@ class Backpressure:
             self._is_resuming = True
             self._resume_next()
 
-    def left(self, client: Reader) -> None:
+    def left(self, client: ReadControl) -> None:
         """Remove a client."""
         self._reading.pop(client, None)
         self._waiting.pop(client, None)

@@ -22,7 +22,7 @@ from dmq.http2.bounds import Account, Allowance, Share, Shares
 from dmq.http2.control import PRIORITY_BYTES, Control, check_priority, number_of, without_padding
 from dmq.http2.errors import Code, ConnectionFault, HpackFault, StreamFault
 from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
-from dmq.http2.headers import RequestHeaders, Shape, regular_fault, shape_of
+from dmq.http2.headers import HeaderShape, RequestHeaders, regular_fault, shape_of
 from dmq.http2.hpack import NAME_BYTES_MAX, Decoder, list_size, value_of, wires_of
 from dmq.http2.limits import Limits
 from dmq.http2.outbound import Outbound
@@ -424,7 +424,7 @@ class Connection:
         ends: bool,
     ) -> None:
         # A list over its bound is empty here; the call layer refuses it with a status.
-        shape = shape_of(names) if is_whole else Shape("")
+        shape = shape_of(names) if is_whole else HeaderShape("")
         if shape.fault:
             raise StreamFault(stream_id, Code.PROTOCOL_ERROR, shape.fault)
         headers = RequestHeaders(names, values, self._peer)

@@ -13,7 +13,7 @@ _VICTIMS_KEPT: Final = 64  # one search serves this many new connections
 _LOOK_AGAIN_S: Final = 0.25  # after a search without a result
 
 
-class Use(IntEnum):
+class ConnectionUse(IntEnum):
     """Current use of a connection, in the order of eviction: the smallest is closed first."""
 
     SILENT = 0  # no preface and SETTINGS yet
@@ -23,7 +23,7 @@ class Use(IntEnum):
     LEAVING = 4
 
 
-class Place(IntEnum):
+class AdmissionPlace(IntEnum):
     """The decision about a new connection."""
 
     NOWHERE = 0
@@ -31,22 +31,22 @@ class Place(IntEnum):
     RESERVE = 2  # only for calls of operators and health checks
 
 
-class Guest(Protocol):
+class AdmittedConnection(Protocol):
     """A connection as seen by the limits. ``is_operators``: an operator or a health check has called on it."""
 
     address: str
     is_local: bool
     is_operators: bool
 
-    def use(self) -> tuple[Use, float]:
+    def use(self) -> tuple[ConnectionUse, float]:
         """Return the current use, and the monotonic time of its start."""
         ...
 
 
-G = TypeVar("G", bound=Guest)
+G = TypeVar("G", bound=AdmittedConnection)
 
 
-class Doors(Generic[G]):
+class ConnectionAdmission(Generic[G]):
     """Counter of connections and admission of new ones. ``guests`` returns all open connections."""
 
     def __init__(self, limits: Limits, guests: Callable[[], Iterable[G]]) -> None:
@@ -62,32 +62,32 @@ class Doors(Generic[G]):
         self._at = 0  # start of the next search
         self._looked_s: dict[str, float] = {}  # no search before this time, by address of the new connection
 
-    def admit(self, guest: G, now_s: float) -> tuple[Place, G | None]:
+    def admit(self, guest: G, now_s: float) -> tuple[AdmissionPlace, G | None]:
         """Return the decision about a new connection and the connection to close for it; count it if admitted.
 
         The reserve is for connections from this host. One that has made no operator call is closed for the next one.
         """
-        place, victim = Place.INSIDE, None
+        place, victim = AdmissionPlace.INSIDE, None
         if self._count - len(self._reserve) >= self._limits.connections - self._reserved:
             victim = self._victim(guest.address, now_s)
             if victim is None:
                 place, victim = self._in_reserve(guest)
-        if place is not Place.NOWHERE:
+        if place is not AdmissionPlace.NOWHERE:
             self._count += 1
             self._by_address[guest.address] = self._by_address.get(guest.address, 0) + 1
         return place, victim
 
-    def _in_reserve(self, guest: G) -> tuple[Place, G | None]:
+    def _in_reserve(self, guest: G) -> tuple[AdmissionPlace, G | None]:
         if not guest.is_local or not self._reserved:
-            return Place.NOWHERE, None
+            return AdmissionPlace.NOWHERE, None
         victim = None
         if len(self._reserve) >= self._reserved:
             victim = next((each for each in self._reserve if not each.is_operators), None)
             if victim is None:
-                return Place.NOWHERE, None
+                return AdmissionPlace.NOWHERE, None
             del self._reserve[victim]
         self._reserve[guest] = None
-        return Place.RESERVE, victim
+        return AdmissionPlace.RESERVE, victim
 
     def left(self, guest: G) -> None:
         """Count one connection less."""
@@ -126,10 +126,10 @@ class Doors(Generic[G]):
             return False
         use, _ = guest.use()
         if is_over:
-            return guest.address == address and use < Use.BUSY
-        if use is Use.BUSY:
+            return guest.address == address and use < ConnectionUse.BUSY
+        if use is ConnectionUse.BUSY:
             return self._by_address[guest.address] > self._share and not guest.is_local
-        return use < Use.BUSY
+        return use < ConnectionUse.BUSY
 
     def _look(self, address: str, *, is_over: bool) -> None:
         """Search batches of connections for victims until one is found for ``address``.

@@ -27,7 +27,7 @@ _OWN_NAMES: Final = frozenset(
 )
 
 
-class Shape(NamedTuple):
+class HeaderShape(NamedTuple):
     """The result of checking the names of a block: a fault (empty: none), and the indices of the used fields (-1:
     absent).
     """
@@ -42,10 +42,10 @@ class Shape(NamedTuple):
     encoding: int = -1
 
 
-_shapes: dict[tuple[str, ...], Shape] = {}
+_shapes: dict[tuple[str, ...], HeaderShape] = {}
 
 
-def shape_of(names: tuple[str, ...]) -> Shape:
+def shape_of(names: tuple[str, ...]) -> HeaderShape:
     """Return the checked shape of a block's names, cached: a client sends only one or two sets of names."""
     shape = _shapes.get(names)
     if shape is None:
@@ -57,25 +57,25 @@ def shape_of(names: tuple[str, ...]) -> Shape:
     return shape
 
 
-def _examine(names: tuple[str, ...]) -> Shape:
+def _examine(names: tuple[str, ...]) -> HeaderShape:
     at: dict[str, int] = {}
     has_regular = False
     for index, name in enumerate(names):
         if name.startswith(":"):
             if has_regular:
-                return Shape("a pseudo-header behind a header")
+                return HeaderShape("a pseudo-header behind a header")
             if name not in _PSEUDO_NAMES:
-                return Shape("an unknown pseudo-header")
+                return HeaderShape("an unknown pseudo-header")
             if name in at:
-                return Shape("a pseudo-header that comes twice")
+                return HeaderShape("a pseudo-header that comes twice")
         else:
             has_regular = True
             if fault := regular_fault(name):
-                return Shape(fault)
+                return HeaderShape(fault)
         at.setdefault(name, index)
     if not {":method", ":path", ":scheme"} <= at.keys():
-        return Shape("a pseudo-header is missing")
-    return Shape(
+        return HeaderShape("a pseudo-header is missing")
+    return HeaderShape(
         "",
         method=at[":method"],
         path=at[":path"],

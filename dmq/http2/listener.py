@@ -13,7 +13,7 @@ _ACCEPT_AGAIN_S: Final = 0.05
 _NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
-class Listener:
+class SocketListener:
     """The listener on one port of every address of a host name. The event loop owns the object."""
 
     def __init__(self, host: str, port: int, take: Callable[[socket.socket, object], Awaitable[None]]) -> None:

@@ -15,12 +15,12 @@ from dmq.http2.backpressure import Backpressure
 from dmq.http2.bounds import LOOPBACK, Account, Accounts, Shares, address_of
 from dmq.http2.calls import Calls
 from dmq.http2.connection import Connection
-from dmq.http2.doors import Place, Use
+from dmq.http2.doors import AdmissionPlace, ConnectionUse
 from dmq.http2.errors import CallEnded, Code, ConnectionFault, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
-from dmq.http2.slices import Slices
+from dmq.http2.slices import InputSlices
 from dmq.http2.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
 
 PlainServedTo = Literal["all", "loopback", "none"]
@@ -38,7 +38,7 @@ _STREAMS_LOOKED_AT: Final = 8  # to decide whether a connection is busy
 log = structlog.get_logger("dmq.http2")
 
 
-class Host(Protocol):
+class ProtocolHost(Protocol):
     """The shared state of a server's connections."""
 
     limits: Limits
@@ -46,14 +46,14 @@ class Host(Protocol):
     admit: Admit
     lists: Shares
     methods: Methods
-    slices: Slices
+    slices: InputSlices
     turns: Backpressure
     monotonic_s: Callable[[], float]
     tls: Callable[[], ssl.SSLContext] | None
     plain_served_to: PlainServedTo
     certificate_fault: CertificateFault
 
-    def joined(self, client: ClientProtocol) -> Place:
+    def joined(self, client: ClientProtocol) -> AdmissionPlace:
         """Register a client; return the decision about its admission."""
         ...
 
@@ -72,7 +72,7 @@ class ClientProtocol(asyncio.Protocol):
     Writes are combined: one for the output of a read, and one per loop iteration for finished handlers.
     """
 
-    def __init__(self, host: Host, peer: object) -> None:
+    def __init__(self, host: ProtocolHost, peer: object) -> None:
         """``peer`` is the address from which the connection was accepted.
 
         The socket cannot report it after a reset by the peer, although it still returns the received bytes.
@@ -94,7 +94,7 @@ class ClientProtocol(asyncio.Protocol):
         self._due_s = math.inf  # no call has an earlier deadline
         self._lingering: asyncio.TimerHandle | None = None
         self._leaving: asyncio.TimerHandle | None = None
-        self._place = Place.NOWHERE
+        self._place = AdmissionPlace.NOWHERE
         self.is_operators = False
 
     # -- called by the loop --------------------------------------------------------------------------------------------
@@ -127,10 +127,10 @@ class ClientProtocol(asyncio.Protocol):
         self._unsent = 0  # unsent bytes at that time
         self._unsent_s = now_s  # the last time when that number decreased
         self._place = host.joined(self)
-        if self._place is Place.NOWHERE:
+        if self._place is AdmissionPlace.NOWHERE:
             self._transport.abort()
             return
-        if self._place is Place.RESERVE:
+        if self._place is AdmissionPlace.RESERVE:
             self.calls.admit = self._admit_operator
         self._transport.set_write_buffer_limits(high=host.limits.unsent_high)
 
@@ -217,17 +217,17 @@ class ClientProtocol(asyncio.Protocol):
         if self._is_reading and not (self._is_behind or self._is_waiting or self._is_closing):
             self._transport.resume_reading()
 
-    def use(self) -> tuple[Use, float]:
+    def use(self) -> tuple[ConnectionUse, float]:
         """Return the use of the connection, and the monotonic time of its start."""
         connection = self.connection
         if self._is_closing or connection.is_over:
-            return Use.LEAVING, self._made_s
+            return ConnectionUse.LEAVING, self._made_s
         if not connection.is_ready:
-            return Use.SILENT, self._made_s
+            return ConnectionUse.SILENT, self._made_s
         for number, stream in enumerate(connection.streams.values()):
             if stream.is_ended or stream.task is not None or number >= _STREAMS_LOOKED_AT:
-                return Use.BUSY, self._heard_s
-        return (Use.UNFINISHED if connection.streams else Use.IDLE), self._heard_s
+                return ConnectionUse.BUSY, self._heard_s
+        return (ConnectionUse.UNFINISHED if connection.streams else ConnectionUse.IDLE), self._heard_s
 
     def pause_writing(self) -> None:
         self._out.is_paused = True
@@ -266,7 +266,7 @@ class ClientProtocol(asyncio.Protocol):
                 timer.cancel()
         self._pipe = None
         self._host.lists.leave(self.address)
-        if self._place is not Place.NOWHERE:
+        if self._place is not AdmissionPlace.NOWHERE:
             self._host.left(self)
 
     # -- called by the server ------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class ClientProtocol(asyncio.Protocol):
         connection, control = self.connection, self.connection.control
         if self._ends_for_certificate() or not self._is_prefaced(now_s):
             return
-        if self._place is Place.RESERVE and not self.is_operators and now_s - self._made_s > limits.operator_s:
+        if self._place is AdmissionPlace.RESERVE and not self.is_operators and now_s - self._made_s > limits.operator_s:
             self.abort("reserved_for_operators")
             return
         connection.check(now_s)

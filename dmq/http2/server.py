@@ -16,12 +16,12 @@ import structlog
 from dmq.http2.admission import Admit, admit_all
 from dmq.http2.backpressure import Backpressure
 from dmq.http2.bounds import Accounts, ShareOf, Shares, address_of
-from dmq.http2.doors import Doors, Place
+from dmq.http2.doors import AdmissionPlace, ConnectionAdmission
 from dmq.http2.limits import Limits
-from dmq.http2.listener import Listener
+from dmq.http2.listener import SocketListener
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
-from dmq.http2.slices import Slices
+from dmq.http2.slices import InputSlices
 from dmq.http2.tls import CertificateFault, no_certificate_fault
 
 _CHECK_S_MAX: Final = 1.0
@@ -34,7 +34,7 @@ log = structlog.get_logger("dmq.http2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class ServerFigures:
     """A snapshot of a server's metrics."""
 
     connections: int
@@ -85,12 +85,12 @@ class Http2Server:
         self.accounts = Accounts(self.limits.held_in_all, self.limits.held_reserve, share_of)
         self.admit = admit
         self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)
-        self._listener = Listener(host, port, self.take)
+        self._listener = SocketListener(host, port, self.take)
         self._is_stopped = False
-        self.slices = Slices()
+        self.slices = InputSlices()
         self.turns = Backpressure(is_busy, is_full)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
-        self._doors = Doors(self.limits, self._clients.keys)
+        self._doors = ConnectionAdmission(self.limits, self._clients.keys)
         self._opened = self._refused = 0
         self._watched_s = math.inf  # the deadline of the timer
         self._alarm: asyncio.TimerHandle | None = None
@@ -143,10 +143,10 @@ class Http2Server:
             if timer is not None:
                 timer.cancel()
 
-    def figures(self) -> Figures:
+    def figures(self) -> ServerFigures:
         """Return a snapshot of the metrics; safe from any thread."""
         clients = list(self._clients)
-        return Figures(
+        return ServerFigures(
             connections=len(clients),
             streams=sum(len(client.connection.streams) for client in clients),
             held_bytes=self.accounts.everyone.bytes_held,
@@ -166,10 +166,10 @@ class Http2Server:
 
     # -- called by connections -----------------------------------------------------------------------------------------
 
-    def joined(self, client: ClientProtocol) -> Place:
+    def joined(self, client: ClientProtocol) -> AdmissionPlace:
         """Register a client, and return the decision about its admission."""
         place, victim = self._doors.admit(client, self.monotonic_s())
-        if place is Place.NOWHERE:
+        if place is AdmissionPlace.NOWHERE:
             self._refused += 1
             self._on_left(client.address)
             return place

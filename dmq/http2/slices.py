@@ -16,11 +16,11 @@ class Sliced(Protocol):
     """A client with buffered input."""
 
     def read_on(self) -> None:
-        """Read the next slice, and call ``Slices.wait`` again if there is more."""
+        """Read the next slice, and call ``InputSlices.wait`` again if there is more."""
         ...
 
 
-class Slices:
+class InputSlices:
     """The queues of clients with buffered input. The event loop owns the object."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from dmq.http2.bounds import Account
-from dmq.http2.headers import RequestHeaders, Shape
+from dmq.http2.headers import HeaderShape, RequestHeaders
 
 if TYPE_CHECKING:
     from dmq.http2.methods import Bidirectional, NotGrpc, Streaming, Unary
@@ -58,7 +58,7 @@ class Stream:
     )
 
     def __init__(
-        self, stream_id: int, headers: RequestHeaders, shape: Shape, account: Account, receive_left: int
+        self, stream_id: int, headers: RequestHeaders, shape: HeaderShape, account: Account, receive_left: int
     ) -> None:
         self.id = stream_id
         self.headers = headers

@@ -33,7 +33,7 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.config.contexts import Target
 from dmq.integrations.environment import target_described_by
 from dmq.integrations.figures import merged
-from dmq.integrations.pages import Page, served
+from dmq.integrations.pages import ProbePage, served
 from dmq.integrations.runners import Function, Loop, Message, StopRunning, Threads
 from dmq.integrations.worker_hook import JSON, PROMETHEUS
 from retry.hook.environment import EnvironmentInvalid
@@ -439,14 +439,14 @@ def _keep_from_children(ours: Callable[[int, object], None], before: Mapping[sig
     os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=let_go_in_child)
 
 
-def _metrics_page(consumers: Sequence[Consumer]) -> Page:
-    return Page(200, PROMETHEUS, merged(each.render_prometheus() for each in consumers))
+def _metrics_page(consumers: Sequence[Consumer]) -> ProbePage:
+    return ProbePage(200, PROMETHEUS, merged(each.render_prometheus() for each in consumers))
 
 
-def _health_page(consumers: Sequence[Consumer]) -> Page:
+def _health_page(consumers: Sequence[Consumer]) -> ProbePage:
     healths = {each.group: each.health() for each in consumers}
     text = json.dumps({group: list(health.reasons) for group, health in healths.items()})
-    return Page(200 if all(health.is_well for health in healths.values()) else 503, JSON, text)
+    return ProbePage(200 if all(health.is_well for health in healths.values()) else 503, JSON, text)
 
 
 def _start(consumer: Consumer, ending: Ending) -> None:

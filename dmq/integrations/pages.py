@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REQUEST_S_MAX = 5.0  # longest delay that a slow client causes for the next one
 
 
-class Page(NamedTuple):
+class ProbePage(NamedTuple):
     """HTTP response."""
 
     status: int
@@ -27,12 +27,12 @@ class Page(NamedTuple):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    pages: ClassVar[Mapping[str, Callable[[], Page]]] = {}
+    pages: ClassVar[Mapping[str, Callable[[], ProbePage]]] = {}
 
     def do_GET(self) -> None:
         """Answer with the page of this path."""
         make = self.pages.get(self.path.partition("?")[0])
-        page = make() if make is not None else Page(404, "text/plain", f"there are {', '.join(self.pages)}\n")
+        page = make() if make is not None else ProbePage(404, "text/plain", f"there are {', '.join(self.pages)}\n")
         body = page.text.encode()
         self.send_response(page.status)
         self.send_header("Content-Type", page.kind)
@@ -71,7 +71,7 @@ class _Server6(_Server):
 
 
 @contextmanager
-def served(address: str, pages: Mapping[str, Callable[[], Page]]) -> Iterator[int]:
+def served(address: str, pages: Mapping[str, Callable[[], ProbePage]]) -> Iterator[int]:
     """Serve ``pages`` at ``address`` (host:port; port 0: any) during the block; yield the port."""
     where = parse_address(address)
     handler = type("Handler", (_Handler,), {"pages": pages})

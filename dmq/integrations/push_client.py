@@ -37,7 +37,7 @@ class LeftAsItIs(BaseException):
     """
 
 
-class Listener:
+class PushListener:
     """Listener that the client calls, in one of its threads."""
 
     def __init__(self, take: Callable[[Message], bool | None]) -> None:
@@ -65,7 +65,7 @@ def push_client(
     return PushClient(
         ClientConfiguration(target.address, Credentials(target.access_key, target.secret), request_timeout=REQUEST_S),
         group,
-        Listener(take),
+        PushListener(take),
         {topic: FilterExpression(tags) for topic in topics},
         max_cache_message_count=max(FETCHED_MIN, FETCHED_EACH * parallelism),
         consumption_thread_count=parallelism,

@@ -1,7 +1,7 @@
 """Metrics of a running daemon, for Prometheus and for ``dmq status``.
 
 Each daemon has one ``Metrics`` object with its own registry, so that two daemons in one process (as in tests) share no
-number. Events per message or per call are counted by ``Distribution`` and ``Calls``, which use the counters of
+number. Events per message or per call are counted by ``Distribution`` and ``CallsMetric``, which use the counters of
 ``dmq.metrics.counting``.
 """
 
@@ -100,7 +100,7 @@ class Distribution(Spread, Collector):
         yield family
 
 
-class Calls(CallCounts, Collector):
+class CallsMetric(CallCounts, Collector):
     """Calls by RPC and answer code, and their durations; the observer of the RocketMQ server."""
 
     def collect(self) -> Iterator[Metric]:
@@ -335,7 +335,7 @@ class Metrics:
         self._info = Info("dmq", "Which daemon this is.", registry=registry)
         self.identify(version=version, cell_id=cell_id)
 
-        self.calls = Calls()
+        self.calls = CallsMetric()
         self.accepted = Total("dmq_messages_accepted", "Messages answered OK, durable.")
         self.repeated = Total("dmq_messages_repeated", "Sends repeated with a known message id.")
         self.refused = Total("dmq_messages_refused", "Sends refused because a bound is reached.")
@@ -375,7 +375,7 @@ class Metrics:
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
         for collector in vars(self).values():
-            if isinstance(collector, Calls | GroupLags | Oldest | Processes | Refusals | Total | Distribution):
+            if isinstance(collector, CallsMetric | GroupLags | Oldest | Processes | Refusals | Total | Distribution):
                 registry.register(collector)
 
         gauge = partial(_gauge, registry)

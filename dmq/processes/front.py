@@ -32,9 +32,9 @@ from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile
-from dmq.acl.gate import Gate
-from dmq.acl.guard import Guard
-from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
+from dmq.acl.gate import RpcPolicy
+from dmq.acl.guard import Authenticator
+from dmq.acl.quotas import Holder, Quota, QuotaBounds, Quotas
 from dmq.admin.api.access import entrances
 from dmq.errors import DmqError, with_advice
 from dmq.http2 import Http2Server, address_of, no_certificate_fault
@@ -88,7 +88,7 @@ class Front:
         self.clock = clock
         self.store = StoreProcess(link, clock)
         self.calls = CallCounts()
-        bounds = Bounds(bytes_held=settings.bytes_held, bytes_reserve=settings.bytes_reserve)
+        bounds = QuotaBounds(bytes_held=settings.bytes_held, bytes_reserve=settings.bytes_reserve)
         self._quotas = Quotas(clock, bounds, settings.limits)
         config = SidecarConfig(
             delay_levels_ms=settings.delay_levels_ms,
@@ -101,7 +101,7 @@ class Front:
         self._keys = KeyFile(Path(settings.acl), clock, tells=False) if settings.acl is not None else None
         self._certificates = _certificates(settings, clock)
         self.look_at_files()
-        guard = Guard(self._keys, clock) if self._keys is not None else None
+        guard = Authenticator(self._keys, clock) if self._keys is not None else None
         served = _Messages(messages.unary, messages.streaming)
         dispatcher = Dispatcher(Guarded(served, guard) if guard else served, clock=clock, observer=self.calls)
         self.server = Http2Server(
@@ -113,7 +113,7 @@ class Front:
             port=0,
             monotonic_s=clock.monotonic_s,
             limits=with_bounds(http2_limits(settings), bounds, settings.shares),
-            admit=Gate(all_entrances(entrances()), guard, self._quotas).admit,
+            admit=RpcPolicy(all_entrances(entrances()), guard, self._quotas).admit,
             share_of=self._share_of,
             tls=self._certificates.context if self._certificates is not None else None,
             certificate_fault=self._certificates.fault if self._certificates is not None else no_certificate_fault,

@@ -21,8 +21,8 @@ from dmq.acl.quotas import Holder, Quota
 from dmq.errors import DmqError
 from dmq.http2 import address_of
 from dmq.http2.bounds import Accounts
-from dmq.http2.listener import Listener
-from dmq.metrics.registry import Calls
+from dmq.http2.listener import SocketListener
+from dmq.metrics.registry import CallsMetric
 from dmq.metrics.usage import ProcessStatus, front_name, store_process
 from dmq.processes import frames, passing
 from dmq.processes.child import Child
@@ -142,7 +142,7 @@ class Fronts:
         host: str,
         port_number: int,
         clock: Clock,
-        calls: Calls,
+        calls: CallsMetric,
         version: str,
         on_failure: Callable[[DmqError], None],
         patience: Patience = PATIENCE,
@@ -161,7 +161,7 @@ class Fronts:
         self._on_failure = on_failure
         self._patience = patience
         self.fronts = [Front(number) for number in range(count)]
-        self._listener = Listener(host, port_number, self._take)
+        self._listener = SocketListener(host, port_number, self._take)
         self._port_number = port_number
         quotas = port.service.quotas
         bounds = quotas.bounds

@@ -21,7 +21,7 @@ from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
 from dmq.processes.link import Link
 from dmq.processes.relays import Relays
-from dmq.rocketmq_server.calls.exchange import Caller, Exchange, Receive
+from dmq.rocketmq_server.calls.exchange import Caller, MessagePort, Receive
 from dmq.rocketmq_server.transport.http2_server import Port
 
 ACKED_PER_TURN: Final = 1024  # receipt handles, about: one call may have as many
@@ -60,7 +60,7 @@ class Host:
         self._link = link
         self._say = link.say
         link.on_unsaid = self._unsaid
-        self._exchange: Exchange = port.service.exchange
+        self._exchange: MessagePort = port.service.exchange
         self._relays = relays = Relays(link, port, accounts)
         self._accounts = accounts
         self._clock = clock

@@ -17,13 +17,13 @@ from typing import Any, Self
 from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.errors import SpoolCorrupt, StoreClosed, StoreCorrupt, StoreError
 from dmq.producer_store.directories.adopt import Adopter
-from dmq.producer_store.directories.bounds import WAIT_S, Bounds, SpoolOptions
+from dmq.producer_store.directories.bounds import WAIT_S, SpoolOptions, StoreBounds
 from dmq.producer_store.directories.root import Damaged, Root
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket
 from dmq.producer_store.entries.trail import SpoolTrail
-from dmq.store.schema.spool import Totals
+from dmq.store.schema.spool import TypeTotals
 from dmq.store.store import StoreOptions
 from dmq.store.writer.writer import Unit
 from dmq.trail.events import gap_event
@@ -83,7 +83,7 @@ class Spool:
         )
         self._is_closed = False
         self._running = Running(self._root, is_driven=is_driven, trail=self._trail)
-        self._bounds = Bounds(self.options, self._running)
+        self._bounds = StoreBounds(self.options, self._running)
         self._adopter = Adopter(self._root, self._running, self._trail)
         self._adopter.start(self.options.adopt_every_s)
 
@@ -275,7 +275,9 @@ class Spool:
         entries = self._usable(even_down=True)
         with entries.lock:
             known = entries.type_id(type_name) if type_name else None
-            totals = entries.totals if not type_name else {known: entries.totals.get(known, Totals())} if known else {}
+            totals = (
+                entries.totals if not type_name else {known: entries.totals.get(known, TypeTotals())} if known else {}
+            )
             held = [each for each in entries.out.values() if not each.is_ready and each.type_id in totals]
             oldest_at_ms: int | None = None
             with suppress(StoreError):

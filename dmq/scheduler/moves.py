@@ -41,7 +41,7 @@ _MOVES_MAX = 64  # further steps are dropped: the oldest ones have the most prog
 _RELATIVE = frozenset((int(EntryKind.RETRY), int(EntryKind.DELAYED_FOR)))
 
 
-class Moves:
+class ClockStepCorrection:
     """Corrects delays after backward steps of a store's clock. Used only by the scheduler's thread."""
 
     def __init__(self, store: Store) -> None:

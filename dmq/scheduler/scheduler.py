@@ -33,7 +33,7 @@ from dmq.broker.sending.placement import Placement, message_group_of
 from dmq.broker.transactions.transaction_checks import Checks
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.held import HeldTopics, ReadSoFar
-from dmq.scheduler.moves import Moves
+from dmq.scheduler.moves import ClockStepCorrection
 from dmq.store.schema.keys import HELD_BEGIN, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import is_recurring, stays, waiting_scope
 from dmq.store.store import Store
@@ -93,7 +93,7 @@ class Scheduler:
         self._placement = placement
         self._checks = checks
         self._recurring = Recurring(placement.names, placement, store.get_many, store.is_disk_low)
-        self._moves = Moves(store)
+        self._moves = ClockStepCorrection(store)
         self._held = HeldTopics(store, placement.slowed)
         self._on_failure = on_failure
         self._is_closing = False

@@ -20,16 +20,16 @@ from dmq.store.engines.rocks import RocksEngine, RocksOptions, check_not_forked
 from dmq.store.files.cell import Cell, tighten, unusable
 from dmq.store.files.disk import DiskGuard, DiskState
 from dmq.store.files.identity import draw
-from dmq.store.files.steady_clock import BelievedClock, ClockOptions
+from dmq.store.files.steady_clock import ClockOptions, SteadyClock
 from dmq.store.schema import keys
 from dmq.store.schema.clock import decode_clock, encode_clock
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
-from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
+from dmq.store.schema.identity import Identity, StorePlace, decode_identity, encode_identity
 from dmq.store.schema.index import COPY_SUFFIX_MAX, REMEMBERED, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import LedgerHead
 from dmq.store.schema.outbox import OutboxState, decode_state
-from dmq.store.writer.assemble import Assembler, Recovered
+from dmq.store.writer.assemble import Assembler, RecoveredFigures
 from dmq.store.writer.counts import begin_bytes, put_hours_of_format_1
 from dmq.store.writer.ledger_opening import open_ledger, read_head
 from dmq.store.writer.marks import Marks
@@ -71,7 +71,7 @@ class StoreOptions:
 _COPIES_MAX = 1_000  # of one message for one group
 
 
-class Recovery(NamedTuple):
+class StoreRecovery(NamedTuple):
     """Result of opening a store."""
 
     is_new: bool
@@ -104,7 +104,7 @@ class Store:
         (kept,) = engine.get_many(Family.META, [keys.META_CLOCK])
         known = decode_clock(kept) if kept is not None else None
         self.known_clock = known  # clock row of an earlier process
-        self.clock = BelievedClock(clock, options.clock, known, is_new=version is None)
+        self.clock = SteadyClock(clock, options.clock, known, is_new=version is None)
         self.boot = recovered.boot
         self.identity = _identity(engine, cell)
         self.outbox_bytes_max = options.outbox_bytes_max
@@ -143,10 +143,10 @@ class Store:
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
         took_s = clock.monotonic_s() - started_s
-        self.recovery = Recovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s)
+        self.recovery = StoreRecovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s)
 
     def _opening_batch(
-        self, recovered: Recovered, version: int | None, options: StoreOptions
+        self, recovered: RecoveredFigures, version: int | None, options: StoreOptions
     ) -> tuple[Batch, LedgerHead | None]:
         """Return the first batch of this run, and the head of the ledger if this run keeps one."""
         batch = _first_batch(self._engine, recovered, self.identity, version, self.clock)
@@ -507,7 +507,7 @@ def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: 
         done.set_result(unit.receipts)
 
 
-def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
+def _read_meta(engine: Engine) -> tuple[RecoveredFigures, int | None, bool]:
     """Return the recovered figures, the format version (``None``: new store), and whether it was closed cleanly."""
     names = [
         keys.META_FORMAT,
@@ -532,7 +532,7 @@ def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
     number, age_ms = keys.unpack_pair(generation) if generation is not None else (2, 0)
     if version is not None and version < _AGED_FROM_VERSION:  # a start by an unknown wall clock
         age_ms = 0
-    recovered = Recovered(
+    recovered = RecoveredFigures(
         boot=(keys.unpack_u64(boot) if boot is not None else 0) + 1,
         sequence=last_sequence,
         done=keys.unpack_mark(done) if done is not None else 0,
@@ -546,7 +546,7 @@ def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
 def _identity(engine: Engine, cell: Cell | None) -> Identity:
     """Return the identity of a store: the stored one, or a new one if the store is new or a copy."""
     (row,) = engine.get_many(Family.META, [keys.META_IDENTITY])
-    place = cell.place() if cell is not None else Place()
+    place = cell.place() if cell is not None else StorePlace()
     if row is None:
         return draw(place)
     if cell is not None and cell.is_copy:
@@ -554,14 +554,14 @@ def _identity(engine: Engine, cell: Cell | None) -> Identity:
         return draw(place)
     found = decode_identity(row)
     # A store in memory has no marker. With a cell, a row without a marker's identity is from an unfinished opening.
-    if cell is None or (found.place == place and place != Place()):
+    if cell is None or (found.place == place and place != StorePlace()):
         return found
     log.warning("store_is_a_copy", path=str(cell.path), why="its CELL file is not the one it was made with")
     return draw(place)
 
 
 def _first_batch(
-    engine: Engine, recovered: Recovered, identity: Identity, version: int | None, clock: BelievedClock
+    engine: Engine, recovered: RecoveredFigures, identity: Identity, version: int | None, clock: SteadyClock
 ) -> Batch:
     batch = Batch()
     if version == 1:

@@ -11,7 +11,7 @@ from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
 from retry.hook.loops import Loops, failure_of
 from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Step, Tell, TryNow
-from retry.hook.sink_calls import Patience
+from retry.hook.sink_calls import CallPatience
 from retry.hook.threads import DaemonThreads
 from retry.outcome import Outcome
 
@@ -68,7 +68,7 @@ class AsyncSender:
             return outcome
 
     async def _perform(
-        self, step: Step, handler: Handler, message: Message, patience: Patience
+        self, step: Step, handler: Handler, message: Message, patience: CallPatience
     ) -> tuple[Any, BaseException | None]:
         """Return the result of the step, or the error of the handler: not every error can pass through a future or a
         task.

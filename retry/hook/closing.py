@@ -12,9 +12,9 @@ from retry.hook.classify import describe
 from retry.hook.drain import Drain
 from retry.hook.handlers import Handler
 from retry.hook.logs import HookLog
-from retry.hook.metrics import Tally
+from retry.hook.metrics import HookTally
 from retry.hook.settle import Settler, SinkHealth
-from retry.hook.sink_calls import Patience, SinkCalls
+from retry.hook.sink_calls import CallPatience, SinkCalls
 from retry.sink import DelaySink
 
 # Maximum time reserved for the sink, while a handler hangs: to record the results of the others, and to close.
@@ -65,7 +65,7 @@ def close(
     _within(rest_s(), calls, attempts.tell)
     still_waiting = dead = None
     try:
-        stats = calls.ask(sink.stats, Patience(rest_s()))
+        stats = calls.ask(sink.stats, CallPatience(rest_s()))
         still_waiting, dead = stats.waiting + stats.held, stats.dead
     except Exception as error:  # noqa: BLE001 - the counts are optional
         health.failed(error)
@@ -90,7 +90,7 @@ def close(
     )
 
 
-def stop_beginning(tallies: Iterable[Tally], drain: Drain) -> None:
+def stop_beginning(tallies: Iterable[HookTally], drain: Drain) -> None:
     """Start no further send or repetition; running ones continue."""
     for tally in tallies:
         tally.close()

@@ -14,7 +14,7 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import check_topic
 from retry.hook.classify import Classifier
 from retry.hook.destination import Destination
-from retry.hook.metrics import Tally
+from retry.hook.metrics import HookTally
 from retry.policy import RetryPolicy, to_plain
 from retry.sink import DelaySink
 
@@ -57,7 +57,7 @@ class Handler:
     classifier: Classifier | None
     workers: int
     is_write_ahead: bool
-    tally: Tally
+    tally: HookTally
     earlier_names: tuple[str, ...] = ()  # type names that earlier builds used for its entries
 
     @property

@@ -14,7 +14,7 @@ from retry.outcome import Delivered, Outcome, Rejected, Spooled
 BREAKER_NUMBERS = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
 
 
-class Tally:
+class HookTally:
     """Counts of one type. ``enter`` and ``leave`` bracket each direct send."""
 
     def __init__(self) -> None:

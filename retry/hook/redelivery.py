@@ -46,7 +46,7 @@ from retry.hook.handlers import (
 from retry.hook.health import CHECK_TYPE, Ages, Checked, Health, dry_run, judge_health
 from retry.hook.logs import HookLog
 from retry.hook.loops import Loops
-from retry.hook.metrics import HookMetrics, Tally
+from retry.hook.metrics import HookMetrics, HookTally
 from retry.hook.process import close_on_sigterm, guard, keep_alive, release
 from retry.hook.sender import FORKED, Call, Message, Sender, make_message
 from retry.hook.settle import Settler, SinkHealth
@@ -231,7 +231,7 @@ class Redelivery:
                 classifier=classify or self._classify,
                 workers=workers,
                 is_write_ahead=mode == "write_ahead",
-                tally=Tally(),
+                tally=HookTally(),
                 earlier_names=earlier,
             )
             self._registered_s = self._sink.clock.monotonic_s()

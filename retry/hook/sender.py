@@ -24,7 +24,7 @@ from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.logs import HookLog
 from retry.hook.settle import Settler, SinkHealth
-from retry.hook.sink_calls import Patience, SinkCalls, SinkNotAsked
+from retry.hook.sink_calls import CallPatience, SinkCalls, SinkNotAsked
 from retry.hook.uid import make_uid
 from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
 from retry.outcome import Delivered, Outcome, Rejected, Spooled
@@ -462,7 +462,7 @@ class Sender:
             handler.tally.note_outcome(outcome)
             return outcome
 
-    def _perform(self, step: Step, handler: Handler, message: Message, patience: Patience) -> Any:  # noqa: ANN401 - result of the step
+    def _perform(self, step: Step, handler: Handler, message: Message, patience: CallPatience) -> Any:  # noqa: ANN401 - result of the step
         match step:
             case TryNow():
                 return receipt_of(message.start(handler))
@@ -477,6 +477,6 @@ class Sender:
         """Return the result of a sink call outside of a send; raise ``SinkUnavailable`` on a timeout."""
         return self.calls.ask(call, self.patience())
 
-    def patience(self) -> Patience:
+    def patience(self) -> CallPatience:
         """Return a new time limit for the sink calls of one send."""
-        return Patience(self._keep_timeout_s)
+        return CallPatience(self._keep_timeout_s)

@@ -1,7 +1,7 @@
 """Sink calls on behalf of senders and of ``close``, each with a time limit.
 
 A sink accesses the disk, and a disk may block for any time. So threads of the hook make the calls, and a sender waits
-for ``Patience``, which covers all calls of one send together. A timeout has two cases. A call that no thread has
+for ``CallPatience``, which covers all calls of one send together. A timeout has two cases. A call that no thread has
 started is withdrawn: the message is not kept. A call that has started continues and may keep the message: it is in
 doubt.
 """
@@ -29,7 +29,7 @@ class SinkNotAsked(SinkUnavailable):
     """The sink was busy with other calls for the whole time limit: this call had no effect."""
 
 
-class Patience:
+class CallPatience:
     """Total time that one caller waits for the sink; time between two calls does not count.
 
     ``cancelled`` is the cancellation of a task during a wait that must not be abandoned.
@@ -55,12 +55,12 @@ class SinkCalls:
         self.threads = DaemonThreads("retry-sink", THREADS)
         self._on_late = on_late
 
-    def ask(self, call: Callable[[], _T], patience: Patience) -> _T:
+    def ask(self, call: Callable[[], _T], patience: CallPatience) -> _T:
         """Return the result of ``call``; raise ``SinkUnavailable`` on a timeout."""
         asked = self.threads.submit(call)
         return _wait(asked, asked, patience)
 
-    def keep(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
+    def keep(self, call: Callable[[], Future[_T]], patience: CallPatience) -> _T:
         """Return the result of the future that ``call`` returns; raise ``SinkUnavailable`` on a timeout."""
         asked, kept = self._keep(call)
         try:
@@ -69,20 +69,20 @@ class SinkCalls:
             self._look_after(kept)
             raise
 
-    def tell(self, call: Callable[[], None], patience: Patience) -> None:
+    def tell(self, call: Callable[[], None], patience: CallPatience) -> None:
         """Make ``call`` now or later, and wait for it only within the remaining patience."""
         told = self.threads.submit(call)
         with patience as left_s, suppress(TimeoutError):
             told.result(left_s)
 
-    async def ask_async(self, call: Callable[[], _T], patience: Patience) -> _T:
+    async def ask_async(self, call: Callable[[], _T], patience: CallPatience) -> _T:
         """Do the same as ``ask``, on an event loop."""
         asked = self.threads.submit(call)
         with patience as left_s:
             await asyncio.wait([_seen(asked)], timeout=left_s)
         return _result_of(asked, asked, patience)
 
-    async def keep_async(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
+    async def keep_async(self, call: Callable[[], Future[_T]], patience: CallPatience) -> _T:
         """Do the same as ``keep``, on an event loop. A cancellation does not shorten it, and is recorded in
         ``patience``.
         """
@@ -94,7 +94,7 @@ class SinkCalls:
             self._look_after(kept)
             raise
 
-    async def tell_async(self, call: Callable[[], None], patience: Patience) -> None:
+    async def tell_async(self, call: Callable[[], None], patience: CallPatience) -> None:
         """Do the same as ``tell``, on an event loop. A cancellation does not shorten it, and is recorded in
         ``patience``.
         """
@@ -138,13 +138,13 @@ class SinkCalls:
         kept.add_done_callback(came)
 
 
-def _wait(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
+def _wait(asked: Future[Any], done: Future[_T], patience: CallPatience) -> _T:
     with patience as left_s, suppress(TimeoutError):
         return done.result(left_s)
     return _result_of(asked, done, patience)
 
 
-def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
+def _result_of(asked: Future[Any], done: Future[_T], patience: CallPatience) -> _T:
     """Return the result of a call if there is one; else raise an error: not asked, or in doubt."""
     if done.done():  # finished at the last moment, or the sink itself raised a timeout
         return done.result()
@@ -153,7 +153,7 @@ def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
     raise SinkUnavailable(f"the sink gave no answer within {patience.timeout_s:g} s")
 
 
-async def _until_done(done: Future[Any], patience: Patience) -> None:
+async def _until_done(done: Future[Any], patience: CallPatience) -> None:
     """Wait on the running event loop despite cancellations: at the end of a program its loop cancels all tasks."""
     seen = _seen(done)
     while patience.left_s > 0 and not seen.done():

@@ -106,12 +106,12 @@ class Table(ABC):
         filled = {name: made("coalesce({0}, {1})", col(name), lit(value)) for name in chosen}
         return self.with_columns(filled)
 
-    def group_by(self, *keys: str | Column) -> Groups:
+    def group_by(self, *keys: str | Column) -> GroupedTable:
         """Group the rows by these columns."""
-        return Groups(self, [_column(each) for each in keys])
+        return GroupedTable(self, [_column(each) for each in keys])
 
 
-class Groups:
+class GroupedTable:
     """Rows of a table, grouped by columns."""
 
     def __init__(self, table: Table, keys: Sequence[Column]) -> None:

@@ -12,18 +12,18 @@ from spark_audit.engines.table import Engine, Row, Table, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import Border, look_at_border
 from spark_audit.jobs.errors import errors_of
-from spark_audit.jobs.health import CellState, Files, Finding
+from spark_audit.jobs.health import CellState, FileFindings, Finding
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome, make_outcome
-from spark_audit.jobs.pipeline import Held, Judged, Known, Scan
-from spark_audit.jobs.state import Facts, State, load_state, save_state
+from spark_audit.jobs.outcome import AuditOutcome, make_outcome
+from spark_audit.jobs.pipeline import HeldRows, Judged, Known, Scan
+from spark_audit.jobs.state import AuditFacts, AuditState, load_state, save_state
 from spark_audit.rules.density import QueueFacts, begins_beyond, last_exits, queue_holes
 from spark_audit.rules.findings import first_findings, join_findings, with_history
 from spark_audit.rules.rows import kind_in, with_letters
 from spark_audit.rules.totals import merge_counts, merge_fingerprints
 from spark_audit.rules.undone import is_undone, undone_findings
 from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
-from spark_audit.tables import EventFile, Listing, list_trail
+from spark_audit.tables import EventFile, TrailListing, list_trail
 from spark_audit.undone import Undone, all_of_cell, undone_of
 
 _MODES = {True: "batch", False: "incremental"}
@@ -54,9 +54,9 @@ class _Run:
     """Working state of one run."""
 
     engine: Engine
-    listing: Listing
+    listing: TrailListing
     options: Options
-    state: State | None
+    state: AuditState | None
     watch: Stopwatch
     figures: dict[str, Any]
 
@@ -69,7 +69,7 @@ class _Run:
 
 def run_audit(
     engine: Engine, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
-) -> Outcome:
+) -> AuditOutcome:
     """Audit a trail. With ``state`` (a directory), read only files that no earlier run has read.
 
     With ``read_back`` (a directory), compare the messages sent to a cluster with the messages read back from it. This
@@ -91,12 +91,12 @@ def run_audit(
 
 def _audit(
     engine: Engine,
-    listing: Listing,
+    listing: TrailListing,
     options: Options,
-    kept: State | None,
+    kept: AuditState | None,
     where: str | None,
     read_back: str | None = None,
-) -> Outcome:
+) -> AuditOutcome:
     run = _Run(engine, listing, options, kept, Stopwatch(engine), {"mode": _MODES[where is None], "stages": []})
     _check_kept(run)
     new = _new_files(listing, kept)
@@ -144,7 +144,7 @@ def _audit(
     of_snapshots += pipeline.queue_findings(engine, of_cells, queues, removals, held, cells, table)
     outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border, apart)
     if where is not None:
-        facts = Facts(
+        facts = AuditFacts(
             files=files,
             roles=_roles_in(listing),
             retired=health.retired_cells(listing),
@@ -191,7 +191,7 @@ class _Told(NamedTuple):
     all_of_cells: list[Row]
 
 
-def _read_through(raw: Table, options: Options, kept: State | None, retired: Sequence[str]) -> _Told:
+def _read_through(raw: Table, options: Options, kept: AuditState | None, retired: Sequence[str]) -> _Told:
     """Count rows. If a store was rolled back, or is gone with its retired cell, count again without the undone
     events.
     """
@@ -217,7 +217,7 @@ def _read_through(raw: Table, options: Options, kept: State | None, retired: Seq
     return _Told(standing, standing.counts, standing.rare.union(of_files), left, undone, scan.rows, of_cells)
 
 
-def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: Held) -> tuple[Table, Table]:
+def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: HeldRows) -> tuple[Table, Table]:
     """Return findings about messages of undone events, and all undone events by message."""
     retired = health.retired_cells(run.listing)
     forgotten = keep(told.all_rows.where(is_undone(told.undone)))
@@ -227,7 +227,7 @@ def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: He
     return found, pipeline.keyed(forgotten, run.options)
 
 
-def _roles_in(listing: Listing) -> dict[str, str]:
+def _roles_in(listing: TrailListing) -> dict[str, str]:
     return {name: cell.role for name, cell in listing.cells.items()}
 
 
@@ -253,7 +253,7 @@ def _check_kept(run: _Run) -> None:
             raise _StartOver(f"{path} was changed after it was read")
 
 
-def _new_files(listing: Listing, kept: State | None) -> list[EventFile]:
+def _new_files(listing: TrailListing, kept: AuditState | None) -> list[EventFile]:
     """Return the files to read: complete by their name, after the retention limit, and not read before."""
     retired = {name: cell.retired for name, cell in listing.cells.items()}
     there = [file for file in listing.files if file.last > retired[file.cell]]
@@ -275,15 +275,17 @@ def _new_files(listing: Listing, kept: State | None) -> list[EventFile]:
     return new
 
 
-def _merge_files(found: Files, kept: State | None) -> Files:
+def _merge_files(found: FileFindings, kept: AuditState | None) -> FileFindings:
     if kept is None:
         return found
     before = kept.files
     contents = before.contents | found.contents
-    return Files(contents, before.facts | found.facts, [*before.gaps, *found.gaps], [*before.findings, *found.findings])
+    return FileFindings(
+        contents, before.facts | found.facts, [*before.gaps, *found.gaps], [*before.findings, *found.findings]
+    )
 
 
-def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
+def _check_subscriptions(kept: AuditState | None, rare: Sequence[Row]) -> None:
     """Start over if a new subscription starts at an offset that earlier runs counted: it changes the expected exits.
 
     A new removal of a topic or reset of a group always starts over.
@@ -306,7 +308,7 @@ def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``
     subscriptions: Table,
     sums: Table | None,
     failed: Table,
-    held: Held,
+    held: HeldRows,
     spools: Sequence[str],
 ) -> tuple[Table | None, Table | None]:
     """Return all events of the messages to judge, kept, and their keys; None if no message is suspicious."""
@@ -347,13 +349,13 @@ def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``
 def _conclude(  # noqa: PLR0917 - the results of a run
     run: _Run,
     cells: list[CellState],
-    files: Files,
+    files: FileFindings,
     of_snapshots: Sequence[Finding],
     tables_of: tuple[Table, Table, Table],
     judgement: tuple[Judged | None, Table | None],
     border: Border | None,
     apart: Sequence[tuple[Table, Table]],
-) -> Outcome:
+) -> AuditOutcome:
     """Build the ledgers and findings of a run. The tables are counts, sums and rare events.
 
     ``apart`` are findings about messages that were found separately, with all events of these.

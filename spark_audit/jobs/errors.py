@@ -7,12 +7,12 @@ from spark_audit.engines.table import Engine, Row
 from spark_audit.jobs.options import Options
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import DEAD, REASONS
-from spark_audit.tables import EventFile, Listing
+from spark_audit.tables import EventFile, TrailListing
 
 ERRORS_MAX = 200
 
 
-def errors_of(engine: Engine, listing: Listing, files: list[EventFile], options: Options) -> list[Row]:
+def errors_of(engine: Engine, listing: TrailListing, files: list[EventFile], options: Options) -> list[Row]:
     """Return the most frequent errors by group, in the range of the report, from readable files.
 
     Files of earlier builds do not have the column and add no errors.

@@ -27,11 +27,11 @@ from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.tables import (
     CONTENTS,
     MISSING,
-    Cell,
     EventFile,
-    Listing,
     ManifestLine,
     Snapshot,
+    TrailCell,
+    TrailListing,
     read_contents,
     read_events,
     read_sums,
@@ -59,7 +59,7 @@ class Content(NamedTuple):
 
 
 @dataclass(slots=True)
-class Files:
+class FileFindings:
     """Facts about examined files, of this run and earlier ones."""
 
     contents: dict[str, Content] = field(default_factory=dict)  # by path in the trail; also of unreadable files
@@ -92,10 +92,10 @@ class CellState(NamedTuple):
 
 
 def look_at_files(
-    engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options
-) -> tuple[Files, Table]:
+    engine: Engine, listing: TrailListing, files: Sequence[EventFile], options: Options
+) -> tuple[FileFindings, Table]:
     """Check files. Return the facts and the rows: each record once, from readable files."""
-    found = Files(contents_of(engine, listing, files, options))
+    found = FileFindings(contents_of(engine, listing, files, options))
     altered = {path: content.doubt for path, content in found.contents.items() if content.doubt}
     urls = {listing.url(file.path): file.path for file in files}
     faults = {urls[url]: fault for url, fault in engine.schema_faults(list(urls), EVENTS).items()}
@@ -143,7 +143,9 @@ def _hour_folder(at_ms: int) -> str:
         return "no date"
 
 
-def contents_of(engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, Content]:
+def contents_of(
+    engine: Engine, listing: TrailListing, files: Sequence[EventFile], options: Options
+) -> dict[str, Content]:
     """Return the contents of files by path, compared with their manifest lines."""
     lines = {line.path: line for line in listing.lines}
     sums = read_sums(engine, listing, [file.path for file in files]) if options.verify else {}
@@ -158,7 +160,7 @@ def contents_of(engine: Engine, listing: Listing, files: Sequence[EventFile], op
     return found
 
 
-def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> bool:
+def _take_facts(engine: Engine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> bool:
     if not files:
         return True
     paths = {plain(listing.url(file.path)): file.path for file in files}
@@ -172,7 +174,7 @@ def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], fo
     return len(facts) == len(files)  # Spark reads no rows from an empty file, and DuckDB fails
 
 
-def _can_be_read(engine: Engine, listing: Listing, file: EventFile) -> bool:
+def _can_be_read(engine: Engine, listing: TrailListing, file: EventFile) -> bool:
     """Return True if every column of a file can be read to its end."""
     columns = [name for name, _ in EVENTS]
     try:
@@ -182,7 +184,7 @@ def _can_be_read(engine: Engine, listing: Listing, file: EventFile) -> bool:
     return True
 
 
-def rows_of(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> Table:
+def rows_of(engine: Engine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> Table:
     """Return the rows of files, each once. Record missing and repeated sequences within them."""
     readable = [file for file in files if file.path in found.facts]
     overlapping = _overlapping(readable)
@@ -204,7 +206,7 @@ def rows_of(engine: Engine, listing: Listing, files: Sequence[EventFile], found:
     return sound.union(once_each(rows))
 
 
-def _events_of(engine: Engine, listing: Listing, files: Sequence[EventFile]) -> Table:
+def _events_of(engine: Engine, listing: TrailListing, files: Sequence[EventFile]) -> Table:
     return read_events(engine, listing, files).drop("path", "file_name")
 
 
@@ -223,7 +225,7 @@ def _overlapping(files: Iterable[EventFile]) -> set[str]:
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def missing_files(listing: Listing) -> list[Finding]:
+def missing_files(listing: TrailListing) -> list[Finding]:
     """Return a finding for each file that a manifest names and that does not exist."""
     there = {file.path for file in listing.files}
     return [
@@ -233,7 +235,7 @@ def missing_files(listing: Listing) -> list[Finding]:
     ]
 
 
-def damage_findings(listing: Listing) -> list[Finding]:
+def damage_findings(listing: TrailListing) -> list[Finding]:
     """Return a finding for each file and each manifest line that the audit does not use."""
     return [
         finding("FILE_MISSING", "the file of the cell is not there", each.cell, each.path)
@@ -243,7 +245,7 @@ def damage_findings(listing: Listing) -> list[Finding]:
     ]
 
 
-def with_roles(listing: Listing, counts: Table) -> Listing:
+def with_roles(listing: TrailListing, counts: Table) -> TrailListing:
     """Return the listing with the role of each cell; if its file does not give the role, derive it from its events."""
     unknown = [name for name, cell in listing.cells.items() if not cell.role]
     if not unknown:
@@ -251,7 +253,7 @@ def with_roles(listing: Listing, counts: Table) -> Listing:
     kinds: dict[str, set[str]] = {name: set() for name in unknown}
     for row in counts.where(F.col("cell").isin(*unknown)).select("cell", "kind").distinct().collect():
         kinds[row["cell"]].add(row["kind"])
-    roles = {name: Cell(name, _role_of(own), 0) for name, own in kinds.items()}
+    roles = {name: TrailCell(name, _role_of(own), 0) for name, own in kinds.items()}
     return listing._replace(cells=listing.cells | roles)
 
 
@@ -260,7 +262,7 @@ def _role_of(kinds: set[str]) -> str:
     return "spool" if is_spool else "daemon"
 
 
-def unproven(listing: Listing) -> list[Finding]:
+def unproven(listing: TrailListing) -> list[Finding]:
     """Return findings about unproven data: files that no manifest lists, and lines that break the digest chain.
 
     A killed writer leaves one unlisted file, its last.
@@ -304,7 +306,7 @@ def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool)
 
 
 def sound_snapshots(
-    engine: Engine, listing: Listing, undone: Sequence[Undone], options: Options
+    engine: Engine, listing: TrailListing, undone: Sequence[Undone], options: Options
 ) -> tuple[list[Snapshot], list[Finding]]:
     """Return the newest intact snapshot of each cell, and a finding for each damaged one.
 
@@ -332,7 +334,7 @@ def sound_snapshots(
     return sound, found
 
 
-def _misshapen(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
+def _misshapen(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
     """Return the tables of snapshots, at most one of each cell, that differ from the columns in docs/TRAIL.md,
     by cell.
     """
@@ -344,7 +346,7 @@ def _misshapen(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) 
     return found
 
 
-def _miscounted(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
+def _miscounted(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
     """Return the tables of snapshots, at most one of each cell, whose row count differs from their head, by cell."""
     if not snapshots:
         return {}
@@ -361,7 +363,7 @@ def _miscounted(engine: Engine, listing: Listing, snapshots: Sequence[Snapshot])
     return found
 
 
-def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> tuple[str, ...]:
+def _altered_in(engine: Engine, listing: TrailListing, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the files of a snapshot that are missing or modified."""
     names = tuple(sorted(snapshot.sha256))
     try:
@@ -372,7 +374,7 @@ def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> tuple[s
 
 
 def cell_states(
-    listing: Listing, files: Files, events: Sequence[Row], snapshots: Sequence[Snapshot], options: Options
+    listing: TrailListing, files: FileFindings, events: Sequence[Row], snapshots: Sequence[Snapshot], options: Options
 ) -> list[CellState]:
     """Return the state of each cell. ``events`` are the rare ones about cells (``kind``, ``boot``, ``detail``...)."""
     by_cell: dict[str, list[FileFacts]] = {}
@@ -423,7 +425,7 @@ def watermark_of(cells: Sequence[CellState]) -> int:
     return min(alive) if alive else max((cell.last_at_ms for cell in cells), default=0)
 
 
-def find_stops(engine: Engine, listing: Listing, files: Files, events: Sequence[Row]) -> list[Stop]:
+def find_stops(engine: Engine, listing: TrailListing, files: FileFindings, events: Sequence[Row]) -> list[Stop]:
     """Return the stops of all cells. ``events`` are the rare ones about cells. Reads the files of the last events."""
     places = last_of_runs(events)
     holding = [
@@ -467,7 +469,7 @@ def hole_findings(cells: Sequence[CellState], holes: Iterable[Hole]) -> list[Fin
     ]
 
 
-def put_back_findings(listing: Listing, undone: Sequence[Undone]) -> list[Finding]:
+def put_back_findings(listing: TrailListing, undone: Sequence[Undone]) -> list[Finding]:
     """Return a finding for each rollback of a store."""
     gone = retired_cells(listing)
     return [
@@ -477,12 +479,12 @@ def put_back_findings(listing: Listing, undone: Sequence[Undone]) -> list[Findin
     ]
 
 
-def retired_cells(listing: Listing) -> list[str]:
+def retired_cells(listing: TrailListing) -> list[str]:
     """Return the cells whose stores are gone."""
     return [each.cell for each in listing.retirements if not each.is_void]
 
 
-def retired_findings(listing: Listing) -> list[Finding]:
+def retired_findings(listing: TrailListing) -> list[Finding]:
     """Return a finding for each cell that was declared gone."""
     rules = {False: "its events count for nothing", True: "it has later events, so it is not gone, and is judged"}
     return [
@@ -491,7 +493,7 @@ def retired_findings(listing: Listing) -> list[Finding]:
     ]
 
 
-def vanished(listing: Listing, cells: Sequence[CellState], snapshots: Sequence[Snapshot]) -> list[Finding]:
+def vanished(listing: TrailListing, cells: Sequence[CellState], snapshots: Sequence[Snapshot]) -> list[Finding]:
     """Return a finding for each cell that had events but has no readable file."""
     told = {cell.cell for cell in cells}
     found = []
@@ -505,7 +507,9 @@ def vanished(listing: Listing, cells: Sequence[CellState], snapshots: Sequence[S
     return found
 
 
-def _gaps(listing: Listing, files: Files, cell: str, events: Sequence[Row], snapshot: Snapshot | None) -> list[Gap]:
+def _gaps(
+    listing: TrailListing, files: FileFindings, cell: str, events: Sequence[Row], snapshot: Snapshot | None
+) -> list[Gap]:
     told = [
         Gap(cell, row["detail"], row["detail"] + row["due_ms"] - 1, "dropped before export")
         for row in events
@@ -531,12 +535,12 @@ def _gaps(listing: Listing, files: Files, cell: str, events: Sequence[Row], snap
     return [gap for gap in joined if gap.last > retired]
 
 
-def _doubts(files: Files, cell: str) -> list[Gap]:
+def _doubts(files: FileFindings, cell: str) -> list[Gap]:
     altered = [each["detail"] for each in files.findings if each["kind"] == "FILE_ALTERED" and each["cell"] == cell]
     return [Gap(cell, *span_of(path), "altered") for path in sorted(altered)]
 
 
-def _retired(listing: Listing, cell: str) -> int:
+def _retired(listing: TrailListing, cell: str) -> int:
     return listing.cells[cell].retired if cell in listing.cells else 0
 
 
@@ -555,7 +559,7 @@ def _sequence(snapshot: Snapshot) -> int:
     return snapshot.sequence
 
 
-def _repeated(files: Files, cell: str) -> int:
+def _repeated(files: FileFindings, cell: str) -> int:
     """Return the number of surplus rows in the files of a cell."""
     repeated = [each["detail"] for each in files.findings if each["kind"] == "RECORD_REPEATED" and each["cell"] == cell]
     return sum(int(detail.rsplit(", ", 1)[1].removesuffix(" times")) - 1 for detail in repeated)

@@ -20,7 +20,7 @@ _DUPLICATES = ("DUPLICATE_ACCEPT", "DUPLICATE_DELIVERY", "DUPLICATE_EXIT")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AuditOutcome:
     """Result of an audit. ``figures`` describe the run and differ between runs."""
 
     report: dict[str, Any]
@@ -43,7 +43,7 @@ def make_outcome(  # noqa: PLR0917 - the parts of a report, each once
     listed: Sequence[Row],
     by_kind: Mapping[tuple[str, str], int],
     figures: dict[str, Any],
-) -> Outcome:
+) -> AuditOutcome:
     """Assemble the report. ``own`` are findings about cells; ``listed`` and ``by_kind`` are about messages."""
     counted = Counter(by_kind)
     counted.update((each["kind"], each["severity"]) for each in own)
@@ -69,10 +69,10 @@ def make_outcome(  # noqa: PLR0917 - the parts of a report, each once
         **tables,
         "findings": {"total": counted.total(), "listed": len(findings), "by_kind": dict(kinds)},
     }
-    return Outcome(report, findings, figures)
+    return AuditOutcome(report, findings, figures)
 
 
-def write_outcome(outcome: Outcome, out: Path) -> None:
+def write_outcome(outcome: AuditOutcome, out: Path) -> None:
     """Write report.json, findings.csv, findings.jsonl, run.json and report.html into a local directory."""
     from spark_audit.report.html import write_html
 

@@ -11,7 +11,7 @@ _DRAIN_MS = 15_000
 PAUSED, SLOWED = "paused", "slowed"
 
 
-class Pause(NamedTuple):
+class TopicPause(NamedTuple):
     """Period in which a topic was ``why`` (paused or slowed)."""
 
     topic: str
@@ -20,9 +20,9 @@ class Pause(NamedTuple):
     why: str
 
 
-def pauses_of(events: Iterable[Any]) -> dict[str, list[Pause]]:
+def pauses_of(events: Iterable[Any]) -> dict[str, list[TopicPause]]:
     """Return the pauses of topics by cell. ``events`` are rows of any kinds, sorted by cell and sequence."""
-    found: dict[str, list[Pause]] = {}
+    found: dict[str, list[TopicPause]] = {}
     for row in events:
         if row["kind"] == "TOPIC_REMOVED":
             said = ["resumed", "deliver_rate=0"]
@@ -35,7 +35,7 @@ def pauses_of(events: Iterable[Any]) -> dict[str, list[Pause]]:
     return found
 
 
-def joined(pauses: Iterable[Pause], *, within_ms: int) -> list[tuple[str, int, int]]:
+def joined(pauses: Iterable[TopicPause], *, within_ms: int) -> list[tuple[str, int, int]]:
     """Return (topic, from, to) of the pauses, merged across reasons and across breaks of at most ``within_ms``."""
     found: list[tuple[str, int, int]] = []
     for topic, from_ms, to_ms, _ in sorted(pauses):
@@ -46,7 +46,7 @@ def joined(pauses: Iterable[Pause], *, within_ms: int) -> list[tuple[str, int, i
     return found
 
 
-def _take(pauses: list[Pause], topic: str, at_ms: int, word: str) -> None:
+def _take(pauses: list[TopicPause], topic: str, at_ms: int, word: str) -> None:
     why = SLOWED if word.startswith("deliver_rate=") else PAUSED
     begins = word == PAUSED or (why is SLOWED and word != "deliver_rate=0")
     if not begins and why is PAUSED and word != "resumed":
@@ -54,6 +54,6 @@ def _take(pauses: list[Pause], topic: str, at_ms: int, word: str) -> None:
     is_open = [(each.topic, each.to_ms, each.why) == (topic, _NO_END, why) for each in pauses]
     number = is_open.index(True) if any(is_open) else None
     if begins and number is None:
-        pauses.append(Pause(topic, at_ms, _NO_END, why))
+        pauses.append(TopicPause(topic, at_ms, _NO_END, why))
     elif not begins and number is not None:
         pauses[number] = pauses[number]._replace(to_ms=at_ms + _DRAIN_MS)

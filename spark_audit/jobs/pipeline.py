@@ -29,7 +29,7 @@ from spark_audit.rules.totals import count_rows, failed_keys, fingerprints, is_e
 from spark_audit.rules.transactions import transaction_findings
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
 from spark_audit.stops import Stop
-from spark_audit.tables import Listing, read_contents
+from spark_audit.tables import TrailListing, read_contents
 
 _SUBSCRIPTIONS: Fields = (
     ("cell", "string"),
@@ -56,7 +56,7 @@ class _Pass(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRows:
     """Newest snapshots, one per cell."""
 
     entries: Table
@@ -71,7 +71,7 @@ class Known:
     subscriptions: Table
     removals: Table
     cells: Table
-    held: Held
+    held: HeldRows
     ends: Table
     watermark_ms: int
 
@@ -104,18 +104,18 @@ def scan_rows(rows: Table, options: Options) -> Scan:
     return Scan(lettered, keep(counts), rare)
 
 
-def read_held(engine: Engine, listing: Listing, cells: Sequence[CellState]) -> Held:
+def read_held(engine: Engine, listing: TrailListing, cells: Sequence[CellState]) -> HeldRows:
     """Read the newest snapshot of each cell."""
     newest = [cell.snapshot for cell in cells if cell.snapshot is not None]
     entries, queues, progress = (
         read_contents(engine, listing, newest, name) for name in ("entries", "queues", "progress")
     )
     if not newest:
-        return Held(entries, queues, progress)  # not kept: the planner knows that local tables are empty
-    return Held(keep(entries), keep(queues), keep(progress))
+        return HeldRows(entries, queues, progress)  # not kept: the planner knows that local tables are empty
+    return HeldRows(keep(entries), keep(queues), keep(progress))
 
 
-def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellState], held: Held) -> Table:
+def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellState], held: HeldRows) -> Table:
     """Return the offset ranges that each group reads of each queue; a reset starts another pass.
 
     A pass ends with the offsets that the group finished before the reset, and with the removal of its topic. A topic
@@ -170,7 +170,9 @@ def removals_of(engine: Engine, rare: Sequence[Row]) -> Table:
     return engine.local_table(found, REMOVALS)
 
 
-def holes_at_ends(tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence[CellState], held: Held) -> list[Hole]:
+def holes_at_ends(
+    tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence[CellState], held: HeldRows
+) -> list[Hole]:
     """Return the offsets of queues that the newest snapshots include and that are above all offsets of events."""
     taken = {cell.cell: cell.snapshot.sequence for cell in cells if cell.snapshot is not None}
     retired = {cell.cell for cell in cells if cell.retired}
@@ -209,7 +211,7 @@ def queue_findings(  # noqa: PLR0917 - facts about queues
     rare: Sequence[Row],
     queues: QueueFacts,
     removals: Table,
-    held: Held,
+    held: HeldRows,
     cells: Sequence[CellState],
     table: Table,
 ) -> list[Finding]:
@@ -224,7 +226,7 @@ def read_findings(  # noqa: PLR0917 - facts about groups
     rare: Sequence[Row],
     beyond: Iterable[ReadKey],
     exits: Mapping[ReadKey, Top],
-    held: Held,
+    held: HeldRows,
     cells: Sequence[CellState],
     table: Table,
 ) -> list[Finding]:
@@ -322,7 +324,7 @@ def candidates_of(  # noqa: PLR0917 - as ``find_candidates``
     subscriptions: Table,
     sums: Table | None,
     failed: Table,
-    held: Held,
+    held: HeldRows,
     options: Options,
     spools: Sequence[str],
 ) -> Table:

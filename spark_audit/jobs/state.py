@@ -16,7 +16,7 @@ from typing import Any
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.table import Engine, Table
-from spark_audit.jobs.health import Content, Files
+from spark_audit.jobs.health import Content, FileFindings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
 from spark_audit.rules.density import Hole, QueueFacts, Top
@@ -29,11 +29,11 @@ _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 
 @dataclass(slots=True)
-class State:
+class AuditState:
     """One version of the state."""
 
     number: int
-    files: Files
+    files: FileFindings
     roles: dict[str, str]  # of cells
     retired: list[str]  # retired cells, whose events no table here contains
     counts: Table
@@ -46,10 +46,10 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class AuditFacts:
     """Results of a run that the next run starts from."""
 
-    files: Files
+    files: FileFindings
     roles: dict[str, str]
     retired: list[str]
     counts: Table
@@ -61,7 +61,7 @@ class Facts:
     queues: QueueFacts
 
 
-def load_state(engine: Engine, where: str, options: Options) -> State | None:
+def load_state(engine: Engine, where: str, options: Options) -> AuditState | None:
     """Return the newest version. Return None if there is none or if its options differ."""
     numbers = _versions(engine, where)
     if not numbers:
@@ -74,13 +74,13 @@ def load_state(engine: Engine, where: str, options: Options) -> State | None:
         options.say("the state was made by another version or engine, or with other options; starting over")
         return None
     tables = {name: engine.read(f"{base}/{name}", meta["columns"][name]) for name in _TABLES}
-    files = Files(
+    files = FileFindings(
         {path: Content(*each) for path, *each in meta["contents"]},
         {each[0]: FileFacts(*each) for each in meta["files"]},
         [Gap(*each) for each in meta["gaps"]],
         meta["findings"],
     )
-    return State(
+    return AuditState(
         number=number,
         files=files,
         roles=meta["roles"],
@@ -104,8 +104,8 @@ def save_state(
     engine: Engine,
     where: str,
     options: Options,
-    kept: State | None,
-    facts: Facts,
+    kept: AuditState | None,
+    facts: AuditFacts,
 ) -> None:
     """Write the next version, and remove all versions except this one and the one before."""
     files = facts.files
@@ -148,7 +148,7 @@ def _lasting(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def _closed(facts: Facts, kept: State | None, options: Options) -> Table:
+def _closed(facts: AuditFacts, kept: AuditState | None, options: Options) -> Table:
     """Return the keys of correct messages, so that later events of them are detected."""
     is_accept = kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter")
     keys = keyed(facts.new_rows, options).group_by("key").agg(F.max_of(is_accept).alias("is_accepted"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_audit.report import text
-from spark_audit.report.table import Table
+from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Row, whole
 
 SHOWN_MAX = 500
@@ -102,7 +102,7 @@ def _finding(finding: Row, history_max: int) -> dict[str, Any]:
     }
 
 
-def _history(history: Sequence[Row], history_max: int) -> Table:
+def _history(history: Sequence[Row], history_max: int) -> ReportTable:
     half = history_max // 2
     left_out = max(0, len(history) - history_max)
     events = [*history[:half], *history[-(history_max - half) :]] if left_out else history
@@ -121,7 +121,7 @@ def _history(history: Sequence[Row], history_max: int) -> Table:
     if left_out:
         rows.insert(half, [f"... {text.count(left_out)} more in findings.jsonl", *[None] * 6])
     headings = ["at (UTC)", "event", "queue: offset", "attempt", "due (UTC)", "sequence", "run"]
-    return Table("Its history, in the order of the trail", headings, rows, words=3)
+    return ReportTable("Its history, in the order of the trail", headings, rows, words=3)
 
 
 def _due(row: Row) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from spark_audit.report import chart, text
 from spark_audit.report.look import Look
-from spark_audit.report.table import Table
+from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Row, whole
 
 CELLS_DRAWN_MAX = 24
@@ -33,7 +33,9 @@ def health(report: Row) -> dict[str, Any]:
         "legend": [_RUN, _GAP, _SNAPSHOT],
         "left_out": max(0, len(cells) - CELLS_DRAWN_MAX),
         "missing": sum(_length(gap) for _, gap in gaps),
-        "gaps": Table("Gaps", ["cell", "first missing", "last missing", "events", "why"], rows, rows_max=ROWS_MAX),
+        "gaps": ReportTable(
+            "Gaps", ["cell", "first missing", "last missing", "events", "why"], rows, rows_max=ROWS_MAX
+        ),
         "cells": _table(cells),
     }
 
@@ -99,7 +101,7 @@ def _name(cell: Row) -> str:
     return text.shortened(f"{cell.get('cell')} ({cell.get('role')})", 80)
 
 
-def _table(cells: Sequence[Row]) -> Table:
+def _table(cells: Sequence[Row]) -> ReportTable:
     rows = [
         [
             cell.get("cell"),
@@ -119,4 +121,4 @@ def _table(cells: Sequence[Row]) -> Table:
         "cell", "role", "first event", "last event", "closed in order", "newest snapshot", "first", "last", *_FIGURES,
         "gaps",
     ]  # fmt: skip
-    return Table("Cells", headings, rows, words=6, rows_max=ROWS_MAX)
+    return ReportTable("Cells", headings, rows, words=6, rows_max=ROWS_MAX)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from spark_audit.report import chart, text
-from spark_audit.report.table import Table
-from spark_audit.report.windows import Axis, Grid, Row, State, Tally, whole
+from spark_audit.report.table import ReportTable
+from spark_audit.report.windows import Axis, Grid, Row, WindowState, WindowTally, whole
 
 TOPICS_MAX = 24
 BAD_ROWS_MAX = 200
@@ -16,7 +16,7 @@ _SHOWN = (
     "scheduled", "fired", "cancelled", "expired", "pending", "overdue", "lost", "inconclusive", "late", "early",
     "duplicated",
 )  # fmt: skip
-_BAD = (State.LOST, State.INCONCLUSIVE, State.LATE, State.FEW_LATE)
+_BAD = (WindowState.LOST, WindowState.INCONCLUSIVE, WindowState.LATE, WindowState.FEW_LATE)
 _BAD_KEYS = ("lost", "inconclusive", "overdue", "late", "early", "duplicated", "scheduled")
 
 
@@ -37,21 +37,21 @@ def heat_map(report: Row, grid: Grid) -> dict[str, Any]:
     states = {tally.state for tally in tallies.values()}
     return {
         "fields": _map(report, grid, [label for label, _ in rows], tallies) if rows else None,
-        "legend": [state.look for state in State if state in states],
+        "legend": [state.look for state in WindowState if state in states],
         "bad": _bad(grid),
     }
 
 
-def _map(report: Row, grid: Grid, labels: list[str], tallies: dict[tuple[int, int], Tally]) -> chart.Chart:
+def _map(report: Row, grid: Grid, labels: list[str], tallies: dict[tuple[int, int], WindowTally]) -> chart.Chart:
     axis = grid.axis
     names: chart.Marks = [
         {"y": place, "label": text.shortened(label, _LABEL_MAX)} for place, label in enumerate(labels)
     ]
-    ground: chart.Marks = [{"y": place, "fill": State.EMPTY.look.fill} for place in range(len(labels))]
+    ground: chart.Marks = [{"y": place, "fill": WindowState.EMPTY.look.fill} for place in range(len(labels))]
     marks: chart.Marks = []
     signs: chart.Marks = []
     for (place, column), tally in tallies.items():
-        if tally.state is State.EMPTY:
+        if tally.state is WindowState.EMPTY:
             continue
         at = axis.place(column) | {"y": place}
         words = _words(text.visible(labels[place]), axis, column, tally)
@@ -77,7 +77,7 @@ def _map(report: Row, grid: Grid, labels: list[str], tallies: dict[tuple[int, in
     )
 
 
-def _words(label: str, axis: Axis, column: int, tally: Tally) -> str:
+def _words(label: str, axis: Axis, column: int, tally: WindowTally) -> str:
     """Return the tooltip of a field: topic, range, verdict, every count that is not 0, the worst lateness."""
     counts = [f"{key} {text.count(tally[key])}" for key in _SHOWN if tally[key]]
     if tally["accepted_at_once"]:
@@ -88,7 +88,7 @@ def _words(label: str, axis: Axis, column: int, tally: Tally) -> str:
     return "\n".join(lines)
 
 
-def _bad(grid: Grid) -> Table:
+def _bad(grid: Grid) -> ReportTable:
     fields = sorted(
         (_BAD.index(tally.state), column, topic)
         for (topic, column), tally in grid.fields.items()
@@ -104,4 +104,4 @@ def _bad(grid: Grid) -> Table:
         for weight, column, topic in fields
     ]
     headings = ["topic", "from (UTC)", "verdict", *_BAD_KEYS]
-    return Table("Topics and times that are not clean", headings, rows, words=3, rows_max=BAD_ROWS_MAX)
+    return ReportTable("Topics and times that are not clean", headings, rows, words=3, rows_max=BAD_ROWS_MAX)

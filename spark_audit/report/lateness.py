@@ -7,7 +7,7 @@ from typing import Any
 
 from spark_audit.report import chart, text
 from spark_audit.report.look import Look
-from spark_audit.report.table import Table
+from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Grid, Row, whole
 
 _LINES = {
@@ -37,7 +37,7 @@ def lateness(report: Row, grid: Grid) -> dict[str, Any]:
         "percentiles": _percentiles(grid),
         "histogram": _histogram(buckets, whole_sum, late_after_ms, late) if buckets else None,
         "histogram_legend": [_IN_TIME, late],
-        "figures": Table("Messages by lateness", ["lateness", "messages", "share", "share so far"], rows),
+        "figures": ReportTable("Messages by lateness", ["lateness", "messages", "share", "share so far"], rows),
     }
 
 
@@ -79,7 +79,7 @@ def _words(grid: Grid, column: int) -> str:
     return "\n".join([grid.axis.words(column), *said, counts])
 
 
-def _percentiles(grid: Grid) -> Table:
+def _percentiles(grid: Grid) -> ReportTable:
     rows = [
         [
             text.minute(grid.axis.start_of(column)),
@@ -91,7 +91,7 @@ def _percentiles(grid: Grid) -> Table:
         if tally.worst_ms
     ]
     name = f"Lateness per {text.duration(grid.axis.column_ms)}, the worst of its parts"
-    return Table(name, ["from (UTC)", "p50", "p99", "p99.9", "latest", "late", "early"], rows)
+    return ReportTable(name, ["from (UTC)", "p50", "p99", "p99.9", "latest", "late", "early"], rows)
 
 
 def _buckets(report: Row) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ ROWS_MAX = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class LedgerTable:
     """Ledger: a sum and its parts. ``aside`` is shown too and is not part of the sum."""
 
     title: str
@@ -25,7 +25,7 @@ class Ledger:
 
 
 _ENDS = ("lost", "inconclusive")
-SCHEDULED = Ledger(
+SCHEDULED = LedgerTable(
     title="Scheduled: what was accepted for a delivery time",
     note="Late, early and twice are told of what was fired, or scheduled twice; they are no part of the sum.",
     words=("topic",),
@@ -33,7 +33,7 @@ SCHEDULED = Ledger(
     parts=("fired", "cancelled", "expired", "pending", "overdue", *_ENDS),
     aside=("late", "early", "duplicated", "accepted_at_once"),
 )
-FIRED = Ledger(
+FIRED = LedgerTable(
     title="Fired: what each group was meant to finish",
     note="Per topic and group; every message that became visible to the group, from the place on where it subscribed.",
     words=("topic", "group"),
@@ -41,7 +41,7 @@ FIRED = Ledger(
     parts=("acked", "dead", "expired", "purged", "filtered", "unread", "in_flight", "in_retry", *_ENDS),
     aside=("duplicated",),
 )
-SPOOLED = Ledger(
+SPOOLED = LedgerTable(
     title="Spooled: what producers stored because a send failed",
     note="Per spool and type of entry.",
     words=("cell", "type"),
@@ -49,7 +49,7 @@ SPOOLED = Ledger(
     parts=("sent", "dead", "dropped", "pending", "overdue", *_ENDS),
     aside=(),
 )
-CLUSTER = Ledger(
+CLUSTER = LedgerTable(
     title="In the cluster: what was forwarded, or may have been",
     note="Found by its id when the topics were read back. Not there: was in doubt only. Not read back: removed by the "
     "cluster's retention, or not reached in time. Copies are those that a send in doubt explains.",
@@ -71,12 +71,12 @@ def ledgers(report: Row, grid: Grid) -> list[dict[str, Any]]:
     return tables
 
 
-def residue(ledger: Ledger, row: Row) -> int:
+def residue(ledger: LedgerTable, row: Row) -> int:
     """Return the difference between a row's total and the sum of its parts; 0 if it balances."""
     return whole(row, ledger.sum_of) - sum(whole(row, part) for part in ledger.parts)
 
 
-def _ledger(ledger: Ledger, rows: Sequence[Row]) -> dict[str, Any]:
+def _ledger(ledger: LedgerTable, rows: Sequence[Row]) -> dict[str, Any]:
     def names(row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(word)) for word in ledger.words)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_audit.report import chart, text
 from spark_audit.report.look import Look
-from spark_audit.report.table import Table
+from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Row, whole
 
 GROUPS_MAX = 8
@@ -55,7 +55,7 @@ def ladder(report: Row) -> dict[str, Any]:
         "cards": [_card(place, group, ladders[group], top) for place, group in enumerate(order[:GROUPS_MAX]) if top],
         "left_out": max(0, len(order) - GROUPS_MAX),
         "legend": _STEPS.values(),
-        "figures": Table("Attempts", headings, cells, words=2),
+        "figures": ReportTable("Attempts", headings, cells, words=2),
     }
 
 
@@ -123,17 +123,17 @@ def dead_letters(report: Row) -> dict[str, Any]:
         "total": total,
         "bars": _dead_bars([(reason, sums[reason]) for reason in order], total) if total else None,
         "legend": _FATES.values(),
-        "figures": Table("Dead letters by group and topic", headings, cells, words=3),
+        "figures": ReportTable("Dead letters by group and topic", headings, cells, words=3),
     }
 
 
-def errors(report: Row) -> Table:
+def errors(report: Row) -> ReportTable:
     """Return failures by group and reported error."""
     cells = [
         [row.get("group"), text.visible(str(row.get("error"))), *(whole(row, key) for key in ("failures", "dead"))]
         for row in report.get("errors") or []
     ]
-    return Table("Failures by error", ["group", "error", "failures", "dead letters"], cells, words=2)
+    return ReportTable("Failures by error", ["group", "error", "failures", "dead letters"], cells, words=2)
 
 
 def _dead_bars(reasons: Sequence[tuple[str, dict[str, int]]], total: int) -> chart.Chart:

@@ -9,7 +9,7 @@ from spark_audit.report import text
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Table whose first ``words`` columns are text and whose others are numbers; at most ``rows_max`` rows are
     shown.
     """

@@ -6,8 +6,8 @@ from typing import Any
 
 from spark_audit.report import chart, text
 from spark_audit.report.look import Look
-from spark_audit.report.table import Table
-from spark_audit.report.windows import Grid, Row, Tally, whole
+from spark_audit.report.table import ReportTable
+from spark_audit.report.windows import Grid, Row, WindowTally, whole
 
 TOPICS_MAX = 7
 LABEL_MAX = 48
@@ -45,7 +45,7 @@ def throughput(report: Row, grid: Grid) -> dict[str, Any]:
         "bars": _bars(report, grid, looks, others, rest) if grid.total["scheduled"] else None,
         "legend": [*legend, Look("due", "all that was due", dash=())],
         "at_once": _at_once(grid) if grid.total["accepted_at_once"] else None,
-        "figures": Table(f"Messages per {text.duration(grid.axis.column_ms)}", headings, rows),
+        "figures": ReportTable(f"Messages per {text.duration(grid.axis.column_ms)}", headings, rows),
     }
 
 
@@ -56,7 +56,7 @@ def _bars(report: Row, grid: Grid, looks: dict[str, Look], others: list[str], re
     hits: chart.Marks = []
     tallest: dict[str, dict[str, Any]] = {}
     for column in range(axis.columns):
-        tally = grid.columns.get(column, Tally())
+        tally = grid.columns.get(column, WindowTally())
         place = axis.place(column)
         layers = [
             *((look, grid.merged([topic], column)["fired"]) for topic, look in looks.items()),
@@ -94,7 +94,7 @@ def _bars(report: Row, grid: Grid, looks: dict[str, Look], others: list[str], re
     )
 
 
-def _words(grid: Grid, column: int, tally: Tally, looks: dict[str, Look]) -> str:
+def _words(grid: Grid, column: int, tally: WindowTally, looks: dict[str, Look]) -> str:
     due = f"due {text.count(tally['scheduled'])}, fired {text.count(tally['fired'])}"
     lines = [grid.axis.words(column), due]
     lines += [

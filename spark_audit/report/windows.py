@@ -27,7 +27,7 @@ PERCENTILES = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p999_ms", "latene
 Row = Mapping[str, Any]
 
 
-class State(Enum):
+class WindowState(Enum):
     """State of a heat map field, from empty to the worst."""
 
     EMPTY = Look("field", "nothing")
@@ -50,7 +50,7 @@ def whole(row: Row, key: str) -> int:
 
 
 @dataclass(slots=True)
-class Tally:
+class WindowTally:
     """Sums of rows of ``scheduled``. Percentiles of several windows cannot be merged, so the worst is kept."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
@@ -64,7 +64,7 @@ class Tally:
             if (value := row.get(key)) is not None:
                 self.worst_ms[key] = max(self.worst_ms.get(key, int(value)), int(value))
 
-    def merge(self, part: Tally) -> None:
+    def merge(self, part: WindowTally) -> None:
         """Add the counts of another tally."""
         self.add({**part.counts, **part.worst_ms})
 
@@ -72,18 +72,18 @@ class Tally:
         return self.counts[key]
 
     @property
-    def state(self) -> State:
+    def state(self) -> WindowState:
         """Worst state of any message counted here."""
         counts = self.counts
         if counts["lost"]:
-            return State.LOST
+            return WindowState.LOST
         if counts["inconclusive"]:
-            return State.INCONCLUSIVE
+            return WindowState.INCONCLUSIVE
         if late := counts["late"] + counts["early"] + counts["duplicated"] + counts["overdue"]:
-            return State.LATE if late * 100 >= counts["scheduled"] else State.FEW_LATE
+            return WindowState.LATE if late * 100 >= counts["scheduled"] else WindowState.FEW_LATE
         if counts["pending"] and 2 * counts["pending"] >= counts["scheduled"]:
-            return State.WAITING
-        return State.CLEAN if counts["scheduled"] or counts["accepted_at_once"] else State.EMPTY
+            return WindowState.WAITING
+        return WindowState.CLEAN if counts["scheduled"] or counts["accepted_at_once"] else WindowState.EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,22 +158,22 @@ class Grid:
     """Counts of scheduled messages by topic and column. ``outside`` counts messages due before or after the axis."""
 
     axis: Axis
-    fields: Mapping[tuple[str, int], Tally]
-    columns: Mapping[int, Tally]
-    topics: Mapping[str, Tally]
-    outside: Tally
-    total: Tally
+    fields: Mapping[tuple[str, int], WindowTally]
+    columns: Mapping[int, WindowTally]
+    topics: Mapping[str, WindowTally]
+    outside: WindowTally
+    total: WindowTally
 
     @classmethod
     def of(cls, axis: Axis, rows: Iterable[Row]) -> Grid:
         """Add every row to its field, its column, its topic and the total."""
-        counted: defaultdict[tuple[str, int | None], Tally] = defaultdict(Tally)
+        counted: defaultdict[tuple[str, int | None], WindowTally] = defaultdict(WindowTally)
         for row in rows:
             counted[str(row.get("topic")), axis.column_of(whole(row, "window_start_ms"))].add(row)
-        fields: dict[tuple[str, int], Tally] = {}
-        columns: defaultdict[int, Tally] = defaultdict(Tally)
-        topics: defaultdict[str, Tally] = defaultdict(Tally)
-        outside, total = Tally(), Tally()
+        fields: dict[tuple[str, int], WindowTally] = {}
+        columns: defaultdict[int, WindowTally] = defaultdict(WindowTally)
+        topics: defaultdict[str, WindowTally] = defaultdict(WindowTally)
+        outside, total = WindowTally(), WindowTally()
         for (topic, column), tally in counted.items():
             total.merge(tally)
             topics[topic].merge(tally)
@@ -198,9 +198,9 @@ class Grid:
 
         return sorted(self.topics, key=rank)[:count]
 
-    def merged(self, topics: Iterable[str], column: int) -> Tally:
+    def merged(self, topics: Iterable[str], column: int) -> WindowTally:
         """Return the sum of several topics in one column."""
-        tally = Tally()
+        tally = WindowTally()
         for topic in topics:
             if (part := self.fields.get((topic, column))) is not None:
                 tally.merge(part)

@@ -13,7 +13,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refus
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.runtime.clock import SystemClock
 from dmq.broker.delayed import changes as delayed
-from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
+from dmq.broker.delayed.changes import Changed, ChangeOutcome, HeldBy, Meant
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.schema.counts import BUCKET_MS
@@ -69,7 +69,7 @@ async def test_a_message_comes_at_its_new_time(rig: EmbeddedRig) -> None:
     await sent(rig, "later", "earlier", "stays")
     now_ms = rig.clock.now_ms()
     assert await rig.broker.delayed.reschedule(TOPIC, named("later"), now_ms + LATER_MS) == [
-        (Outcome.DONE, now_ms + LATER_MS)
+        (ChangeOutcome.DONE, now_ms + LATER_MS)
     ]
     await rig.broker.delayed.reschedule(TOPIC, named("earlier"), now_ms + 1_000)
     came: list[tuple[int, list[str]]] = []
@@ -90,9 +90,9 @@ async def test_a_fired_message_comes_at_once(rig: EmbeddedRig) -> None:
     """As one whose new time is over does; what is due already stays where it is, and is said to be done."""
     await sent(rig, "a", "b")
     now_ms = rig.clock.now_ms()
-    assert await rig.broker.delayed.fire(TOPIC, named("a")) == [(Outcome.DONE, now_ms)]
-    assert await rig.broker.delayed.reschedule(TOPIC, named("b"), 1) == [(Outcome.DONE, now_ms)]
-    assert await rig.broker.delayed.fire(TOPIC, named("a", "b")) == [(Outcome.DONE, now_ms)] * 2
+    assert await rig.broker.delayed.fire(TOPIC, named("a")) == [(ChangeOutcome.DONE, now_ms)]
+    assert await rig.broker.delayed.reschedule(TOPIC, named("b"), 1) == [(ChangeOutcome.DONE, now_ms)]
+    assert await rig.broker.delayed.fire(TOPIC, named("a", "b")) == [(ChangeOutcome.DONE, now_ms)] * 2
     await passed(rig, 2)
     assert sorted(ids(await receive(rig))) == ["a", "b"]
     kinds = [each.event.kind for each in read_outbox(rig.store)]
@@ -109,18 +109,18 @@ async def test_every_answer_is_true(rig: EmbeddedRig) -> None:
     rig.clock.advance(1)
     cancelled_ms = rig.clock.now_ms()
     broker = rig.broker.delayed
-    assert await broker.cancel(TOPIC, named("goes")) == [(Outcome.DONE, cancelled_ms)]
+    assert await broker.cancel(TOPIC, named("goes")) == [(ChangeOutcome.DONE, cancelled_ms)]
     rig.clock.advance(1)
     ended = [
-        Changed(Outcome.TOO_LATE, delivered_ms),
-        Changed(Outcome.CANCELLED, cancelled_ms),
-        Changed(Outcome.UNKNOWN, 0),
+        Changed(ChangeOutcome.TOO_LATE, delivered_ms),
+        Changed(ChangeOutcome.CANCELLED, cancelled_ms),
+        Changed(ChangeOutcome.UNKNOWN, 0),
     ]
     meant = named("comes", "goes", "never", "waits")
     at_ms = rig.clock.now_ms() + LATER_MS
-    assert await broker.reschedule(TOPIC, meant, at_ms) == [*ended, (Outcome.DONE, at_ms)]
-    assert await broker.fire(TOPIC, meant) == [*ended, (Outcome.DONE, rig.clock.now_ms())]
-    assert await broker.cancel(TOPIC, meant) == [*ended, (Outcome.DONE, rig.clock.now_ms())]
+    assert await broker.reschedule(TOPIC, meant, at_ms) == [*ended, (ChangeOutcome.DONE, at_ms)]
+    assert await broker.fire(TOPIC, meant) == [*ended, (ChangeOutcome.DONE, rig.clock.now_ms())]
+    assert await broker.cancel(TOPIC, meant) == [*ended, (ChangeOutcome.DONE, rig.clock.now_ms())]
     assert not ids(await receive(rig))[1:]
 
 
@@ -183,8 +183,10 @@ async def test_changes_of_one_message_take_turns(rig: EmbeddedRig) -> None:
     ]
     told = [each for (each,) in await asyncio.gather(*changes)]
     cancelled = [each for number, each in enumerate(told, start=1) if number % 5 == 4]
-    assert sorted(each.outcome for each in cancelled) == [Outcome.DONE] + [Outcome.CANCELLED] * (len(cancelled) - 1)
-    assert {each.outcome for each in told} <= {Outcome.DONE, Outcome.CANCELLED}
+    assert sorted(each.outcome for each in cancelled) == [ChangeOutcome.DONE] + [ChangeOutcome.CANCELLED] * (
+        len(cancelled) - 1
+    )
+    assert {each.outcome for each in told} <= {ChangeOutcome.DONE, ChangeOutcome.CANCELLED}
     await passed(rig, LATER_MS)
     assert not await receive(rig)
 
@@ -197,9 +199,9 @@ async def test_many_are_changed_in_one_call(rig: EmbeddedRig) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delayed, "BYTES_PER_UNIT_MAX", 200)
         told = await rig.broker.delayed.fire(TOPIC, named(*names[:20], "never"))
-    assert [each.outcome for each in told] == [Outcome.DONE] * 20 + [Outcome.UNKNOWN]
+    assert [each.outcome for each in told] == [ChangeOutcome.DONE] * 20 + [ChangeOutcome.UNKNOWN]
     told = await rig.broker.delayed.fire(TOPIC, named(*names))
-    assert {each.outcome for each in told} == {Outcome.DONE}
+    assert {each.outcome for each in told} == {ChangeOutcome.DONE}
     await passed(rig, 5)
     assert len(await receive(rig, batch_max=1_000)) == len(names)
 
@@ -221,7 +223,7 @@ async def test_what_must_not_be_is_refused(rig: EmbeddedRig) -> None:
         patch.setattr(rig.store, "is_disk_low", lambda: True)
         with pytest.raises(Overloaded, match="disk"):
             await broker.fire(TOPIC, named("m"))
-        assert await broker.cancel(TOPIC, named("m")) == [(Outcome.DONE, now_ms)]
+        assert await broker.cancel(TOPIC, named("m")) == [(ChangeOutcome.DONE, now_ms)]
 
 
 @pytest.mark.parametrize("obstacle", ["the disk is full", "the disk stalls"])
@@ -248,7 +250,7 @@ def test_a_change_is_refused_at_once_where_nothing_can_be_written(tmp_path: Path
             with pytest.raises(Overloaded, match=obstacle):
                 await rig.broker.send([an_envelope("m-2")])
         rig.store.writer._began_s = None
-        assert [each.outcome for each in await broker.cancel(TOPIC, named("m"))] == [Outcome.DONE]
+        assert [each.outcome for each in await broker.cancel(TOPIC, named("m"))] == [ChangeOutcome.DONE]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
 
@@ -260,8 +262,8 @@ async def test_no_message_is_moved_beyond_its_expiry(rig: EmbeddedRig) -> None:
     at_ms, expiry_ms = now_ms + SOON_MS, now_ms + LATER_MS
     expiring = an_envelope("e", deliver_at_ms=at_ms)._replace(not_after_ms=expiry_ms, own_key="k")
     sent_back, _ = await rig.broker.send([expiring, an_envelope("m", deliver_at_ms=at_ms)])
-    broker, expires = rig.broker.delayed, Changed(Outcome.EXPIRES, expiry_ms)
-    assert await broker.reschedule(TOPIC, named("e", "m"), expiry_ms) == [expires, (Outcome.DONE, expiry_ms)]
+    broker, expires = rig.broker.delayed, Changed(ChangeOutcome.EXPIRES, expiry_ms)
+    assert await broker.reschedule(TOPIC, named("e", "m"), expiry_ms) == [expires, (ChangeOutcome.DONE, expiry_ms)]
     assert await broker.reschedule(TOPIC, [rig.broker.recalls.meant(TOPIC, sent_back.recall_handle)], expiry_ms) == [
         expires
     ]
@@ -282,10 +284,10 @@ async def test_a_message_is_moved_up_to_its_expiry(rig: EmbeddedRig) -> None:
         [an_envelope("e", deliver_at_ms=rig.clock.now_ms() + SOON_MS)._replace(not_after_ms=expiry_ms)]
     )
     broker = rig.broker.delayed
-    assert await broker.reschedule(TOPIC, named("e"), expiry_ms - 1) == [(Outcome.DONE, expiry_ms - 1)]
+    assert await broker.reschedule(TOPIC, named("e"), expiry_ms - 1) == [(ChangeOutcome.DONE, expiry_ms - 1)]
     await passed(rig, LATER_MS)
-    assert await broker.fire(TOPIC, named("e")) == [Changed(Outcome.EXPIRES, expiry_ms)]
-    assert await broker.cancel(TOPIC, named("e")) == [(Outcome.DONE, expiry_ms)]
+    assert await broker.fire(TOPIC, named("e")) == [Changed(ChangeOutcome.EXPIRES, expiry_ms)]
+    assert await broker.cancel(TOPIC, named("e")) == [(ChangeOutcome.DONE, expiry_ms)]
 
 
 @on_both
@@ -302,7 +304,7 @@ async def test_what_holds_a_fired_message_is_answered(rig: EmbeddedRig) -> None:
     await operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
     assert await held("b") is HeldBy.PAUSE
     await passed(rig, 1)
-    assert await broker.cancel(TOPIC, named("b")) == [(Outcome.DONE, rig.clock.now_ms())]
+    assert await broker.cancel(TOPIC, named("b")) == [(ChangeOutcome.DONE, rig.clock.now_ms())]
     assert await held("c", at_ms=rig.clock.now_ms() + LATER_MS) is HeldBy.NOTHING
     assert await held("d") is HeldBy.PAUSE
     await passed(rig, 1)
@@ -362,8 +364,8 @@ def test_now_is_what_the_daemon_believes(tmp_path: Path) -> None:
         rig.clock.step_to(believed_ms + 10 * LATER_MS)
         assert rig.store.clock.status().is_held
         at_ms = believed_ms + SOON_MS
-        assert await rig.broker.delayed.reschedule(TOPIC, named("waits"), at_ms) == [(Outcome.DONE, at_ms)]
-        assert await rig.broker.delayed.fire(TOPIC, named("fired")) == [(Outcome.DONE, believed_ms)]
+        assert await rig.broker.delayed.reschedule(TOPIC, named("waits"), at_ms) == [(ChangeOutcome.DONE, at_ms)]
+        assert await rig.broker.delayed.fire(TOPIC, named("fired")) == [(ChangeOutcome.DONE, believed_ms)]
         await passed(rig, 5)
         assert await taken(rig) == ["fired"]
         await passed(rig, SOON_MS - 6)

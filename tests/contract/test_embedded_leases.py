@@ -30,7 +30,7 @@ from broker_adapter.contracts.errors import Overloaded, Refused
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.contracts.message import Delivery, pack_id
 from broker_adapter.runtime import live_clients
-from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.groups import GroupOperations
 from dmq.broker.deliveries.dispatch import HandOut
 from dmq.broker.failures.failures import POSTPONED_MS
 from dmq.broker.groups import group_queue, subscriptions
@@ -510,7 +510,7 @@ def test_a_subscription_begins_where_it_is_said(tmp_path: Path) -> None:
 
     async def scenario(rig: EmbeddedRig) -> None:
         await send(rig, "m-1")
-        groups = Groups(rig.store, rig.broker)
+        groups = GroupOperations(rig.store, rig.broker)
         for _ in range(2):  # who reads the topic already goes on where it is
             await groups.subscribe("by-hand", TOPIC)
         assert ids(await receive(rig, group="late")) == []

@@ -1,4 +1,4 @@
-"""What an ``Exchange`` promises, beside what brokers do: in the process of the broker, and through a front.
+"""What an ``MessagePort`` promises, beside what brokers do: in the process of the broker, and through a front.
 
 ``test_pop_broker_*`` hold the same two to the contract of brokers.
 """
@@ -22,7 +22,7 @@ from broker_adapter.contracts.message import Delivery
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quota
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
-from dmq.rocketmq_server.calls.exchange import Exchange, Receive, Received
+from dmq.rocketmq_server.calls.exchange import MessagePort, Receive, Received
 
 LONG_MS = 60_000  # of waiting: what waits that long fails its test
 HOLDERS = (Holder(KEY, "shop"), Holder(ADDRESS, "192.0.2.7"))
@@ -35,7 +35,7 @@ class Rig(EmbeddedRig):
         super().__init__(path, on_disk=on_disk, queues=1)
         self._is_fronted = is_fronted
         self.joined: Joined | None = None
-        self.exchange: Exchange
+        self.exchange: MessagePort
 
     async def open(self) -> None:
         await super().open()
@@ -108,7 +108,7 @@ async def test_what_is_refused_says_why(rig: Rig) -> None:
     exchange, direct = rig.exchange, rig.port.service.exchange
     await rig.send("m-1")
 
-    def calls(of: Exchange) -> list[Callable[[], Any]]:
+    def calls(of: MessagePort) -> list[Callable[[], Any]]:
         def receive(**wrong: Any) -> Any:  # noqa: ANN401
             wanted = Receive(GROUP, Subscription(TOPIC), 1, INVISIBLE_MS, 0, False)
             return of.receive(wanted._replace(**wrong), CLIENT, ())

@@ -11,7 +11,7 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, ids, play, receive
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery
-from dmq.broker.deliveries.deliveries import Forwarded
+from dmq.broker.deliveries.deliveries import ForwardedMessage
 from dmq.broker.operations.retention import Retention
 from dmq.broker.topics.registry import FORWARDER_GROUP
 from dmq.cluster.outgoing import Forwards
@@ -37,7 +37,7 @@ async def next_run(rig: EmbeddedRig, stay: TopicPatterns, *, end: End = End.KILL
 
 async def forward(forwards: Forwards, found: list[Delivery]) -> None:
     """Mark messages as forwarded."""
-    await forwards.forwarded(TOPIC, [Forwarded(each.receipt_handle, 1, 0) for each in found])
+    await forwards.forwarded(TOPIC, [ForwardedMessage(each.receipt_handle, 1, 0) for each in found])
 
 
 async def taken(forwards: Forwards, count: int = 32) -> list[Delivery]:

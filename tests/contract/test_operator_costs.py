@@ -15,7 +15,7 @@ from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, 
 from broker_adapter.contracts.topics import retry_topic
 from dmq.admin.operations import topics as topics_module
 from dmq.admin.operations.cell import overdue
-from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.groups import GroupOperations
 from dmq.admin.operations.topics import Topics
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.groups.subscriptions import Subscriptions
@@ -23,7 +23,7 @@ from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.operations.admin import END
 from dmq.broker.operations.dead_letters import DeadLetters
-from dmq.broker.operations.progress import Progress
+from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.topics.settings import KEEP_STAYS, FlowChange
 from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family, waiting_range
@@ -100,7 +100,7 @@ async def test_a_retry_topic_is_shown_whatever_lies_under_its_name(rig: Embedded
 async def test_groups_are_asked_only_about_queues_that_are_added(rig: EmbeddedRig) -> None:
     """Danger: whatever was changed of a topic, a pause for example, looked for each group there is in the store."""
     await rig.broker.send([an_envelope(topic="orders")])
-    with patch.object(Progress, "readers_of", return_value=[]) as asked:
+    with patch.object(ProgressReader, "readers_of", return_value=[]) as asked:
         await rig.broker.operator.set_topic("orders", queues=2, flow=FlowChange(True, None))
         assert not asked.called
         await rig.broker.operator.set_topic("orders", queues=3)
@@ -144,7 +144,7 @@ async def test_groups_are_listed_by_one_look_at_what_is_subscribed(rig: Embedded
         looks.append(subscriptions)
         return everything(subscriptions)
 
-    groups = Groups(rig.store, rig.broker)
+    groups = GroupOperations(rig.store, rig.broker)
     with patch.object(rig.broker.lags, "look", return_value=[]), patch.object(Subscriptions, "all", counted):
         assert [each.name for each in await groups.groups()] == [f"group-{number}" for number in range(5)]
     assert len(looks) == 1

@@ -20,9 +20,9 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import MessageType, pack_id, unpack_id
 from broker_adapter.contracts.own_keys import OWN_KEY
 from broker_adapter.wire.mapping import decode
-from dmq.broker.delayed.changes import Changed, Meant, Outcome, rescheduled
+from dmq.broker.delayed.changes import Changed, ChangeOutcome, Meant, rescheduled
 from dmq.broker.topics.settings import FlowChange
-from dmq.cluster.broker import ClusterFront
+from dmq.cluster.broker import ClusterBroker
 from dmq.config.units import TopicPatterns
 from dmq.store.schema.keys import Family, index_place
 from dmq.store.schema.own_keys import own_key_scope
@@ -157,7 +157,7 @@ async def test_units_of_one_batch_that_move_and_replace(rig: EmbeddedRig) -> Non
             cancelled = rig.broker.delayed.cancel(TOPIC, [Meant(pack_id(f"b-{number}"))])
             others.append(asyncio.ensure_future(cancelled))
     ((outcome, _),) = await moved
-    assert outcome in {Outcome.DONE, Outcome.REPLACED}
+    assert outcome in {ChangeOutcome.DONE, ChangeOutcome.REPLACED}
     await asyncio.gather(*others)
     assert waiting_under_keys(rig.store) == {KEY: "b-19"}
     assert await after(rig, SOON_MS) == ["b-19"]
@@ -202,10 +202,10 @@ async def test_what_was_replaced_says_so(rig: EmbeddedRig) -> None:
     replaced_ms = rig.clock.now_ms()
     await put(rig, "b")
     rig.clock.advance(1)
-    assert await rig.broker.delayed.fire(TOPIC, [Meant(pack_id("a"))]) == [Changed(Outcome.REPLACED, replaced_ms)]
+    assert await rig.broker.delayed.fire(TOPIC, [Meant(pack_id("a"))]) == [Changed(ChangeOutcome.REPLACED, replaced_ms)]
     with pytest.raises(Refused, match="a later message under its own key took its place at"):
         await rig.broker.recall(TOPIC, handle)
-    assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("b"))]) == [(Outcome.DONE, rig.clock.now_ms())]
+    assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("b"))]) == [(ChangeOutcome.DONE, rig.clock.now_ms())]
     assert waiting_under_keys(rig.store) == {}
 
 
@@ -217,16 +217,16 @@ async def test_what_waits_is_found_by_its_key(rig: EmbeddedRig) -> None:
     later_ms = rig.clock.now_ms() + LATER_MS
     a = pack_id("a")
     changed = await broker.by_key(TOPIC, [KEY, "free"], lambda meant: broker.reschedule(TOPIC, meant, later_ms))
-    assert changed == [(a, (Outcome.DONE, later_ms)), (b"", (Outcome.UNKNOWN, 0))]
+    assert changed == [(a, (ChangeOutcome.DONE, later_ms)), (b"", (ChangeOutcome.UNKNOWN, 0))]
     assert await after(rig, SOON_MS) == []
     assert await broker.under(TOPIC, [KEY, "free"]) == [Meant(a, 1), None]
     changed = await broker.by_key(TOPIC, [KEY], lambda meant: broker.fire(TOPIC, meant))
-    assert changed == [(a, (Outcome.DONE, rig.clock.now_ms()))]
+    assert changed == [(a, (ChangeOutcome.DONE, rig.clock.now_ms()))]
     assert await after(rig, 2) == ["a"]
     await put(rig, "b")
     assert await broker.by_key(TOPIC, [KEY] * 2, lambda meant: broker.cancel(TOPIC, meant)) == [
-        (pack_id("b"), (Outcome.DONE, rig.clock.now_ms())),
-        (pack_id("b"), (Outcome.CANCELLED, rig.clock.now_ms())),
+        (pack_id("b"), (ChangeOutcome.DONE, rig.clock.now_ms())),
+        (pack_id("b"), (ChangeOutcome.CANCELLED, rig.clock.now_ms())),
     ]
 
 
@@ -245,13 +245,13 @@ async def test_a_change_by_key_follows_a_replacement(rig: EmbeddedRig) -> None:
             assert await after(rig, SOON_MS) == ["c"]
         return await broker.cancel(TOPIC, meant)
 
-    assert await broker.by_key(TOPIC, [KEY], cancel) == [(pack_id("b"), (Outcome.DONE, rig.clock.now_ms()))]
+    assert await broker.by_key(TOPIC, [KEY], cancel) == [(pack_id("b"), (ChangeOutcome.DONE, rig.clock.now_ms()))]
     await put(rig, "c")
     ((message_id, (outcome, at_ms)),) = await broker.by_key(TOPIC, [KEY], cancel)
-    assert (message_id, outcome, at_ms) == (pack_id("c"), Outcome.TOO_LATE, rig.clock.now_ms())
+    assert (message_id, outcome, at_ms) == (pack_id("c"), ChangeOutcome.TOO_LATE, rig.clock.now_ms())
 
 
-async def by_key(rig: EmbeddedRig, change: str, own_key: str = KEY) -> tuple[str, Outcome, int]:
+async def by_key(rig: EmbeddedRig, change: str, own_key: str = KEY) -> tuple[str, ChangeOutcome, int]:
     """Cancel or fire the message under an own key; return its id, the outcome and the time of the outcome."""
     delayed = rig.broker.delayed
     call = delayed.cancel if change == "cancel" else delayed.fire
@@ -264,25 +264,25 @@ async def test_a_change_repeated_by_key_names_the_last_holder(rig: EmbeddedRig) 
     """A change repeated after a lost answer returns the message that ended and its outcome, also after a kill."""
     await put(rig, "a")
     cancelled_ms = rig.clock.now_ms()
-    assert await by_key(rig, "cancel") == ("a", Outcome.DONE, cancelled_ms)
+    assert await by_key(rig, "cancel") == ("a", ChangeOutcome.DONE, cancelled_ms)
     await rig.restart(End.KILL, down_ms=1)
-    assert await by_key(rig, "cancel") == ("a", Outcome.CANCELLED, cancelled_ms)
-    assert await by_key(rig, "fire") == ("a", Outcome.CANCELLED, cancelled_ms)
-    assert await by_key(rig, "cancel", "free") == ("", Outcome.UNKNOWN, 0)
+    assert await by_key(rig, "cancel") == ("a", ChangeOutcome.CANCELLED, cancelled_ms)
+    assert await by_key(rig, "fire") == ("a", ChangeOutcome.CANCELLED, cancelled_ms)
+    assert await by_key(rig, "cancel", "free") == ("", ChangeOutcome.UNKNOWN, 0)
 
     await put(rig, "b")
-    assert await by_key(rig, "fire") == ("b", Outcome.DONE, rig.clock.now_ms())
+    assert await by_key(rig, "fire") == ("b", ChangeOutcome.DONE, rig.clock.now_ms())
     rig.clock.advance(2)
     await rig.settle()
     delivered_ms = rig.clock.now_ms()
     await rig.restart(End.KILL, down_ms=1)
-    assert await by_key(rig, "fire") == ("b", Outcome.TOO_LATE, delivered_ms)
+    assert await by_key(rig, "fire") == ("b", ChangeOutcome.TOO_LATE, delivered_ms)
 
     await put(rig, "c")
     replaced_ms = rig.clock.now_ms()
     await put(rig, "d", 0)  # delivered at once: the key is free, and "d" never held it
     rig.clock.advance(1)
-    assert await by_key(rig, "cancel") == ("c", Outcome.REPLACED, replaced_ms)
+    assert await by_key(rig, "cancel") == ("c", ChangeOutcome.REPLACED, replaced_ms)
 
 
 @every_durable_broker()
@@ -292,10 +292,10 @@ async def test_the_holder_of_a_key_precedes_the_last_one(rig: EmbeddedRig) -> No
     await put(rig, "a")
     await by_key(rig, "cancel")
     await rig.broker.send([keyed("b", at_ms), keyed("at once"), keyed("c", at_ms)])
-    assert (await by_key(rig, "cancel"))[:2] == ("c", Outcome.DONE)
-    assert (await by_key(rig, "cancel"))[:2] == ("c", Outcome.CANCELLED)
+    assert (await by_key(rig, "cancel"))[:2] == ("c", ChangeOutcome.DONE)
+    assert (await by_key(rig, "cancel"))[:2] == ("c", ChangeOutcome.CANCELLED)
     await rig.broker.send([keyed("d", at_ms), keyed("e", at_ms), keyed("at once again")])
-    assert (await by_key(rig, "cancel"))[:2] == ("e", Outcome.REPLACED)
+    assert (await by_key(rig, "cancel"))[:2] == ("e", ChangeOutcome.REPLACED)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
@@ -311,12 +311,14 @@ def test_the_last_holder_is_forgotten_with_its_end(tmp_path: Path, on_disk: bool
         await put(rig, "b", 2 * LATER_MS)  # the next generation
         rig.clock.advance(1)
         await by_key(rig, "cancel")
-        assert (await by_key(rig, "cancel"))[:2] == ("b", Outcome.CANCELLED)
-        assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("a"))]) == [(Outcome.CANCELLED, cancelled_ms)]
+        assert (await by_key(rig, "cancel"))[:2] == ("b", ChangeOutcome.CANCELLED)
+        assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("a"))]) == [
+            (ChangeOutcome.CANCELLED, cancelled_ms)
+        ]
         for _ in range(2):
             rig.clock.advance(LATER_MS)
             await rig.broker.send([keyed("other", key="other")])
-        assert await by_key(rig, "cancel") == ("", Outcome.UNKNOWN, 0)
+        assert await by_key(rig, "cancel") == ("", ChangeOutcome.UNKNOWN, 0)
         scope = own_key_scope(rig.broker.names.topics[TOPIC].topic_id)
         assert not [row for row in all_rows(rig.store, Family.INDEX) if index_place(row[0])[1] == scope]
 
@@ -479,7 +481,7 @@ def test_in_front_of_a_cluster_what_has_a_key_comes_here(tmp_path: Path) -> None
     async def scenario(rig: Rig) -> None:
         assert isinstance(rig, EmbeddedRig)
         away: Any = Elsewhere()
-        front = ClusterFront(rig.broker, away, away, accepts_while_away=True, timeout_ms=1, here=away)
+        front = ClusterBroker(rig.broker, away, away, accepts_while_away=True, timeout_ms=1, here=away)
         await front.send([keyed("a", rig.clock.now_ms() + SOON_MS)])
         await front.send([keyed("b")])
         assert waiting_under_keys(rig.store) == {}

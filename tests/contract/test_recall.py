@@ -16,7 +16,7 @@ from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKin
 from dmq.config.units import format_time
 from dmq.store.files.identity import draw
 from dmq.store.schema.counts import BUCKET_MS
-from dmq.store.schema.identity import Place
+from dmq.store.schema.identity import StorePlace
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions
@@ -260,7 +260,7 @@ def test_a_delivery_in_doubt_is_not_told_as_done(tmp_path: Path) -> None:
 def test_handles_come_back(message_id: bytes) -> None:
     """Any sequence, any topic, any packed id; every change of a character makes it a bad one."""
     handle = EntryHandle(2**63, "%DLQ%a|b", message_id)
-    handles = EntryHandles(draw(Place()))
+    handles = EntryHandles(draw(StorePlace()))
     text = handles.encode(HandleKind.RECALL, handle)
     assert decode_recall(text) == decode_recall(text + "=" * (-len(text) % 4), handles) == handle
     for at in range(len(text) - 1):  # the last one may hold bits of no meaning

@@ -28,7 +28,7 @@ from dmq.broker.groups.pull_offsets import NOBODY
 from dmq.broker.groups.queue_front import Edges, readers_from, sizes
 from dmq.broker.operations import retention
 from dmq.broker.operations.admin import BEGIN
-from dmq.broker.operations.retention import Removed
+from dmq.broker.operations.retention import RemovedMessages
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import Keep
@@ -42,7 +42,7 @@ async def test_what_all_have_read_goes_when_it_is_old(rig: EmbeddedRig) -> None:
     await send(rig, *sends(0, 3))
     await read(rig)
     rig.clock.advance(999)
-    assert await turn(rig) == Removed()
+    assert await turn(rig) == RemovedMessages()
     rig.clock.advance(1)
     assert (await turn(rig))[:2] == (3, 0)
     assert (lying(rig), expired(rig), await bounds(rig)) == (0, {}, (3, 3))
@@ -69,7 +69,7 @@ async def test_what_a_known_group_has_not_read_stays(rig: EmbeddedRig) -> None:
     await rig.broker.pulls.commit_offset("puller", TOPIC, 0, 6)
     await rig.restart(End.KILL)
     assert (await turn(rig))[:2] == (1, 0)
-    assert await turn(rig) == Removed()
+    assert await turn(rig) == RemovedMessages()
     assert (await bounds(rig), rig.broker.retention.held_queues) == ((2, 6), 1)
     assert await read(rig, group="slow") == sends(2, 4)
     assert (await turn(rig))[:2] == (4, 0)
@@ -86,7 +86,7 @@ async def test_one_that_is_told_to_removes_what_is_unread(rig: EmbeddedRig) -> N
     await rig.restart(End.KILL)  # nobody is here but who comes now
     await receive(rig, group="late", batch_max=1, invisible_ms=10_000)
     rig.clock.advance(1_000)
-    assert await turn(rig) == Removed()  # what somebody has in hand stays
+    assert await turn(rig) == RemovedMessages()  # what somebody has in hand stays
     rig.clock.advance(10_000)
     await rig.settle()
     assert (await turn(rig))[:2] == (5, 5)  # nobody had the last three, "late" none
@@ -121,14 +121,14 @@ async def test_a_topic_that_is_too_large_loses_its_oldest(rig: EmbeddedRig) -> N
     await rig.broker.send([an_envelope(each, payload=bytes(1_000)) for each in sends(0, 40)])
     await receive(rig)
     await keep(rig, KeepChange(0, 20_000))
-    assert await turn(rig) == Removed()
+    assert await turn(rig) == RemovedMessages()
     while await read(rig):
         rig.clock.advance(30_000)
         await rig.settle()
     removed = await turn(rig)
     assert (removed.messages, removed.unread) == (22, 0)  # of 1,028 bytes each
     assert {each.begin for each in [await rig.broker.pulls.queue_range(TOPIC, n) for n in (0, 1)]} == {11}
-    assert await turn(rig) == Removed()
+    assert await turn(rig) == RemovedMessages()
 
 
 @every_durable_broker(queues=1)

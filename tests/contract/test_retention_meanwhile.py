@@ -15,9 +15,9 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_dura
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.io.reader import Progress
+from dmq.broker.io.reader import StoredProgress
 from dmq.broker.operations.admin import BEGIN
-from dmq.broker.operations.retention import Removed
+from dmq.broker.operations.retention import RemovedMessages
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.store import Store
@@ -62,7 +62,7 @@ async def test_retries_go_once_their_group_has_finished_them(rig: EmbeddedRig) -
     await rig.settle()
     assert (await turn(rig))[:2] == (2, 0)  # the originals: each went on as a copy
     assert lying(rig) == 2
-    assert await turn(rig) == Removed()
+    assert await turn(rig) == RemovedMessages()
     assert len(await read(rig, batch_max=1)) == 1
     assert (await turn(rig)).retries == 1
     assert len(await read(rig, batch_max=1)) == 1
@@ -85,7 +85,7 @@ async def test_a_group_set_back_is_unread_again(rig: EmbeddedRig) -> None:
     await read(rig)
     await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
     rig.clock.advance(1_000)
-    assert await turn(rig) == Removed()
+    assert await turn(rig) == RemovedMessages()
     procedures, look = rig.broker.procedures, rig.broker.reader.begins
     assert await read(rig) == sends(0, 4)
     with patch.object(rig.broker.procedures, "is_at_work", lambda _: False):
@@ -151,20 +151,20 @@ async def test_a_group_that_is_being_loaded_is_waited_for(rig: EmbeddedRig) -> N
     progress = reader.progress
     before = await progress([GroupQueue(0, rig.broker.names.topics[TOPIC].topic_id, 0)])
 
-    async def held(queues: Sequence[GroupQueue]) -> list[Progress]:
+    async def held(queues: Sequence[GroupQueue]) -> list[StoredProgress]:
         await go_on.wait()
         return await progress(queues)
 
     with patch.object(reader, "progress", held):
         comes = asyncio.ensure_future(receive(rig))
         await until(lambda: bool(rig.broker.subscriptions.all()))
-        assert await turn(rig) == Removed()
+        assert await turn(rig) == RemovedMessages()
         go_on.set()
         assert len(await comes) == 3
     await rig.broker.operator.remove_group(GROUP, is_forced=True)
     assert (await turn(rig)).messages == 3
     await send(rig, "m-3")
-    stale = Progress([], before[0].begin, before[0].end)
+    stale = StoredProgress([], before[0].begin, before[0].end)
     with patch.object(reader, "progress", AsyncMock(return_value=[stale])):
         first = ids(await receive(rig))
     await send(rig, "m-4")

@@ -17,7 +17,7 @@ from support.stores import counted, recount
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
-from dmq.broker.deliveries.deliveries import Forwarded
+from dmq.broker.deliveries.deliveries import ForwardedMessage
 from dmq.broker.schedules import cron as recurrence
 from dmq.broker.schedules import firing as recurring
 from dmq.broker.schedules.firing import Recurring
@@ -615,7 +615,7 @@ def test_in_front_of_a_cluster_it_leaves_as_a_delayed_message_does(tmp_path: Pat
             await forwards.look_at(TOPIC)
             found = await forwards.receive(TOPIC, batch_max=8, wait_ms=0)
             assert [decode(each.payload).properties[OCCURRENCE] for each in found] == [str(run + 1)]
-            await forwards.forwarded(TOPIC, [Forwarded(found[0].receipt_handle, 1, 0)])
+            await forwards.forwarded(TOPIC, [ForwardedMessage(found[0].receipt_handle, 1, 0)])
             assert len(occurrences(rig, "stays", "here")) == run + 1
             await rig.restart(End.KILL)
 

@@ -17,8 +17,8 @@ from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BYTES_HEAD, Family, pack_pair
 from dmq.store.schema.record import (
     EntryKind,
+    HalfMessageState,
     Terms,
-    Vigil,
     WaitingEntry,
     decode_half,
     encode_half,
@@ -175,7 +175,7 @@ def test_what_waited_before_bytes_were_counted_counts_none(bench: Bench) -> None
 def test_a_half_message_counts_the_body_beside_it() -> None:
     """Its row is small, and the same in each check; with its body in its row it counted that."""
     entry = WaitingEntry(EntryKind.TRANSACTION, 0, 3, HALF, LATER_MS, NOW_MS)
-    row = encode_half(entry, Vigil(Terms(0, 0), 5, 0, 1_000), b"\1" * 17)
-    again = encode_half(entry._replace(retry_count=2), Vigil(Terms(0, 0), 90, 3, 1_000), b"\1" * 17)
+    row = encode_half(entry, HalfMessageState(Terms(0, 0), 5, 0, 1_000), b"\1" * 17)
+    again = encode_half(entry._replace(retry_count=2), HalfMessageState(Terms(0, 0), 90, 3, 1_000), b"\1" * 17)
     assert waiting_bytes(row) == waiting_bytes(again) == decode_half(row).size == len(row) + 1_000
     assert whole_half_bytes(b"\1body") == 28 + 16 + 4

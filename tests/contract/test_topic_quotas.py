@@ -12,7 +12,7 @@ from support.stores import recount_bytes
 
 from broker_adapter.contracts.errors import BrokerError, Refused
 from broker_adapter.contracts.message import Envelope, SendReceipt, pack_id, unpack_id
-from dmq.broker.delayed.changes import Meant, Outcome
+from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.broker.limits.topic_quotas import OverTopicQuota
 from dmq.broker.topics.settings import BACK, FlowChange, QuotaChange
 from dmq.store.schema.keys import half_scope
@@ -199,7 +199,7 @@ async def test_a_message_that_waits_may_be_given_another_time(rig: EmbeddedRig) 
     await delayed(rig, "m-1")
     at_ms = rig.clock.now_ms() + 2 * DELAY_MS
     (changed,) = await rig.broker.delayed.reschedule(TOPIC, [Meant(pack_id("m-1"))], at_ms)
-    assert changed.outcome is Outcome.DONE
+    assert changed.outcome is ChangeOutcome.DONE
     await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
     rig.clock.advance(3 * DELAY_MS)
     await rig.settle()

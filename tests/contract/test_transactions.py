@@ -26,7 +26,7 @@ from support.stores import GatedEngine, waiting_rows
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.message import pack_id
-from dmq.broker.delayed.changes import Meant, Outcome
+from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import EntryKind
@@ -142,7 +142,7 @@ async def test_an_id_of_a_half_message_is_that_of_no_other(rig: EmbeddedRig) -> 
     await pass_time(rig, 5_000)
     assert not await receive(rig)
     meant = [Meant(pack_id("undecided"))]
-    assert [each.outcome for each in await rig.broker.delayed.cancel(TOPIC, meant)] == [Outcome.TOO_LATE]
+    assert [each.outcome for each in await rig.broker.delayed.cancel(TOPIC, meant)] == [ChangeOutcome.TOO_LATE]
     await rig.broker.send([an_envelope("undecided", topic="another")])
 
 

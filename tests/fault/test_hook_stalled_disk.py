@@ -22,7 +22,7 @@ from dmq.producer_store.spool import Spool
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.files import disk
 from retry import Delivered, Redelivery, Rejected, Spooled
-from retry.hook.sink_calls import Patience
+from retry.hook.sink_calls import CallPatience
 from retry.sink import Entry, Held, SinkStats
 from retry.testing import FakeProducer, run_due
 
@@ -73,7 +73,7 @@ class CountingSpool(Spool):
         return super().stats(type_name)
 
 
-class StalledPatience(Patience):
+class StalledPatience(CallPatience):
     """Begins to run out once a thread has come to the call, if one is left: a machine may be slow."""
 
     def __init__(self, spool: CountingSpool) -> None:
@@ -91,7 +91,7 @@ class Rig:
     def __init__(self, root: Path, disk: Disk) -> None:
         self.root, self.disk, self.clock = root, disk, ManualClock()
         self.producer = FakeProducer()
-        self._patience = Patience(WAIT_S)  # of the last send
+        self._patience = CallPatience(WAIT_S)  # of the last send
         self.hook = self._open()
 
     def _open(self) -> Redelivery:
@@ -113,9 +113,9 @@ class Rig:
         self.clock.advance(100)
         self._patience.left_s = SOON_S
 
-    def _begin_waiting(self) -> Patience:
+    def _begin_waiting(self) -> CallPatience:
         is_stalled = self.disk.is_stalled
-        self._patience = StalledPatience(self.spool) if is_stalled else Patience(WAIT_S)
+        self._patience = StalledPatience(self.spool) if is_stalled else CallPatience(WAIT_S)
         return self._patience
 
     def sent_later(self, count: int) -> list[bytes]:

@@ -18,7 +18,7 @@ from support.stores import all_rows
 
 from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.producer_store.entries.clock import ForwardClock
-from dmq.producer_store.entries.reader import Reader
+from dmq.producer_store.entries.reader import DueReader
 from dmq.producer_store.spool import Spool
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.engines.rocks import RocksEngine
@@ -254,18 +254,18 @@ def test_damage_that_writes_meet_is_left_behind(tables: Path) -> None:
 def test_a_late_word_of_what_failed_does_not_end_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader notices the failure as well, after the store said it: it is opened again once, not twice."""
     monkeypatch.setattr("dmq.producer_store.directories.running.REOPEN_S", (0.0,))
-    closed: list[Reader] = []
+    closed: list[DueReader] = []
     again = threading.Event()
-    close = Reader.close
+    close = DueReader.close
 
-    def close_and_complain(reader: Reader) -> None:
+    def close_and_complain(reader: DueReader) -> None:
         close(reader)
         reader._on_failure(StoreFailed("late"))
         closed.append(reader)
         if len(closed) > 1:
             again.set()
 
-    monkeypatch.setattr(Reader, "close", close_and_complain)
+    monkeypatch.setattr(DueReader, "close", close_and_complain)
     with Spool(tmp_path, options=QUIET) as spool:
         spool._running.reader._on_failure(StoreFailed("in time"))
         while not spool.reopened_total:
@@ -279,15 +279,15 @@ def test_a_reader_that_meets_the_unexpected_is_replaced(tmp_path: Path, monkeypa
     """Whatever ends the thread that looks for what is due: the directory is opened again, and nothing is stuck."""
     monkeypatch.setattr("dmq.producer_store.directories.running.REOPEN_S", (0.0,))
     has_failed: list[bool] = []
-    turn = Reader.turn
+    turn = DueReader.turn
 
-    def fail_once(reader: Reader) -> int:
+    def fail_once(reader: DueReader) -> int:
         if reader._wanted and not has_failed:
             has_failed.append(True)
             raise KeyError("something nobody thought of")
         return turn(reader)
 
-    monkeypatch.setattr(Reader, "turn", fail_once)
+    monkeypatch.setattr(DueReader, "turn", fail_once)
     with Spool(tmp_path, options=QUIET) as spool:
         spool.put(an_entry()).result(PATIENCE_S)
         assert len(spool.take("orders", 1, PATIENCE_S)) == 1

@@ -27,7 +27,7 @@ from support.spool_damage import (
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
-from dmq.producer_store.directories.inspect import How, State
+from dmq.producer_store.directories.inspect import DirectoryState, How
 from dmq.producer_store.directories.salvage_log import clean_logs
 from dmq.producer_store.salvage.salvage import Missing, salvage
 from dmq.producer_store.spool import Spool
@@ -115,7 +115,7 @@ def test_order_of_a_key_outlives_the_loss_of_one_of_it(logged: Path, tmp_path: P
         lane = [each for each in saved.found if (each.entry.type_name, each.entry.key) == (type_name, key)]
         order = [each.entry.uid for each in lane]
         assert order == sorted(order)
-        assert [each.state for each in lane].count(State.WAITING) == 1
+        assert [each.state for each in lane].count(DirectoryState.WAITING) == 1
 
 
 def test_the_parked_take_the_place_of_a_lost_head(logged: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_parked_take_the_place_of_a_lost_head(logged: Path, tmp_path: Path) 
     assert saved.check(LOGGED) == {uid_of(3)}
     lane = [each for each in saved.found if (each.entry.type_name, each.entry.key) == ("bills", "k3")]
     order = [each.entry.uid for each in lane]
-    assert (order[0], lane[0].state) == (uid_of(15), State.WAITING)
+    assert (order[0], lane[0].state) == (uid_of(15), DirectoryState.WAITING)
     assert order == sorted(order)
 
 

@@ -12,7 +12,7 @@ from support.spool_damage import LATE_MS, Saved, copied, entry_of, flip, opened,
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt
-from dmq.producer_store.directories.inspect import How, Look, State, look, strict_look
+from dmq.producer_store.directories.inspect import DirectoryState, How, Look, look, strict_look
 from dmq.producer_store.directories.salvage_log import _fragments
 from dmq.producer_store.salvage.salvage import Missing
 from dmq.store.engines.engine import Rows
@@ -39,7 +39,7 @@ def tabled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(path, root / "killed" / path.name))
 
 
-def state_of(directory: Path) -> dict[bytes, State]:
+def state_of(directory: Path) -> dict[bytes, DirectoryState]:
     with strict_look(directory, SystemClock()) as found:
         return {each.entry.uid: each.state for each in found.entries()}
 
@@ -56,8 +56,8 @@ def test_a_flipped_bit_in_a_table_costs_one_block(tabled: Path, tmp_path: Path, 
     assert uid_of(number) in lost
     assert len(lost) <= 8
     assert {before[uid] for uid in lost} == {before[uid_of(number)]}
-    assert saved.report.dead == 10 - sum(before[uid] is State.DEAD for uid in lost)
-    if before[uid_of(number)] is State.WAITING:
+    assert saved.report.dead == 10 - sum(before[uid] is DirectoryState.DEAD for uid in lost)
+    if before[uid_of(number)] is DirectoryState.WAITING:
         assert saved.report.missing_uids == tuple(sorted(uid.hex() for uid in lost))
 
 

@@ -14,7 +14,7 @@ from support.daemon import Daemon, free_port, run_command
 from support.front import front_of, status
 from support.remoting_peer import Peer, remoting_peer
 
-from broker_adapter.remoting.frames import Frame
+from broker_adapter.remoting.frames import RemotingFrame
 
 PATIENCE_S = 30.0  # it is about ten seconds; more on a machine that stalls
 
@@ -23,7 +23,7 @@ PATIENCE_S = 30.0  # it is about ten seconds; more on a machine that stalls
 def name_server() -> Iterator[Peer]:
     """A name server, which knows no broker."""
     with remoting_peer() as peer:
-        peer.before = lambda _: Frame(code=0, body=b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+        peer.before = lambda _: RemotingFrame(code=0, body=b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
         yield peer
 
 
@@ -31,7 +31,7 @@ def name_server() -> Iterator[Peer]:
 def broker() -> Iterator[Peer]:
     """A broker, which does not serve the requests of name servers."""
     with remoting_peer() as peer:
-        peer.before = lambda _: Frame(code=3, remark="request type 106 not supported")
+        peer.before = lambda _: RemotingFrame(code=3, remark="request type 106 not supported")
         yield peer
 
 

@@ -18,7 +18,7 @@ from support.forms import needs_python
 from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
 from dmq.http2.backpressure import MUCH
-from dmq.http2.doors import Place
+from dmq.http2.doors import AdmissionPlace
 from dmq.http2.errors import Code
 from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import Encoder, Frame, grpc_message
@@ -505,7 +505,7 @@ def test_who_is_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run
         seen: list[str] = []
         joined = rig.server.joined
 
-        def noted(client: ClientProtocol) -> Place:
+        def noted(client: ClientProtocol) -> AdmissionPlace:
             seen.append(client.peer)
             return joined(client)
 

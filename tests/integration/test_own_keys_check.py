@@ -16,7 +16,7 @@ from support.stores import all_rows
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.runtime.clock import ManualClock
-from dmq.broker.delayed.changes import Meant, Outcome
+from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.recovery.salvage.salvage import salvage
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
@@ -136,7 +136,7 @@ def test_a_salvage_forgets_the_last_holder_of_a_key(whole: Path, tmp_path: Path)
     target = tmp_path / "new"
     salvage(damaged(whole, tmp_path / "store", None), target, ManualClock(NOW), lambda _: None)
 
-    async def outcomes(path: Path) -> list[tuple[bytes, Outcome]]:
+    async def outcomes(path: Path) -> list[tuple[bytes, ChangeOutcome]]:
         rig = CellRig(path, ManualClock(NOW))
         await rig.open()
         delayed = rig.broker.delayed
@@ -146,5 +146,5 @@ def test_a_salvage_forgets_the_last_holder_of_a_key(whole: Path, tmp_path: Path)
         return [(message_id, by_key), (pack_id("e"), by_id)]
 
     e = pack_id("e")
-    assert asyncio.run(outcomes(target)) == [(b"", Outcome.UNKNOWN), (e, Outcome.CANCELLED)]
-    assert asyncio.run(outcomes(tmp_path / "store")) == [(e, Outcome.CANCELLED)] * 2
+    assert asyncio.run(outcomes(target)) == [(b"", ChangeOutcome.UNKNOWN), (e, ChangeOutcome.CANCELLED)]
+    assert asyncio.run(outcomes(tmp_path / "store")) == [(e, ChangeOutcome.CANCELLED)] * 2

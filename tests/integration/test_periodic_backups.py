@@ -25,7 +25,7 @@ from broker_adapter.runtime.clock import ManualClock
 from dmq.admin.client.client import AdminClient
 from dmq.admin.operations import backups as admin_backups
 from dmq.admin.operations.backups import Backups
-from dmq.admin.operations.periodic_backups import AGAIN_MS, PeriodicBackups, Rule, due_ms
+from dmq.admin.operations.periodic_backups import AGAIN_MS, BackupRule, PeriodicBackups, due_ms
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery.backups.folder import BackupFolder
 from dmq.recovery.check.check import check
@@ -34,14 +34,14 @@ from dmq.store.store import Store, StoreOptions
 
 HOUR_MS, DAY_MS, PATIENCE_S = 3_600_000, 86_400_000, 60.0
 OPTIONS = StoreOptions(ballast_bytes=0)
-SIX_HOURS = Rule(6 * HOUR_MS)
-AT_THREE = Rule(0, "0 3 * * *", "Europe/Berlin")
+SIX_HOURS = BackupRule(6 * HOUR_MS)
+AT_THREE = BackupRule(0, "0 3 * * *", "Europe/Berlin")
 
 
 class Made:
     """A store, its folder of backups, and what makes them; time passes when it is told to."""
 
-    def __init__(self, root: Path, rule: Rule = SIX_HOURS, count: int = 3) -> None:
+    def __init__(self, root: Path, rule: BackupRule = SIX_HOURS, count: int = 3) -> None:
         self.root, self.rule, self.count = root, rule, count
         self.path = root / "backups"
         self.path.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def in_this_process() -> Iterator[None]:
         yield
 
 
-def run(tmp_path: Path, scenario: Callable[[Made], Awaitable[None]], rule: Rule = SIX_HOURS) -> None:
+def run(tmp_path: Path, scenario: Callable[[Made], Awaitable[None]], rule: BackupRule = SIX_HOURS) -> None:
     made = Made(tmp_path, rule)
 
     async def play() -> None:
@@ -104,12 +104,12 @@ def test_when_one_is_due() -> None:
     at_two_utc = 1_700_013_600_000
     assert due_ms(AT_THREE, now_ms, now_ms) == at_two_utc
     assert due_ms(AT_THREE, now_ms - 3 * DAY_MS, now_ms) == at_two_utc - 3 * DAY_MS
-    assert due_ms(Rule(0, "0 0 30 2 *"), now_ms, now_ms) is None
+    assert due_ms(BackupRule(0, "0 0 30 2 *"), now_ms, now_ms) is None
     assert (str(SIX_HOURS), str(AT_THREE)) == ("every 6h", "0 3 * * * Europe/Berlin")
 
 
 @pytest.mark.parametrize("rule", [SIX_HOURS, AT_THREE], ids=str)
-def test_each_comes_once_at_its_time(tmp_path: Path, rule: Rule) -> None:
+def test_each_comes_once_at_its_time(tmp_path: Path, rule: BackupRule) -> None:
     """The first at once, the next when it is due and not before, one for all that was missed, and so many are kept."""
 
     async def scenario(made: Made) -> None:

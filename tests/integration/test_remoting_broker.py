@@ -27,14 +27,14 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Over
 from broker_adapter.contracts.message import Message
 from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions, reach
 from broker_adapter.remoting.codes import Operation, Result
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.running import decode_running
 from broker_adapter.remoting.stored import decode_messages
 
 NOBODY = "127.0.0.1:1"
 TIMEOUT_MS = 30_000
 QUEUE = MessageQueue("orders", "broker-a", 0)
-STORED = Frame(code=0, fields={"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "4"})
+STORED = RemotingFrame(code=0, fields={"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "4"})
 CLUSTERS = {
     "none": b'{"brokerAddrTable":{},"clusterAddrTable":{}}',
     "one": b'{"brokerAddrTable":{"a":{"brokerAddrs":{1:"127.0.0.1:1"}}},"clusterAddrTable":{}}',
@@ -55,17 +55,17 @@ async def client(*names: str) -> AsyncIterator[ClassicBroker]:
         await broker.close()
 
 
-def brokers(**addresses: Mapping[int, str]) -> Frame:
+def brokers(**addresses: Mapping[int, str]) -> RemotingFrame:
     """The answer of a name server: one queue at each broker."""
     queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in addresses]
     named = [
         {"brokerName": name, "brokerAddrs": {str(number): each for number, each in where.items()}}
         for name, where in addresses.items()
     ]
-    return Frame(code=0, body=json.dumps({"queueDatas": queues, "brokerDatas": named}).encode())
+    return RemotingFrame(code=0, body=json.dumps({"queueDatas": queues, "brokerDatas": named}).encode())
 
 
-def answering(*operations: int, answer: Frame) -> Callable[[Frame], Frame | None]:
+def answering(*operations: int, answer: RemotingFrame) -> Callable[[RemotingFrame], RemotingFrame | None]:
     return lambda request: answer if request.code in operations else None
 
 
@@ -88,7 +88,7 @@ def test_an_error_has_the_code_that_the_broker_gave(code: int, kind: type[Broker
     """A producer decides by it whether it may try elsewhere."""
 
     async def scenario(peer: Peer) -> None:
-        peer.before = answering(*SENDS, answer=Frame(code=code, remark="because"))
+        peer.before = answering(*SENDS, answer=RemotingFrame(code=code, remark="because"))
         async with client(peer.address) as broker:
             with pytest.raises(kind, match="because") as failed:
                 await broker.send("g", QUEUE, [outgoing()], timeout_ms=TIMEOUT_MS)
@@ -102,7 +102,7 @@ def test_a_delivery_time_is_for_brokers_that_know_it(version: int, is_refused: b
     """Any answer of a broker says what it is; older ones would deliver at once, so they never see the message."""
 
     async def scenario(peer: Peer) -> None:
-        stored = Frame(code=0, fields=STORED.fields, version=version)
+        stored = RemotingFrame(code=0, fields=STORED.fields, version=version)
         peer.before = answering(*SENDS, Operation.END_OFFSET, answer=stored)
         with remoting_peer() as names:
             names.before = answering(Operation.ROUTE, answer=brokers(**{"broker-a": {0: peer.address}}))
@@ -142,7 +142,7 @@ def test_an_answer_without_its_fields_is_broken() -> None:
     """It is in doubt whether the message was stored."""
 
     async def scenario(peer: Peer) -> None:
-        peer.before = answering(*SENDS, answer=Frame(code=0))
+        peer.before = answering(*SENDS, answer=RemotingFrame(code=0))
         async with client(peer.address) as broker:
             with pytest.raises(FrameBroken, match="queueId"):
                 await broker.send("g", QUEUE, [outgoing()], timeout_ms=TIMEOUT_MS)
@@ -174,8 +174,8 @@ def test_a_slave_is_read_from_when_its_master_says_so() -> None:
 
     async def scenario(peer: Peer) -> None:
         with remoting_peer() as slave:
-            slave.before = answering(Operation.PULL, answer=Frame(code=19, fields={"nextBeginOffset": "7"}))
-            pointed = Frame(code=19, fields={"nextBeginOffset": "5", "suggestWhichBrokerId": "1"})
+            slave.before = answering(Operation.PULL, answer=RemotingFrame(code=19, fields={"nextBeginOffset": "7"}))
+            pointed = RemotingFrame(code=19, fields={"nextBeginOffset": "5", "suggestWhichBrokerId": "1"})
             route = {"broker-a": {0: peer.address, 1: slave.address}}
             peer.before = lambda request: brokers(**route) if request.code == Operation.ROUTE else pointed
 
@@ -199,7 +199,7 @@ def test_brokers_that_do_not_answer_are_passed_over() -> None:
 
     async def scenario(peer: Peer) -> None:
         given = json.dumps({"lockOKMQSet": [{"topic": "orders", "brokerName": "broker-a", "queueId": 0}]}).encode()
-        others = answering(Operation.HEARTBEAT, Operation.LOCK, answer=Frame(code=0, body=given))
+        others = answering(Operation.HEARTBEAT, Operation.LOCK, answer=RemotingFrame(code=0, body=given))
         route = {"broker-a": {0: peer.address}, "gone": {0: NOBODY}}
         peer.before = lambda request: brokers(**route) if request.code == Operation.ROUTE else others(request)
         async with client(peer.address) as broker:
@@ -208,7 +208,7 @@ def test_brokers_that_do_not_answer_are_passed_over() -> None:
             await broker.heartbeat(["p"], [])
             queues = [QUEUE, MessageQueue("orders", "gone", 0)]
             assert await broker.lock("g", queues) == {QUEUE}
-            peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=1, remark="no"))
+            peer.before = answering(Operation.HEARTBEAT, answer=RemotingFrame(code=1, remark="no"))
             with pytest.raises(BrokerUnavailable):
                 await broker.heartbeat(["p"], [])
 
@@ -230,7 +230,7 @@ def test_whether_a_cluster_is_there_is_known_before_it_is_used() -> None:
         await broker.close()
         async with client(peer.address) as there:
             assert isinstance(there, RemotingBroker)
-            peer.before = answering(Operation.CLUSTER, answer=Frame(code=0))
+            peer.before = answering(Operation.CLUSTER, answer=RemotingFrame(code=0))
             await there.look()
             assert not there.is_away
             assert [each.code for each in peer.asked] == [Operation.CLUSTER]
@@ -247,7 +247,7 @@ def test_a_cluster_is_away_while_none_of_its_brokers_answers(monkeypatch: pytest
         with remoting_peer() as names:
             where = {"broker-a": {0: peer.address}, "gone": {0: NOBODY}}
             names.before = answering(Operation.ROUTE, Operation.CLUSTER, answer=brokers(**where))
-            peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=0))
+            peer.before = answering(Operation.HEARTBEAT, answer=RemotingFrame(code=0))
             options = RemotingOptions(names=(names.address,), request_timeout_ms=300)
             broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
             await broker.route("orders")
@@ -293,13 +293,13 @@ def test_a_broker_in_the_place_of_a_name_server_is_away_until_it_is_one() -> Non
 
     async def scenario(peer: Peer) -> None:
         told: list[str] = []
-        peer.before = answering(Operation.CLUSTER, answer=Frame(code=3, remark="not supported"))
+        peer.before = answering(Operation.CLUSTER, answer=RemotingFrame(code=3, remark="not supported"))
         options = RemotingOptions(names=(peer.address,), request_timeout_ms=300)
         broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
         for _ in range(3):
             await broker.look()
         assert (list(broker.errors), broker.is_away, told) == ([peer.address], True, ["broker_silent"])
-        peer.before = answering(Operation.CLUSTER, answer=Frame(code=0))
+        peer.before = answering(Operation.CLUSTER, answer=RemotingFrame(code=0))
         for _ in range(3):
             await broker.look()
         assert (broker.errors, broker.is_away, told) == ({}, False, ["broker_silent", "broker_returned"])
@@ -313,7 +313,7 @@ def test_a_new_connection_begins_with_the_last_heartbeat() -> None:
 
     async def scenario(peer: Peer) -> None:
         silent = [True]
-        peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=0))
+        peer.before = answering(Operation.HEARTBEAT, answer=RemotingFrame(code=0))
         peer.stops_at = lambda request: request.code == Operation.END_OFFSET and silent.pop() if silent else False
         with remoting_peer() as names:
             names.before = answering(Operation.ROUTE, answer=brokers(**{"broker-a": {0: peer.address}}))
@@ -336,7 +336,7 @@ def test_the_next_name_server_is_asked_when_one_is_gone() -> None:
 
     async def scenario(peer: Peer) -> None:
         with remoting_peer() as failing:
-            failing.before = lambda _: Frame(code=1)
+            failing.before = lambda _: RemotingFrame(code=1)
             async with client(NOBODY, failing.address, peer.address) as broker:
                 for _ in range(2):
                     assert (await broker.route("orders")).writable == (QUEUE,)
@@ -356,14 +356,14 @@ def test_nobody_of_a_group_is_online() -> None:
     """A broker answers that with an error of no code of its own, which is not to be taken for any other failure."""
 
     async def scenario(peer: Peer) -> None:
-        peer.before = answering(Operation.MEMBERS, answer=Frame(code=1, remark="no consumer for this group, g"))
+        peer.before = answering(Operation.MEMBERS, answer=RemotingFrame(code=1, remark="no consumer for this group, g"))
         async with client(peer.address) as broker:
             assert await broker.members("g", "orders") == ()
-            peer.before = answering(Operation.MEMBERS, answer=Frame(code=1, remark="AclException: no"))
+            peer.before = answering(Operation.MEMBERS, answer=RemotingFrame(code=1, remark="AclException: no"))
             with pytest.raises(Refused) as refused:
                 await broker.members("g", "orders")
             assert refused.value.rule is Rule.UNAUTHORIZED
-            peer.before = answering(Operation.MEMBERS, answer=Frame(code=1, remark="a bug"))
+            peer.before = answering(Operation.MEMBERS, answer=RemotingFrame(code=1, remark="a bug"))
             with pytest.raises(BrokerUnavailable, match="a bug"):
                 await broker.members("g", "orders")
 
@@ -386,12 +386,12 @@ def test_a_time_is_found_in_a_queue_of_rocketmq_4(pull_max: int) -> None:
         empty = HeldQueue(begin=3)
         peer.topics["orders"], peer.pull_max = [held, empty], pull_max
 
-        def as_version_4(request: Frame) -> Frame | None:
+        def as_version_4(request: RemotingFrame) -> RemotingFrame | None:
             if request.code != Operation.OFFSET_AT:
                 return None
             queue = peer.topics["orders"][int(request.fields["queueId"])]
             found = nearest(queue, int(request.fields["timestamp"]))
-            return Frame(code=0, fields={"offset": str(found)}, version=407)
+            return RemotingFrame(code=0, fields={"offset": str(found)}, version=407)
 
         peer.before = as_version_4
         async with client(peer.address) as broker:
@@ -426,11 +426,11 @@ def test_what_brokers_say_by_themselves_is_passed_on() -> None:
     """Once somebody listens; what cannot be read is passed over, and the connection goes on."""
     table = b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:7}}'
     said = [
-        Frame(code=Operation.MEMBERS_CHANGED, is_one_way=True, fields={"consumerGroup": "g"}),
-        Frame(code=Operation.CHECK_TRANSACTION, is_one_way=True, body=a_stored(properties={"PGROUP": "p"})),
-        Frame(code=Operation.CHECK_TRANSACTION, is_one_way=True, body=a_stored(crc=1)),
-        Frame(code=Operation.RESET_OFFSETS_HERE, is_one_way=True, fields={"group": "g"}, body=table),
-        Frame(code=Operation.RESET_OFFSETS_HERE, is_one_way=True, fields={"group": "g"}, body=b"no"),
+        RemotingFrame(code=Operation.MEMBERS_CHANGED, is_one_way=True, fields={"consumerGroup": "g"}),
+        RemotingFrame(code=Operation.CHECK_TRANSACTION, is_one_way=True, body=a_stored(properties={"PGROUP": "p"})),
+        RemotingFrame(code=Operation.CHECK_TRANSACTION, is_one_way=True, body=a_stored(crc=1)),
+        RemotingFrame(code=Operation.RESET_OFFSETS_HERE, is_one_way=True, fields={"group": "g"}, body=table),
+        RemotingFrame(code=Operation.RESET_OFFSETS_HERE, is_one_way=True, fields={"group": "g"}, body=b"no"),
     ]
 
     async def scenario(peer: Peer) -> None:
@@ -449,7 +449,9 @@ def test_what_brokers_say_by_themselves_is_passed_on() -> None:
 
 def test_a_member_that_is_asked_says_what_is_its_own() -> None:
     """Its broker passes the question on; of a group that it is not in, and before somebody listens, it says so."""
-    asks = [Frame(code=Operation.RUNNING_INFO, opaque=7, fields={"consumerGroup": group}) for group in ("g", "h")]
+    asks = [
+        RemotingFrame(code=Operation.RUNNING_INFO, opaque=7, fields={"consumerGroup": group}) for group in ("g", "h")
+    ]
 
     async def scenario(peer: Peer) -> None:
         async with client(peer.address) as broker:
@@ -473,8 +475,11 @@ def test_operators_hear_what_is_wrong() -> None:
     """No broker to make a topic at, one of another name, and an answer that is none."""
 
     async def scenario(peer: Peer) -> None:
-        clusters = {name: Frame(code=0, body=body) for name, body in CLUSTERS.items()}
-        answers = {Operation.CLUSTER: clusters["none"], Operation.TOPIC_STATS: Frame(code=0, body=b'{"offsetTable":7}')}
+        clusters = {name: RemotingFrame(code=0, body=body) for name, body in CLUSTERS.items()}
+        answers = {
+            Operation.CLUSTER: clusters["none"],
+            Operation.TOPIC_STATS: RemotingFrame(code=0, body=b'{"offsetTable":7}'),
+        }
         peer.before = lambda request: answers.get(Operation(request.code))
         async with RemotingAdmin(RemotingOptions(names=(peer.address,))) as admin:
             with pytest.raises(BrokerUnavailable, match="know no broker"):
@@ -502,7 +507,7 @@ def test_a_long_poll_is_answered_late() -> None:
     """A broker looks every few seconds at what waits: an answer behind its time and the usual patience still counts."""
 
     async def scenario(peer: Peer) -> None:
-        def late(request: Frame) -> None:
+        def late(request: RemotingFrame) -> None:
             if request.code == Operation.PULL:
                 time.sleep(2.5)
 

@@ -17,21 +17,21 @@ import uvloop
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.remoting import RemotingClient, RemotingOptions
 from broker_adapter.remoting import client as remoting
-from broker_adapter.remoting.connection import Connection, not_served
-from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
+from broker_adapter.remoting.connection import RemotingConnection, not_served
+from broker_adapter.remoting.frames import RemotingFrame, decode_frame, encode_frame
 from dmq.rocketmq_server.transport.tls import self_signed
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 QUICK_S, PATIENCE_S = 0.05, 30.0
 
 
-async def request_of(reader: asyncio.StreamReader) -> Frame:
+async def request_of(reader: asyncio.StreamReader) -> RemotingFrame:
     (length,) = struct.unpack(">I", await reader.readexactly(4))
     return decode_frame(await reader.readexactly(length))
 
 
-def answer_to(request: Frame, body: bytes = b"") -> bytes:
-    return encode_frame(Frame(code=0, opaque=request.opaque, is_answer=True, body=body))
+def answer_to(request: RemotingFrame, body: bytes = b"") -> bytes:
+    return encode_frame(RemotingFrame(code=0, opaque=request.opaque, is_answer=True, body=body))
 
 
 async def well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,12 +109,12 @@ def test_a_broken_peer_costs_an_error_and_a_new_connection(peer: Peer, why: str)
     """Every call that waits hears why, and the next one connects anew."""
 
     async def scenario(address: str) -> None:
-        connection = Connection(address, timeout_s=QUICK_S if peer is silence else PATIENCE_S)
-        errors = await asyncio.gather(*(connection.ask(Frame(code=n)) for n in (1, 2)), return_exceptions=True)
+        connection = RemotingConnection(address, timeout_s=QUICK_S if peer is silence else PATIENCE_S)
+        errors = await asyncio.gather(*(connection.ask(RemotingFrame(code=n)) for n in (1, 2)), return_exceptions=True)
         assert [type(each) for each in errors] == [BrokerUnavailable] * 2
         assert all(re.search(why, str(each)) for each in errors), errors
-        patient = Connection(address, timeout_s=PATIENCE_S) if peer is silence else connection
-        assert (await patient.ask(Frame(code=7))).body == b"7"
+        patient = RemotingConnection(address, timeout_s=PATIENCE_S) if peer is silence else connection
+        assert (await patient.ask(RemotingFrame(code=7))).body == b"7"
         await connection.close()
         await patient.close()
 
@@ -126,15 +126,15 @@ def test_a_connection_that_broke_unheard_costs_one_call(make_loop: Callable[[], 
     """Danger: uvloop raises an error of its own when such a one is written to, which a daemon took for its end."""
 
     async def scenario(address: str) -> None:
-        connection = Connection(address, timeout_s=PATIENCE_S)
+        connection = RemotingConnection(address, timeout_s=PATIENCE_S)
         for turns in range(5):  # of the loop, until the next call
-            assert (await connection.ask(Frame(code=1))).body == b"1"
+            assert (await connection.ask(RemotingFrame(code=1))).body == b"1"
             assert connection._link is not None
             connection._link._writer.transport.abort()
             for _ in range(turns):
                 await asyncio.sleep(0)
             with suppress(BrokerUnavailable):
-                assert (await connection.ask(Frame(code=2))).body == b"2"
+                assert (await connection.ask(RemotingFrame(code=2))).body == b"2"
         await connection.close()
 
     play(well, scenario, make_loop=make_loop)
@@ -145,14 +145,14 @@ def test_answers_are_matched_whatever_their_order() -> None:
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests = [await request_of(reader) for _ in range(3)]
-        writer.write(encode_frame(Frame(code=40, opaque=requests[0].opaque, is_one_way=True)))
+        writer.write(encode_frame(RemotingFrame(code=40, opaque=requests[0].opaque, is_one_way=True)))
         for request in reversed(requests):
             writer.write(answer_to(request, b"%d" % request.code))
         await reader.read()
 
     async def scenario(address: str) -> None:
-        connection = Connection(address, timeout_s=PATIENCE_S)
-        answers = await asyncio.gather(*(connection.ask(Frame(code=number)) for number in (1, 2, 3)))
+        connection = RemotingConnection(address, timeout_s=PATIENCE_S)
+        answers = await asyncio.gather(*(connection.ask(RemotingFrame(code=number)) for number in (1, 2, 3)))
         assert [each.body for each in answers] == [b"1", b"2", b"3"]
         await connection.close()
 
@@ -170,15 +170,15 @@ def test_a_slow_answer_costs_only_its_own_call() -> None:
         await reader.read()
 
     async def scenario(address: str) -> None:
-        connection = Connection(address, timeout_s=QUICK_S)
-        patient = asyncio.create_task(connection.ask(Frame(code=1), wait_s=PATIENCE_S))
+        connection = RemotingConnection(address, timeout_s=QUICK_S)
+        patient = asyncio.create_task(connection.ask(RemotingFrame(code=1), wait_s=PATIENCE_S))
         await asyncio.sleep(0)
-        slow = asyncio.create_task(connection.ask(Frame(code=2), timeout_s=QUICK_S))
+        slow = asyncio.create_task(connection.ask(RemotingFrame(code=2), timeout_s=QUICK_S))
         await asyncio.sleep(0)
-        await connection.ask(Frame(code=3), timeout_s=PATIENCE_S)
+        await connection.ask(RemotingFrame(code=3), timeout_s=PATIENCE_S)
         with pytest.raises(BrokerUnavailable, match="no answer"):
             await slow
-        await connection.ask(Frame(code=4), timeout_s=PATIENCE_S)
+        await connection.ask(RemotingFrame(code=4), timeout_s=PATIENCE_S)
         assert (await patient).body == b"at last"
         await connection.close()
 
@@ -191,7 +191,7 @@ def test_what_the_peer_asks_is_answered() -> None:
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await request_of(reader)
         for code in (39, 307, 999):
-            writer.write(encode_frame(Frame(code=code, opaque=code, is_one_way=code == 39)))
+            writer.write(encode_frame(RemotingFrame(code=code, opaque=code, is_one_way=code == 39)))
         answers = [await request_of(reader) for _ in range(2)]
         told = [(each.code, each.opaque, each.is_answer, each.body) for each in answers]
         assert told == [(0, 307, True, b"running"), (3, 999, True, b"")], told
@@ -201,12 +201,12 @@ def test_what_the_peer_asks_is_answered() -> None:
     async def scenario(address: str) -> None:
         asked: list[int] = []
 
-        def serve(request: Frame) -> Frame | None:
+        def serve(request: RemotingFrame) -> RemotingFrame | None:
             asked.append(request.code)
-            return Frame(code=0, body=b"running") if request.code in {39, 307} else not_served(request)
+            return RemotingFrame(code=0, body=b"running") if request.code in {39, 307} else not_served(request)
 
-        connection = Connection(address, timeout_s=PATIENCE_S, on_request=serve)
-        assert (await connection.ask(Frame(code=1))).body == b"well"
+        connection = RemotingConnection(address, timeout_s=PATIENCE_S, on_request=serve)
+        assert (await connection.ask(RemotingFrame(code=1))).body == b"well"
         assert asked == [39, 307, 999]
         await connection.close()
 
@@ -218,17 +218,17 @@ def test_a_fault_of_ours_costs_the_connection_and_no_more() -> None:
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request_of(reader)
-        writer.write(encode_frame(Frame(code=40, opaque=1)))
+        writer.write(encode_frame(RemotingFrame(code=40, opaque=1)))
         await reader.read()
 
     async def scenario(address: str) -> None:
-        def serve(request: Frame) -> Frame | None:
+        def serve(request: RemotingFrame) -> RemotingFrame | None:
             raise LookupError("unexpected")
 
-        connection = Connection(address, timeout_s=PATIENCE_S, on_request=serve)
+        connection = RemotingConnection(address, timeout_s=PATIENCE_S, on_request=serve)
         with pytest.raises(BrokerUnavailable, match="could not be served: LookupError: unexpected"):
-            await connection.ask(Frame(code=1))
-        assert (await connection.ask(Frame(code=1))).body == b"1"
+            await connection.ask(RemotingFrame(code=1))
+        assert (await connection.ask(RemotingFrame(code=1))).body == b"1"
         await connection.close()
 
     play(peer, scenario)
@@ -240,17 +240,17 @@ def test_a_peer_that_goes_away_is_asked_nothing_new() -> None:
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         waiting, asked = await request_of(reader), await request_of(reader)
-        writer.write(encode_frame(Frame(code=1500, opaque=asked.opaque, is_answer=True)))
+        writer.write(encode_frame(RemotingFrame(code=1500, opaque=asked.opaque, is_answer=True)))
         await elsewhere.wait()
         writer.write(answer_to(waiting, b"before the end"))
         assert await reader.read() == b""
 
     async def scenario(address: str) -> None:
-        connection = Connection(address, timeout_s=PATIENCE_S)
-        waiting = asyncio.create_task(connection.ask(Frame(code=1)))
+        connection = RemotingConnection(address, timeout_s=PATIENCE_S)
+        waiting = asyncio.create_task(connection.ask(RemotingFrame(code=1)))
         await asyncio.sleep(0)
-        assert (await connection.ask(Frame(code=2))).code == 1500
-        assert (await connection.ask(Frame(code=7))).body == b"7"
+        assert (await connection.ask(RemotingFrame(code=2))).code == 1500
+        assert (await connection.ask(RemotingFrame(code=7))).body == b"7"
         elsewhere.set()
         assert (await waiting).body == b"before the end"
         await connection.close()
@@ -260,7 +260,7 @@ def test_a_peer_that_goes_away_is_asked_nothing_new() -> None:
 
 def test_a_one_way_request_is_written_and_not_waited_for() -> None:
     """A greeting goes before it, over each connection but the first one."""
-    came: list[Frame] = []
+    came: list[RemotingFrame] = []
     both = asyncio.Event()
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -273,16 +273,16 @@ def test_a_one_way_request_is_written_and_not_waited_for() -> None:
         await reader.read()
 
     async def scenario(address: str) -> None:
-        connection = Connection(address, timeout_s=PATIENCE_S, greeting=lambda: Frame(code=34))
+        connection = RemotingConnection(address, timeout_s=PATIENCE_S, greeting=lambda: RemotingFrame(code=34))
         with pytest.raises(BrokerUnavailable):
-            await connection.ask(Frame(code=1))
-        await connection.tell(Frame(code=37))
+            await connection.ask(RemotingFrame(code=1))
+        await connection.tell(RemotingFrame(code=37))
         await both.wait()
         assert [(each.code, each.is_one_way) for each in came] == [(1, False), (34, False), (37, True)]
         await connection.close()
-        nobody = Connection("127.0.0.1:1", timeout_s=PATIENCE_S)
+        nobody = RemotingConnection("127.0.0.1:1", timeout_s=PATIENCE_S)
         with pytest.raises(BrokerUnavailable, match="failed"):
-            await nobody.tell(Frame(code=37))
+            await nobody.tell(RemotingFrame(code=37))
 
     play(peer, scenario, then=peer)
 
@@ -292,13 +292,13 @@ def test_nobody_listens() -> None:
 
     async def scenario(address: str) -> None:
         port = int(address.rpartition(":")[2])
-        connection = Connection(f"127.0.0.1:{port}", timeout_s=PATIENCE_S)
-        await connection.ask(Frame(code=1))
+        connection = RemotingConnection(f"127.0.0.1:{port}", timeout_s=PATIENCE_S)
+        await connection.ask(RemotingFrame(code=1))
         await connection.close()
-        nobody = Connection("127.0.0.1:1", timeout_s=PATIENCE_S)
+        nobody = RemotingConnection("127.0.0.1:1", timeout_s=PATIENCE_S)
         for _ in range(2):
             with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1 failed"):
-                await nobody.ask(Frame(code=1))
+                await nobody.ask(RemotingFrame(code=1))
 
     play(well, scenario)
 
@@ -306,7 +306,7 @@ def test_nobody_listens() -> None:
 def test_tls_is_spoken_with_who_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a signature on the request; somebody who is not trusted, and plain text, are errors."""
     monkeypatch.setattr(remoting, "_PAUSES_S", ())
-    asked: list[Frame] = []
+    asked: list[RemotingFrame] = []
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.append(await request_of(reader))

@@ -25,9 +25,9 @@ from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient
 from dmq.client import SidecarClient
 from dmq.client import holds as client_holds
-from dmq.client.calls import Calls, Told
+from dmq.client.calls import DaemonCalls, Told
 from dmq.client.entries import GROUP, message_id_of, topic_of
-from dmq.client.holds import Hold
+from dmq.client.holds import LeaseHold
 from retry.policy import MAX_ATTEMPTS_LIMIT
 from retry.sink import Death, Entry, Held, SinkClosed, SinkError, SinkFull, SinkUnavailable
 
@@ -135,7 +135,7 @@ def test_a_long_hold_is_kept_in_the_daemon(
     extended = threading.Event()
     hide = client_holds.hide
 
-    def watched(calls: Calls, hold: Hold, invisible_ms: int, *, is_suspended: bool, told: Told) -> None:
+    def watched(calls: DaemonCalls, hold: LeaseHold, invisible_ms: int, *, is_suspended: bool, told: Told) -> None:
         def seen(answer: object, failure: SinkError | None) -> None:
             told(answer, failure)
             if failure is None and is_suspended and invisible_ms:
@@ -160,7 +160,7 @@ def test_what_is_in_hand_is_not_taken_twice(daemon: Daemon, client: SidecarClien
     put(client, an_entry())
     held = take_one(client)
     ticket = held.ticket
-    assert isinstance(ticket, Hold)
+    assert isinstance(ticket, LeaseHold)
     request = wire.ChangeInvisibleDurationRequest(receipt_handle=ticket.handle, message_id=ticket.message_id)
     request.group.name, request.topic.name = GROUP, topic_of(TYPE)
     set_duration(request.invisible_duration, 0)

@@ -10,7 +10,7 @@ from dmq.store.schema import identity, record
 from dmq.store.schema.index import EntryState
 from dmq.trail import events
 
-IDENTITY = identity.Identity(7, bytes(range(32)), identity.Place(9, 10))
+IDENTITY = identity.Identity(7, bytes(range(32)), identity.StorePlace(9, 10))
 RECEIPTS, ENTRIES = receipt.ReceiptHandles(IDENTITY, 1), EntryHandles(IDENTITY)
 
 GOLDEN: list[tuple[str, bytes, str]] = [

@@ -20,7 +20,7 @@ from support.own_keys import keyed, waiting_under_keys
 from support.rigs import TOPIC, EmbeddedRig, End
 
 from broker_adapter.contracts.message import SendReceipt, pack_id, unpack_id
-from dmq.broker.delayed.changes import Changed, Meant, Outcome
+from dmq.broker.delayed.changes import Changed, ChangeOutcome, Meant
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
@@ -47,7 +47,11 @@ _sends = st.lists(
     max_size=5,
 )
 _changes = st.sampled_from(("cancel", "fire", "reschedule"))
-_OUTCOMES = {"recalled": Outcome.CANCELLED, "came": Outcome.TOO_LATE, "replaced": Outcome.REPLACED}  # by fate
+_OUTCOMES = {
+    "recalled": ChangeOutcome.CANCELLED,
+    "came": ChangeOutcome.TOO_LATE,
+    "replaced": ChangeOutcome.REPLACED,
+}  # by fate
 
 
 class OwnKeys(RuleBasedStateMachine):
@@ -163,7 +167,7 @@ class OwnKeys(RuleBasedStateMachine):
                 return await delayed.fire(TOPIC, meant)
             return await delayed.reschedule(TOPIC, meant, later_ms)
 
-        async def asked() -> tuple[str, Outcome]:
+        async def asked() -> tuple[str, ChangeOutcome]:
             if by_key:
                 ((packed, (outcome, _)),) = await delayed.by_key(TOPIC, [key], change)
                 return unpack_id(packed) if packed else "", outcome
@@ -175,30 +179,32 @@ class OwnKeys(RuleBasedStateMachine):
             return
         wanted = Send(0, key, 900, keeps=False)
 
-        async def both() -> tuple[str, Outcome]:
+        async def both() -> tuple[str, ChangeOutcome]:
             asking = asyncio.ensure_future(asked())
             name, _ = self.made(wanted)
             (receipt,) = await self.sent_together([keyed(name, self.clock.now_ms() + 900, key=key)])
             (found, outcome) = await asking
-            if found == before and outcome is Outcome.DONE and before:  # it was quicker, and then replaced
+            if found == before and outcome is ChangeOutcome.DONE and before:  # it was quicker, and then replaced
                 self.changed(key, what, before, later_ms)
             self.accepted(name, wanted, receipt, self.clock.now_ms())
-            if found == name and outcome is Outcome.DONE:
+            if found == name and outcome is ChangeOutcome.DONE:
                 self.changed(key, what, name, later_ms)
-            assert outcome in {Outcome.DONE, Outcome.REPLACED} or (by_key and not before and (found, outcome) == last)
+            assert outcome in {ChangeOutcome.DONE, ChangeOutcome.REPLACED} or (
+                by_key and not before and (found, outcome) == last
+            )
             return found, outcome
 
         found, outcome = self.run(both() if race else asked())
         if not race:
-            assert (found, outcome) == ((before, Outcome.DONE) if before else last)
+            assert (found, outcome) == ((before, ChangeOutcome.DONE) if before else last)
             if before:
                 self.changed(key, what, before, later_ms)
 
-    def last_end(self, key: str) -> tuple[str, Outcome]:
+    def last_end(self, key: str) -> tuple[str, ChangeOutcome]:
         """Return the answer to a change by a key that is free."""
         name = self.last.get(key)
         if name is None or key in self.waiting:
-            return "", Outcome.UNKNOWN
+            return "", ChangeOutcome.UNKNOWN
         return name, _OUTCOMES[self.fate[name]]
 
     def changed(self, key: str, what: str, name: str, later_ms: int) -> None:

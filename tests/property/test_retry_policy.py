@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_adapter.contracts.limits import DELAY_LEVELS_MS
-from retry.flow import ComeBack, Forwarded, LeaseExpired, Nacked, SentBack, after_failure
+from retry.flow import ComeBack, GivenUp, LeaseExpired, Nacked, SentBack, after_failure
 from retry.policy import (
     DELAY_MS_LIMIT,
     MAX_AGE_MS_LIMIT,
@@ -50,7 +50,7 @@ failures = st.one_of(
     st.builds(Nacked, st.integers(0, 2 * NOW)),
     st.just(LeaseExpired()),
     st.builds(SentBack, st.integers(-(2**31), 2**31 - 1)),
-    st.just(Forwarded()),
+    st.just(GivenUp()),
 )
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -127,7 +127,7 @@ def test_junk_is_a_policy_or_a_policy_error(plain: dict[str, object]) -> None:
 @given(policies, failures, attempts, seeds, st.none() | st.integers(0, 2 * MAX_AGE_MS_LIMIT))
 def test_every_failure_has_an_outcome_within_the_policy(
     policy: RetryPolicy,
-    failure: Nacked | LeaseExpired | SentBack | Forwarded,
+    failure: Nacked | LeaseExpired | SentBack | GivenUp,
     attempt: int,
     rng: Random,
     age_ms: int | None,

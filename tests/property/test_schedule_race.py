@@ -17,7 +17,7 @@ from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive
 
 from broker_adapter.contracts.message import pack_id, unpack_id
-from dmq.broker.delayed.changes import Meant, Outcome
+from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
@@ -41,7 +41,7 @@ class Meddling(Placement):
         self._loop = asyncio.get_running_loop()
         self.late: list[asyncio.Future[None]] = []
         self.cancelled: set[str] = set()
-        self.outcomes: Counter[tuple[str, Outcome]] = Counter()
+        self.outcomes: Counter[tuple[str, ChangeOutcome]] = Counter()
         self.until_ms: dict[str, int] = {}  # what was rescheduled to, of those that were not cancelled after
 
     def hand_over(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> list[HandOver]:
@@ -72,9 +72,9 @@ class Meddling(Placement):
             changed = await broker.reschedule(TOPIC, meant, self._rig.clock.now_ms() + self._rng.randrange(1, OVER_MS))
         for message_id, (outcome, at_ms) in zip(map(unpack_id, ids), changed, strict=True):
             self.outcomes[what, outcome] += 1
-            if outcome is Outcome.DONE and what == "cancel":
+            if outcome is ChangeOutcome.DONE and what == "cancel":
                 self.cancelled.add(message_id)
-            elif outcome is Outcome.DONE:
+            elif outcome is ChangeOutcome.DONE:
                 self.until_ms[message_id] = at_ms
 
 
@@ -141,7 +141,9 @@ def check_trail(rig: EmbeddedRig, placement: Meddling) -> None:
                 assert (event.kind is EventKind.RECALLED) == (unpack_id(event.message_id) in placement.cancelled)
     assert len(ended) == MESSAGES
     for what in ("cancel", "reschedule", "fire"):
-        assert placement.outcomes[what, Outcome.DONE], f"no {what} was in time"
-    assert placement.outcomes["cancel", Outcome.TOO_LATE] + placement.outcomes["reschedule", Outcome.TOO_LATE]
-    assert not placement.outcomes["cancel", Outcome.UNKNOWN]
-    assert len({pack_id(each) for each in placement.cancelled}) == placement.outcomes["cancel", Outcome.DONE]
+        assert placement.outcomes[what, ChangeOutcome.DONE], f"no {what} was in time"
+    assert (
+        placement.outcomes["cancel", ChangeOutcome.TOO_LATE] + placement.outcomes["reschedule", ChangeOutcome.TOO_LATE]
+    )
+    assert not placement.outcomes["cancel", ChangeOutcome.UNKNOWN]
+    assert len({pack_id(each) for each in placement.cancelled}) == placement.outcomes["cancel", ChangeOutcome.DONE]

@@ -30,13 +30,13 @@ from dmq.trail.manifest import CellFile, Layout, write_cell
 from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome
+from spark_audit.jobs.outcome import AuditOutcome
 
 pytestmark = pytest.mark.timeout(120)
 Said = set[tuple[str, str, str]]
 
 
-def said(outcome: Outcome) -> Said:
+def said(outcome: AuditOutcome) -> Said:
     """Cell, kind and rule of all findings."""
     return {(each["cell"], each["kind"], each["rule"]) for each in outcome.findings}
 

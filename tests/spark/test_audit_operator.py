@@ -24,7 +24,7 @@ from spark_audit.engines.table import Engine
 from spark_audit.explain import explained
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome
+from spark_audit.jobs.outcome import AuditOutcome
 
 GROUP, OTHER = "workers", "readers"
 RESET, KEPT, LETTERS, TICKS, MOVED = "reset", "kept", "letters", "ticks", "moved"  # the scenarios' topics
@@ -36,7 +36,7 @@ class Played(NamedTuple):
     """What the scenarios left, and what they saw."""
 
     trail: Path
-    outcome: Outcome
+    outcome: AuditOutcome
     read: int  # of the topic with a retention, by the slower group
     letter: dict[str, Any]  # what was redriven to its group alone
 

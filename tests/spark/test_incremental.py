@@ -27,7 +27,7 @@ from spark_audit import session
 from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome, write_outcome
+from spark_audit.jobs.outcome import AuditOutcome, write_outcome
 
 pytestmark = pytest.mark.timeout(300)
 COMPARED = ("report.json", "findings.csv", "findings.jsonl")
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def written(outcome: Outcome, out: Path) -> dict[str, bytes]:
+def written(outcome: AuditOutcome, out: Path) -> dict[str, bytes]:
     """Return the files that are compared."""
     write_outcome(outcome, out)
     return {name: (out / name).read_bytes() for name in COMPARED}
@@ -75,7 +75,7 @@ def test_in_steps_and_at_once_are_the_same_to_the_byte(
         expected = written(run_audit(engine, str(whole), Options()), tmp_path / "batch")
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     rows = []
-    outcome: Outcome | None = None
+    outcome: AuditOutcome | None = None
     for part in range(1, steps + 1):
         grow(whole, trail, part, steps)
         outcome = run_audit(engine, str(trail), Options(), state=kept)

@@ -17,7 +17,7 @@ from spark_audit import session
 from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome, write_outcome
+from spark_audit.jobs.outcome import AuditOutcome, write_outcome
 
 pytestmark = pytest.mark.timeout(240)
 COMPARED = ("report.json", "findings.csv", "findings.jsonl")
@@ -40,7 +40,7 @@ def bent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def written(outcome: Outcome, out: Path) -> dict[str, bytes]:
+def written(outcome: AuditOutcome, out: Path) -> dict[str, bytes]:
     """Return the files that are compared."""
     write_outcome(outcome, out)
     return {name: (out / name).read_bytes() for name in COMPARED}

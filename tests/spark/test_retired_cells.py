@@ -14,7 +14,7 @@ from spark_audit.engines.spark import SparkEngine
 from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome, write_outcome
+from spark_audit.jobs.outcome import AuditOutcome, write_outcome
 from spark_audit.tables import UnknownCell, retire_cell
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,11 +49,11 @@ def replayed(trail: Path, *, up_to: int = 4) -> Hand:
     return dead
 
 
-def audited(engine: Engine, trail: Path, **options: Any) -> Outcome:  # noqa: ANN401 - of `run_audit`
+def audited(engine: Engine, trail: Path, **options: Any) -> AuditOutcome:  # noqa: ANN401 - of `run_audit`
     return run_audit(engine, str(trail), Options(), **options)
 
 
-def said(outcome: Outcome) -> list[tuple[str, str, str | None]]:
+def said(outcome: AuditOutcome) -> list[tuple[str, str, str | None]]:
     return [(each["kind"], each["cell"], each["message_id"]) for each in outcome.findings]
 
 

@@ -18,7 +18,7 @@ from support.trail_hand import GROUP, START_MS, TOPIC, Hand
 from spark_audit.engines.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
-from spark_audit.jobs.outcome import Outcome
+from spark_audit.jobs.outcome import AuditOutcome
 from spark_audit.report.ledgers import CLUSTER, residue
 
 pytestmark = pytest.mark.timeout(240)
@@ -35,7 +35,7 @@ def scenario(write: Scenario) -> Scenario:
     return write
 
 
-def said(outcome: Outcome) -> list[tuple[str, str, str]]:
+def said(outcome: AuditOutcome) -> list[tuple[str, str, str]]:
     """Return kind, rule and id of all findings."""
     return [(each["kind"], each["rule"], each["message_id"] or "") for each in outcome.findings]
 

@@ -39,7 +39,7 @@ from support.trail import read_facts, read_lines
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt, pack_id
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic
-from dmq.broker.delayed.changes import Changed, Meant, Outcome
+from dmq.broker.delayed.changes import Changed, ChangeOutcome, Meant
 from dmq.store.store import StoreOptions
 from dmq.trail.events import gap_event
 
@@ -155,11 +155,11 @@ class BrokerRules(RuleBasedStateMachine):
         now_ms, reader_ms = self.clock.now_ms(), self.rig.store.marks.low() >> 64
         ((outcome, at_ms),) = self.run(self.rescheduling(key, now_ms + ms, by_handle=bool(pick % 2)))
         if key in self.model.waiting:
-            assert (outcome, at_ms) == (Outcome.DONE, self.model.reschedule(key, now_ms + ms, now_ms))
+            assert (outcome, at_ms) == (ChangeOutcome.DONE, self.model.reschedule(key, now_ms + ms, now_ms))
         elif key in self.model.recalled:
-            assert (outcome, at_ms) == (Outcome.CANCELLED, self.model.recalled[key])
+            assert (outcome, at_ms) == (ChangeOutcome.CANCELLED, self.model.recalled[key])
         else:
-            assert outcome is Outcome.TOO_LATE
+            assert outcome is ChangeOutcome.TOO_LATE
         if ms <= 0 or now_ms + ms == reader_ms:  # the latter where the clock was set back a little
             self.advance(max(0, ms) + 3)  # behind the reader, not within its millisecond, and not where it was
 

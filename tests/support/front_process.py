@@ -10,7 +10,7 @@ from socket import socket, socketpair
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from dmq.acl.quotas import Bounds
+from dmq.acl.quotas import QuotaBounds
 from dmq.processes import frames, passing
 from dmq.processes.settings import Settings
 
@@ -19,7 +19,7 @@ START_S = 60.0
 
 def front_settings(**changes: Any) -> Settings:  # noqa: ANN401 - of any field
     """Return what a front is told that serves everybody in plain text, and passes no call on."""
-    bounds = Bounds()
+    bounds = QuotaBounds()
     told: dict[str, Any] = {
         "log_level": "info",
         "log_format": "json",

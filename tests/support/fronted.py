@@ -12,7 +12,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.fronts import front_settings
 from dmq.http2.bounds import Accounts
-from dmq.http2.listener import Listener
+from dmq.http2.listener import SocketListener
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
 from dmq.processes.front import Front
@@ -36,7 +36,7 @@ class FrontedTransport:
     async def start(self) -> int:
         """Listen, serve, and return the port."""
         served, clock = self._served, SystemClock()
-        self._listener = Listener(self._host, self.port, self._take)
+        self._listener = SocketListener(self._host, self.port, self._take)
         with said_plainly(self._host, self.port):
             self.port = await self._listener.start()
         here, there = socket.socketpair()

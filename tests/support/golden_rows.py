@@ -28,7 +28,7 @@ from dmq.store.schema.clock import ClockRow, Move, decode_clock, decode_moves, e
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.group import (
     ExceptionRow,
-    Outcome,
+    LetterOutcome,
     committed_key,
     decode_exception,
     decode_outcome,
@@ -36,7 +36,7 @@ from dmq.store.schema.group import (
     outcome_key,
     unpack_group_row,
 )
-from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
+from dmq.store.schema.identity import Identity, StorePlace, decode_identity, encode_identity
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import (
@@ -65,8 +65,8 @@ from dmq.store.schema.own_keys import (
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,
-    Progress,
     Schedule,
+    ScheduleProgress,
     decode_message,
     decode_progress,
     decode_schedule,
@@ -76,8 +76,8 @@ from dmq.store.schema.recurring import (
     schedule_keys,
 )
 from dmq.store.schema.spool import (
-    Taken,
-    Totals,
+    TakenMark,
+    TypeTotals,
     dead_key,
     decode_dead,
     decode_entry,
@@ -122,7 +122,7 @@ FAILED_HISTORY = HISTORY._replace(failure=REASON)
 OLD_FAILED_HISTORY = OLD_HISTORY._replace(failure=REASON)
 DEAD_HISTORY = HISTORY._replace(reason=int(Reason.EXHAUSTED))
 TERMS = record.Terms(NOW + 500, 0)
-VIGIL = record.Vigil(TERMS, 30_000, 2, 4)
+VIGIL = record.HalfMessageState(TERMS, 30_000, 2, 4)
 QUEUE = 3
 JOB = Job(
     job_id=3,
@@ -205,7 +205,7 @@ def _halves(head: record.WaitingEntry) -> list[Case]:
             lambda _, value: record.decode_half(value),
             record.HalfRow(
                 whole,
-                record.Vigil(TERMS, 0, 0, 4),
+                record.HalfMessageState(TERMS, 0, 0, 4),
                 ID,
                 BODY,
                 record.whole_half_bytes(b"\1" + BODY),
@@ -462,7 +462,7 @@ def _progress() -> list[Case]:
 def _spool_rows() -> list[Case]:
     lane, cell_id = key_queue_id(TOPIC, "k"), "0123456789abcdef"
     value = encode_entry(ENTRY, TOPIC, 4)
-    place = Taken(1, NOW << 64 | 9, 3)
+    place = TakenMark(1, NOW << 64 | 9, 3)
     dead = DeadEntry(entry=ENTRY, death=Death.EXHAUSTED, died_at_ms=NOW)
     return [
         Case(
@@ -499,7 +499,7 @@ def _spool_rows() -> list[Case]:
 
 def group() -> list[Case]:
     """Progress, outcomes of dead letters, committed offsets; what a spool keeps."""
-    outcome = Outcome("redriven", NOW, "orders 01AB for group billing")
+    outcome = LetterOutcome("redriven", NOW, "orders 01AB for group billing")
     key = outcome_key(TOPIC, 17)
     return [
         *_progress(),
@@ -673,7 +673,7 @@ def _figures() -> list[Case]:
     clock = ClockRow(NOW, 7, NOW - 7, 5, is_steady=True, is_held=False, boot_id="a-b")
     held = clock._replace(is_steady=False, is_held=True, trusted_offset_ms=-5)
     border = Border(7, is_settled=True)
-    identity = Identity(7, bytes(range(32)), Place(9, 10))
+    identity = Identity(7, bytes(range(32)), StorePlace(9, 10))
     moves = [Move(60_000, NOW << 64 | 9), Move(5_000, 0)]
     state, lost = outbox.OutboxState(40, 42, 1_000), outbox.OutboxState(40, 42, 1_000, 8)
     return [
@@ -760,8 +760,8 @@ def _schedules() -> list[Case]:
         created_at_ms=NOW - 10,
     )
     every = Schedule(TOPIC, 1_000, created_at_ms=NOW)
-    progress = Progress(Phase.WAITING, 3, NOW - 1, NOW)
-    paused = Progress(Phase.PAUSED, 3, NOW - 1, 0, "why")
+    progress = ScheduleProgress(Phase.WAITING, 3, NOW - 1, NOW)
+    paused = ScheduleProgress(Phase.PAUSED, 3, NOW - 1, 0, "why")
     return [
         Case("schedule", rows[0], encode_schedule(schedule), lambda _, value: decode_schedule(value), schedule),
         Case("schedule of an interval", rows[0], encode_schedule(every), lambda _, v: decode_schedule(v), every),
@@ -810,9 +810,9 @@ def meta() -> list[Case]:
         Case(
             "spool: totals",
             spool_total_key(TOPIC),
-            encode_totals(Totals(3, 900, 1)),
+            encode_totals(TypeTotals(3, 900, 1)),
             lambda _, value: decode_totals(value),
-            Totals(3, 900, 1),
+            TypeTotals(3, 900, 1),
         ),
     ]
 

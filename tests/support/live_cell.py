@@ -29,7 +29,7 @@ from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.requests.status import CellState
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.files import Files
+from dmq.daemon.files import WatchedFiles
 from dmq.daemon.transport import ServerOptions, Transport, transport_of
 from dmq.metrics.registry import Metrics
 
@@ -83,7 +83,7 @@ class LiveCell:
             quotas=QuotaCalls(quotas, _keep_nothing),
             activity=ActivityLog(rig.store),
         )
-        files = Files.of(config, rig.store.clock)
+        files = WatchedFiles.of(config, rig.store.clock)
         own = rig.store.clock, rig.broker, metrics, admin, quotas
         self._server = transport_of(config, *own, files=files, options=ServerOptions(16, "1.2.3"))
         self.cell.listen = str(Address("127.0.0.1", await self._server.start()))

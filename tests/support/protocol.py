@@ -12,7 +12,7 @@ from support.memory_broker import MemoryBroker
 from broker_adapter.contracts.adapter import PullBroker
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.rocketmq_server.calls.access import Guarded
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher
@@ -41,7 +41,7 @@ class Sidecar:
         self,
         clock: Clock,
         config: SidecarConfig | None = None,
-        guard: Guard | None = None,
+        guard: Authenticator | None = None,
         pulls: PullBroker | None = None,
     ) -> None:
         self.broker = MemoryBroker(clock)

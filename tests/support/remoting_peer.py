@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
+from broker_adapter.remoting.frames import RemotingFrame, decode_frame, encode_frame
 from broker_adapter.remoting.stored import decode_messages
 
 BROKER = "broker-a"
@@ -43,14 +43,14 @@ class Peer:
 
     def __init__(self) -> None:
         self.topics: dict[str, list[HeldQueue]] = {}
-        self.asked: list[Frame] = []
-        self.before: Callable[[Frame], Frame | None] = lambda _: None
-        self.stops_at: Callable[[Frame], bool] = lambda _: False
-        self.says: list[Frame] = []  # by itself, before the next answer
+        self.asked: list[RemotingFrame] = []
+        self.before: Callable[[RemotingFrame], RemotingFrame | None] = lambda _: None
+        self.stops_at: Callable[[RemotingFrame], bool] = lambda _: False
+        self.says: list[RemotingFrame] = []  # by itself, before the next answer
         self.pull_max = 32
         self.address = ""
 
-    def answer(self, request: Frame) -> Frame:
+    def answer(self, request: RemotingFrame) -> RemotingFrame:
         """As a broker of RocketMQ does, for what the client asks."""
         self.asked.append(request)
         if (instead := self.before(request)) is not None:
@@ -58,11 +58,11 @@ class Peer:
         fields = request.fields
         queues = self.topics.get(fields["topic"])
         if queues is None:
-            return Frame(code=17, remark="No topic route info")
+            return RemotingFrame(code=17, remark="No topic route info")
         if request.code == Operation.ROUTE:
             data = {"brokerName": BROKER, "readQueueNums": len(queues), "writeQueueNums": len(queues), "perm": 6}
             brokers = [{"brokerName": BROKER, "brokerAddrs": {"0": self.address}}]
-            return Frame(code=0, body=json.dumps({"queueDatas": [data], "brokerDatas": brokers}).encode())
+            return RemotingFrame(code=0, body=json.dumps({"queueDatas": [data], "brokerDatas": brokers}).encode())
         queue = queues[int(fields["queueId"])]
         offsets = {
             Operation.BEGIN_OFFSET: lambda: queue.begin,
@@ -70,12 +70,16 @@ class Peer:
             Operation.OFFSET_AT: lambda: queue.offset_at(int(fields["timestamp"])),
         }
         if request.code != Operation.PULL:
-            return Frame(code=0, fields={"offset": str(offsets[Operation(request.code)]())})
+            return RemotingFrame(code=0, fields={"offset": str(offsets[Operation(request.code)]())})
         at = int(fields["queueOffset"])
         if not queue.begin <= at <= queue.end:
-            return Frame(code=21, fields={"nextBeginOffset": str(queue.begin if at < queue.begin else queue.end)})
+            return RemotingFrame(
+                code=21, fields={"nextBeginOffset": str(queue.begin if at < queue.begin else queue.end)}
+            )
         found = queue.messages[at - queue.begin :][: min(self.pull_max, int(fields["maxMsgNums"]))]
-        return Frame(code=0 if found else 19, fields={"nextBeginOffset": str(at + len(found))}, body=b"".join(found))
+        return RemotingFrame(
+            code=0 if found else 19, fields={"nextBeginOffset": str(at + len(found))}, body=b"".join(found)
+        )
 
 
 @contextmanager
@@ -95,7 +99,7 @@ def remoting_peer() -> Iterator[Peer]:
                 while peer.says:
                     self.wfile.write(encode_frame(peer.says.pop(0)))
                 answer = peer.answer(request)
-                whole = Frame(
+                whole = RemotingFrame(
                     code=answer.code,
                     opaque=request.opaque,
                     is_answer=True,

@@ -7,7 +7,7 @@ from collections import Counter
 from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, ack, ids, receive
 
-from dmq.broker.operations.retention import Removed
+from dmq.broker.operations.retention import RemovedMessages
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
 from dmq.trail.events import EventKind
@@ -22,7 +22,7 @@ async def keep(rig: EmbeddedRig, wanted: KeepChange, topic: str = TOPIC) -> None
     await rig.broker.operator.set_topic(topic, queues=0, settings=None, keep=wanted)
 
 
-async def turn(rig: EmbeddedRig) -> Removed:
+async def turn(rig: EmbeddedRig) -> RemovedMessages:
     """One turn, and what it took away."""
     return await rig.broker.retention.turn()
 

@@ -25,7 +25,7 @@ from dmq.producer_store.spool import Spool
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import decode_waiting
-from dmq.store.schema.spool import Totals, decode_dead, decode_entry, spool_range
+from dmq.store.schema.spool import TypeTotals, decode_dead, decode_entry, spool_range
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 from retry.sink import Entry, Held
@@ -62,7 +62,7 @@ def number_of(held: Held) -> int:
 class Counted(NamedTuple):
     """What the rows of a directory say."""
 
-    totals: dict[str, Totals]
+    totals: dict[str, TypeTotals]
     waiting: dict[int, Entry]  # by number; on the timeline, or parked
     dead: dict[int, Entry]
 
@@ -82,7 +82,7 @@ def recount(of: Entries) -> Counted:
     uids = Counter(each.uid for each in waiting)
     assert not uids or max(uids.values()) == 1, "an entry is there twice"
     totals = {
-        name: Totals(
+        name: TypeTotals(
             sum(each.type_name == name for each in waiting),
             sum(size_of(each) for each in waiting if each.type_name == name),
             sum(each.type_name == name for each in dead),

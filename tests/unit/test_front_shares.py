@@ -15,7 +15,7 @@ from support.rigs import until
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.runtime.clock import ManualClock, SystemClock
-from dmq.acl.quotas import ADDRESS, KEY, RESERVE_PART, Bounds, Holder, Quota, Quotas
+from dmq.acl.quotas import ADDRESS, KEY, RESERVE_PART, Holder, Quota, QuotaBounds, Quotas
 from dmq.broker.deliveries.dispatch import RECEIVE_BYTES_MAX
 from dmq.config.settings import PROCESS_HELD_BYTES_MIN, PROCESSES_MAX, ConfigError, DaemonConfig, fronts_max, load
 from dmq.daemon import fronts as daemon_fronts
@@ -35,7 +35,7 @@ MIB = 2**20
 COUNTS = [2, 3, 4, 7, 15, 32, PROCESSES_MAX]
 
 
-def settings_of(count: int, bounds: Bounds, *, connections_max: int = 4096) -> Settings:
+def settings_of(count: int, bounds: QuotaBounds, *, connections_max: int = 4096) -> Settings:
     return Settings(
         log_level="info",
         log_format="json",
@@ -66,7 +66,7 @@ def settings_of(count: int, bounds: Bounds, *, connections_max: int = 4096) -> S
 def test_parts_are_no_more_than_the_whole_and_each_is_of_use(count: int, held_bytes_max: int) -> None:
     """Bytes that wait, and lists of headers; one connection has room for the largest answer wherever it lands."""
     held_bytes_max = max(held_bytes_max, PROCESS_HELD_BYTES_MIN * (count + 1))
-    bounds = Bounds(bytes_held=held_bytes_max, bytes_reserve=held_bytes_max // RESERVE_PART)
+    bounds = QuotaBounds(bytes_held=held_bytes_max, bytes_reserve=held_bytes_max // RESERVE_PART)
     quotas = Quotas(ManualClock(), bounds)
     shares = count + 1
     limits = with_bounds(http2_limits(settings_of(count, bounds)), bounds, shares)

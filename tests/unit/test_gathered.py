@@ -11,7 +11,7 @@ from support.broker_rigs import a_message
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import SendReceipt
 from broker_adapter.rocketmq import gathered
-from broker_adapter.rocketmq.gathered import Gathered, Outgoing
+from broker_adapter.rocketmq.gathered import Gathered, GatheredSend
 from broker_adapter.wire import rocketmq_v2 as wire
 
 
@@ -24,7 +24,7 @@ class Cluster:
         self.changed = asyncio.Condition()
         self.refuses: set[str] = set()
 
-    async def take(self, outgoing: Sequence[Outgoing]) -> Sequence[SendReceipt]:
+    async def take(self, outgoing: Sequence[GatheredSend]) -> Sequence[SendReceipt]:
         """Wait for the test; refuse what is to be refused, and all that is with it."""
         ids = [each.envelope.message_id for each in outgoing]
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ class Cluster:
     def send(self, message_id: str, size: int = 4) -> asyncio.Task[SendReceipt]:
         """Begin a send."""
         envelope = a_message("orders", bytes(size), message_id=message_id)
-        return asyncio.create_task(self.gathered.send(Outgoing(envelope, wire.Message())))
+        return asyncio.create_task(self.gathered.send(GatheredSend(envelope, wire.Message())))
 
     async def got(self, calls: int) -> list[list[str]]:
         """Return what the calls so far carried, once there are so many."""

@@ -9,7 +9,7 @@ from support import http2_attacks as attacks
 
 from dmq.http2 import frames
 from dmq.http2.bounds import Shares
-from dmq.http2.doors import Doors, Place, Use
+from dmq.http2.doors import AdmissionPlace, ConnectionAdmission, ConnectionUse
 from dmq.http2.errors import Code, HpackFault
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.hpack import NAME_BYTES_MAX, value_of
@@ -227,13 +227,19 @@ class Guest:
     """A connection as the doors see it."""
 
     def __init__(
-        self, address: str, use: Use, since_s: float = 0.0, *, is_local: bool = False, is_operators: bool = False
+        self,
+        address: str,
+        use: ConnectionUse,
+        since_s: float = 0.0,
+        *,
+        is_local: bool = False,
+        is_operators: bool = False,
     ) -> None:
         self.address, self.is_local, self._use = address, is_local, (use, since_s)
         self.is_operators = is_operators
         self.looks = 0
 
-    def use(self) -> tuple[Use, float]:
+    def use(self) -> tuple[ConnectionUse, float]:
         self.looks += 1
         return self._use
 
@@ -244,7 +250,7 @@ class House:
     def __init__(self, *, connections: int, connections_reserved: int) -> None:
         self.inside: list[Guest] = []
         limits = Limits(connections=connections, connections_reserved=connections_reserved)
-        self.doors = Doors[Guest](limits, lambda: self.inside)
+        self.doors = ConnectionAdmission[Guest](limits, lambda: self.inside)
 
     def come(self, guest: Guest, now_s: float = 0.0) -> bool:
         """Let a guest in, if there is room or somebody to close."""
@@ -252,17 +258,17 @@ class House:
         if victim is not None:
             self.inside.remove(victim)
             self.doors.left(victim)
-        if place is not Place.NOWHERE:
+        if place is not AdmissionPlace.NOWHERE:
             self.inside.append(guest)
-        return place is not Place.NOWHERE
+        return place is not AdmissionPlace.NOWHERE
 
 
 def test_no_address_keeps_more_than_its_share_while_others_are_refused() -> None:
     """One that has taken everything loses it to newcomers of others, busy or not, down to a quarter."""
     house = House(connections=40, connections_reserved=0)
-    assert [house.come(Guest("greedy", Use.BUSY)) for _ in range(41)] == [True] * 40 + [False]
-    assert all(house.come(Guest(f"other-{number}", Use.BUSY), now_s=1.0) for number in range(30))
-    assert not house.come(Guest("another", Use.BUSY), now_s=2.0)
+    assert [house.come(Guest("greedy", ConnectionUse.BUSY)) for _ in range(41)] == [True] * 40 + [False]
+    assert all(house.come(Guest(f"other-{number}", ConnectionUse.BUSY), now_s=1.0) for number in range(30))
+    assert not house.come(Guest("another", ConnectionUse.BUSY), now_s=2.0)
     assert sum(guest.address == "greedy" for guest in house.inside) == 10
 
 
@@ -270,9 +276,9 @@ def test_an_address_over_its_share_makes_room_among_its_own() -> None:
     """A flood of connections closes its own idle ones, and nobody else's."""
     house = House(connections=40, connections_reserved=0)
     for number in range(20):
-        house.come(Guest("calm", Use.IDLE, -number))
+        house.come(Guest("calm", ConnectionUse.IDLE, -number))
     for number in range(100):
-        assert house.come(Guest("flood", Use.SILENT, number), now_s=number)
+        assert house.come(Guest("flood", ConnectionUse.SILENT, number), now_s=number)
     assert sum(guest.address == "calm" for guest in house.inside) >= 20 - 10
 
 
@@ -280,18 +286,18 @@ def test_who_looks_for_room_looks_at_some_connections_only() -> None:
     """Danger: thousands of idle connections that are all looked at for a newcomer, again and again."""
     house = House(connections=4000, connections_reserved=0)
     for number in range(4000):
-        house.come(Guest("flood", Use.IDLE, number))
-    assert house.come(Guest("calm", Use.BUSY))
+        house.come(Guest("flood", ConnectionUse.IDLE, number))
+    assert house.come(Guest("calm", ConnectionUse.BUSY))
     assert sum(guest.looks for guest in house.inside) <= 600
 
 
 def test_one_of_a_crowd_makes_room_wherever_it_stands() -> None:
     """Before those who are few from their address, even if these are idle and are looked at first."""
     house = House(connections=4000, connections_reserved=0)
-    calm = [Guest(f"calm-{number}", Use.IDLE, number) for number in range(2000)]
-    flood = [Guest("flood", Use.IDLE, 9_000.0 + number) for number in range(2000)]
+    calm = [Guest(f"calm-{number}", ConnectionUse.IDLE, number) for number in range(2000)]
+    flood = [Guest("flood", ConnectionUse.IDLE, 9_000.0 + number) for number in range(2000)]
     assert all(house.come(guest) for guest in calm + flood)
-    assert all(house.come(Guest(f"new-{number}", Use.BUSY)) for number in range(500))
+    assert all(house.come(Guest(f"new-{number}", ConnectionUse.BUSY)) for number in range(500))
     assert set(calm) <= set(house.inside)
 
 
@@ -299,13 +305,13 @@ def test_the_reserve_is_for_this_machine() -> None:
     """Whatever others do, on this machine too, operators and health checks get in; who is neither makes room."""
     house = House(connections=40, connections_reserved=4)
     count = 0
-    while house.come(Guest(f"far-{count}", Use.BUSY)):
+    while house.come(Guest(f"far-{count}", ConnectionUse.BUSY)):
         count += 1
     assert count == 36
-    strangers = [Guest("127.0.0.1", Use.BUSY, is_local=True) for _ in range(4)]
+    strangers = [Guest("127.0.0.1", ConnectionUse.BUSY, is_local=True) for _ in range(4)]
     assert all(house.come(guest) for guest in strangers)
-    operators = [Guest("127.0.0.1", Use.BUSY, is_local=True, is_operators=True) for _ in range(4)]
+    operators = [Guest("127.0.0.1", ConnectionUse.BUSY, is_local=True, is_operators=True) for _ in range(4)]
     assert all(house.come(guest) for guest in operators)
-    assert not house.come(Guest("127.0.0.1", Use.BUSY, is_local=True))
+    assert not house.come(Guest("127.0.0.1", ConnectionUse.BUSY, is_local=True))
     assert house.inside[-4:] == operators
     assert not set(strangers) & set(house.inside)

@@ -11,7 +11,7 @@ import pytest
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.rocketmq import polls
-from broker_adapter.rocketmq.polls import Batch, Polls
+from broker_adapter.rocketmq.polls import PollBatch, Polls
 from broker_adapter.runtime.clock import SystemClock
 
 WAIT_MS = 60_000  # nothing waits that long unless it is broken
@@ -25,17 +25,17 @@ class Cluster:
         self.addresses = addresses
         self.clock = SystemClock()
         self.isolated: set[str] = set()
-        self.open: defaultdict[str, list[asyncio.Future[Batch]]] = defaultdict(list)
+        self.open: defaultdict[str, list[asyncio.Future[PollBatch]]] = defaultdict(list)
         self.asked: Counter[str] = Counter()
-        self.at_once: dict[str, Batch] = {}
+        self.at_once: dict[str, PollBatch] = {}
         self.given_back: asyncio.Queue[str] = asyncio.Queue()
         self.changed = asyncio.Condition()
         self.polls = Polls(self.poll, self.give_back, self.isolated.__contains__, self.clock)
 
-    async def poll(self, address: str, _wait_ms: int) -> Batch:
+    async def poll(self, address: str, _wait_ms: int) -> PollBatch:
         """Wait for the test."""
         self.asked[address] += 1
-        answer: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[PollBatch] = asyncio.get_running_loop().create_future()
         self.open[address].append(answer)
         async with self.changed:
             self.changed.notify_all()
@@ -63,7 +63,7 @@ class Cluster:
     def brings(self, address: str, message_id: str = "", *, invisible_ms: int = INVISIBLE_MS, age_s: float = 0) -> None:
         """Answer a poll of a proxy, with a message or nothing."""
         found = [a_delivery(message_id, invisible_ms)] if message_id else []
-        self.open[address][0].set_result(Batch(found, self.clock.monotonic_s() - age_s))
+        self.open[address][0].set_result(PollBatch(found, self.clock.monotonic_s() - age_s))
 
     def fails(self, address: str, error: BrokerError) -> None:
         """Have a poll fail."""
@@ -112,7 +112,7 @@ def test_one_that_answers_at_once_is_the_only_one_asked(monkeypatch: pytest.Monk
     async def scenario() -> None:
         cluster = Cluster("a", "b")
         for address in "ab":
-            cluster.at_once[address] = Batch([a_delivery("m", INVISIBLE_MS)], cluster.clock.monotonic_s())
+            cluster.at_once[address] = PollBatch([a_delivery("m", INVISIBLE_MS)], cluster.clock.monotonic_s())
         for count in range(1, 5):
             assert ids(await cluster.receive()) == ["m"]
             assert cluster.asked.total() == count
@@ -196,7 +196,7 @@ def test_many_receives_have_no_more_polls_than_they_are() -> None:
         await asyncio.sleep(0)
         assert sum(map(len, cluster.open.values())) == 8
         for answer in [each for answers in cluster.open.values() for each in answers]:
-            answer.set_result(Batch([], 0))
+            answer.set_result(PollBatch([], 0))
         while not cluster.polls.is_idle:  # noqa: ASYNC110 - its tasks are ending
             await asyncio.sleep(0)
         assert cluster.asked.total() == 30
@@ -238,7 +238,7 @@ def test_proxies_that_have_nothing_at_once_are_asked_once() -> None:
 
     async def scenario() -> None:
         cluster = Cluster("a", "b")
-        cluster.at_once = {"a": Batch([], 0), "b": Batch([], 0)}
+        cluster.at_once = {"a": PollBatch([], 0), "b": PollBatch([], 0)}
         assert ids(await cluster.receive()) == []
         assert cluster.asked == {"a": 1, "b": 1}
         assert cluster.polls.is_idle

@@ -17,8 +17,8 @@ from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import RemotingOptions
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import Frame
-from dmq.trail.export.verification import CLOCKS_MS, ReadBack, read_back
+from broker_adapter.remoting.frames import RemotingFrame
+from dmq.trail.export.verification import CLOCKS_MS, ClusterReadBack, read_back
 
 START = 1_700_000_000_000
 PATIENCE_S = 61.0  # no other time
@@ -57,7 +57,7 @@ def stored(topic: str, offset: int, message_id: str, after_ms: int = 0) -> bytes
     return a_stored(topic=topic, offset=offset, message_id=message_id, stored_at_ms=START + after_ms)
 
 
-def read(peer: Peer, trail: Path, timeout_s: float = PATIENCE_S) -> ReadBack:
+def read(peer: Peer, trail: Path, timeout_s: float = PATIENCE_S) -> ClusterReadBack:
     """Read the cluster back, beside the trail."""
     options = RemotingOptions(names=(peer.address,), request_timeout_ms=60_000)
     return read_back(trail, options, trail.parent / "cluster", timeout_s=timeout_s)
@@ -107,7 +107,7 @@ def test_what_retention_removed_is_not_vouched_for(peer: Peer, trail: Path) -> N
     peer.pull_max = 1
     gone = iter([9])
 
-    def remove(request: Frame) -> None:
+    def remove(request: RemotingFrame) -> None:
         queue = peer.topics["orders"][0]
         if request.code == Operation.PULL and request.fields["queueOffset"] == "8" and (begin := next(gone, 0)):
             del queue.messages[: begin - queue.begin]
@@ -125,7 +125,9 @@ def test_what_cannot_be_read_says_why(peer: Peer, trail: Path) -> None:
     """A topic that is not there, and a queue whose broker fails: the others are read."""
     peer.topics["orders"] = [HeldQueue([stored("orders", 0, "A")]), HeldQueue([stored("orders", 0, "B")])]
     peer.before = lambda request: (
-        Frame(code=1, remark="disk") if request.code == Operation.PULL and request.fields["queueId"] == "1" else None
+        RemotingFrame(code=1, remark="disk")
+        if request.code == Operation.PULL and request.fields["queueId"] == "1"
+        else None
     )
     found = read(peer, trail)
     assert found.messages == 1
@@ -146,7 +148,7 @@ def test_time_that_runs_out_leaves_the_rest_unread(peer: Peer, trail: Path, monk
             bounds.append((asyncio.get_running_loop(), made))
         return made
 
-    def stop(request: Frame) -> bool:
+    def stop(request: RemotingFrame) -> bool:
         if request.code != Operation.PULL or request.fields["queueOffset"] != "1":
             return False
         loop, time = bounds[0]

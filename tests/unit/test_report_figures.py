@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_audit.report import text
-from spark_audit.report.windows import COLUMNS_MAX, Axis, Grid, State, Tally
+from spark_audit.report.windows import COLUMNS_MAX, Axis, Grid, WindowState, WindowTally
 
 START_MS = 1_795_219_200_000
 WINDOW_MS = 600_000
@@ -91,23 +91,25 @@ def test_one_message_due_in_forty_years_does_not_squash_the_rest() -> None:
 @pytest.mark.parametrize(
     ("counts", "state"),
     [
-        ({}, State.EMPTY), ({"scheduled": 5, "fired": 5}, State.CLEAN), ({"accepted_at_once": 5}, State.CLEAN),
-        ({"scheduled": 5, "pending": 4, "cancelled": 1}, State.WAITING), ({"scheduled": 5, "late": 1}, State.LATE),
-        ({"scheduled": 500, "duplicated": 1}, State.FEW_LATE), ({"scheduled": 5, "overdue": 1}, State.LATE),
-        ({"scheduled": 5, "late": 5, "inconclusive": 1}, State.INCONCLUSIVE),
-        ({"scheduled": 5, "inconclusive": 4, "lost": 1}, State.LOST),
+        ({}, WindowState.EMPTY), ({"scheduled": 5, "fired": 5}, WindowState.CLEAN),
+        ({"accepted_at_once": 5}, WindowState.CLEAN),
+        ({"scheduled": 5, "pending": 4, "cancelled": 1}, WindowState.WAITING),
+        ({"scheduled": 5, "late": 1}, WindowState.LATE),
+        ({"scheduled": 500, "duplicated": 1}, WindowState.FEW_LATE), ({"scheduled": 5, "overdue": 1}, WindowState.LATE),
+        ({"scheduled": 5, "late": 5, "inconclusive": 1}, WindowState.INCONCLUSIVE),
+        ({"scheduled": 5, "inconclusive": 4, "lost": 1}, WindowState.LOST),
     ],
 )  # fmt: skip
-def test_a_field_shows_the_worst_in_it(counts: dict[str, int], state: State) -> None:
+def test_a_field_shows_the_worst_in_it(counts: dict[str, int], state: WindowState) -> None:
     """One lost message outweighs all else."""
-    tally = Tally()
+    tally = WindowTally()
     tally.add(counts)
     assert tally.state is state
 
 
 def test_of_merged_windows_the_worst_percentile_is_kept() -> None:
     """Percentiles cannot be added up, and none is no 0."""
-    tally = Tally()
+    tally = WindowTally()
     for value in (7, None, 900, 3):
         tally.add({"lateness_p99_ms": value, "lateness_p50_ms": None})
     assert tally.worst_ms == {"lateness_p99_ms": 900}

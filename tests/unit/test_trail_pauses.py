@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_audit.jobs.pauses import Pause, joined, pauses_of
+from spark_audit.jobs.pauses import TopicPause, joined, pauses_of
 
 FOREVER = 2**63 - 1
 
@@ -30,22 +30,22 @@ def test_pauses_and_rates_have_a_beginning_and_an_end() -> None:
         ]
     )
     assert found["c"] == [
-        Pause("a", 1, 15_006, "paused"),
-        Pause("a", 2, FOREVER, "slowed"),
-        Pause("b", 3, 15_008, "paused"),
-        Pause("a", 10, FOREVER, "paused"),
+        TopicPause("a", 1, 15_006, "paused"),
+        TopicPause("a", 2, FOREVER, "slowed"),
+        TopicPause("b", 3, 15_008, "paused"),
+        TopicPause("a", 10, FOREVER, "paused"),
     ]
-    assert found["other"] == [Pause("b", 4, FOREVER, "paused")]
+    assert found["other"] == [TopicPause("b", 4, FOREVER, "paused")]
 
 
 def test_what_keeps_a_topic_back_in_turns_is_one() -> None:
     """Pauses and rates that overlap, or follow each other soon, whichever began first; topics apart."""
     pauses = [
-        Pause("a", 50, 60, "slowed"),
-        Pause("a", 10, 20, "paused"),
-        Pause("b", 15, 25, "paused"),
-        Pause("a", 30, 35, "slowed"),
-        Pause("a", 12, 13, "slowed"),
-        Pause("a", 71, FOREVER, "paused"),
+        TopicPause("a", 50, 60, "slowed"),
+        TopicPause("a", 10, 20, "paused"),
+        TopicPause("b", 15, 25, "paused"),
+        TopicPause("a", 30, 35, "slowed"),
+        TopicPause("a", 12, 13, "slowed"),
+        TopicPause("a", 71, FOREVER, "paused"),
     ]
     assert joined(pauses, within_ms=10) == [("a", 10, 35), ("a", 50, 60), ("a", 71, FOREVER), ("b", 15, 25)]

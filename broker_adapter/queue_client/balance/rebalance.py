@@ -10,7 +10,7 @@ from broker_adapter.contracts.message_queue import MessageQueue
 IDLE_MS_MAX = 120_000  # RocketMQ 5.5 default (rocketmq.client.pull.pullMaxIdleTime)
 
 
-class Changes(NamedTuple):
+class QueueChanges(NamedTuple):
     """Difference between the current and the required queues of a consumer; each part sorted.
 
     The consumer first releases ``dropped``, then starts ``added`` at the broker's committed offset. A queue without a
@@ -24,7 +24,7 @@ class Changes(NamedTuple):
 
 def changes(
     held: Mapping[MessageQueue, int], share: Collection[MessageQueue], now_ms: int, *, idle_ms_max: int = IDLE_MS_MAX
-) -> Changes:
+) -> QueueChanges:
     """Return the difference between the held queues of a topic, with their last pull times, and the current share.
 
     A pull postponed by flow control counts. A queue without a pull for more than ``idle_ms_max`` has a broken pull
@@ -32,4 +32,4 @@ def changes(
     """
     due = set(share)
     kept = {queue for queue, pulled_at_ms in held.items() if queue in due and now_ms - pulled_at_ms <= idle_ms_max}
-    return Changes(tuple(sorted(held.keys() - kept)), tuple(sorted(due - kept)), tuple(sorted(kept)))
+    return QueueChanges(tuple(sorted(held.keys() - kept)), tuple(sorted(due - kept)), tuple(sorted(kept)))

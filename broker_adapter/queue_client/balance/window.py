@@ -127,7 +127,7 @@ class Window(Generic[M]):
         self.is_dropped = True
 
 
-class Pause(Enum):
+class WindowPause(Enum):
     """Reason to postpone the pulls of a queue."""
 
     COUNT = "too many messages are not consumed yet"
@@ -146,12 +146,12 @@ class WindowBounds(NamedTuple):
     span_max: int | None = 2000
 
 
-def pause(count: int, size_bytes: int, span: int, bounds: WindowBounds) -> Pause | None:
+def pause(count: int, size_bytes: int, span: int, bounds: WindowBounds) -> WindowPause | None:
     """Return the reason to postpone the pull of a queue with such a window, or ``None``."""
     if count > bounds.count_max:
-        return Pause.COUNT
+        return WindowPause.COUNT
     if size_bytes > bounds.bytes_max:
-        return Pause.BYTES
+        return WindowPause.BYTES
     if bounds.span_max is not None and span > bounds.span_max:
-        return Pause.SPAN
+        return WindowPause.SPAN
     return None

@@ -13,7 +13,7 @@ from broker_adapter.contracts.topics import RETRY_PREFIX, check_group, check_top
 from broker_adapter.queue_client.balance.queue_locks import RENEW_MS, QueueLocks
 from broker_adapter.queue_client.balance.rebalance import changes
 from broker_adapter.queue_client.balance.window import Window, pause
-from broker_adapter.queue_client.consumer.failures import Failures
+from broker_adapter.queue_client.consumer.failures import ConsumerFailures
 from broker_adapter.queue_client.consumer.offsets import BrokerOffsets, FileOffsets, Offsets
 from broker_adapter.queue_client.consumer.options import ConsumerOptions
 from broker_adapter.queue_client.consumer.owned import OwnedQueue
@@ -66,7 +66,7 @@ class Consumer:
             if options.offsets_path and options.is_broadcast
             else BrokerOffsets(membership.broker, group, self._clock)
         )
-        self._failures = Failures(membership, group, options.attempts)
+        self._failures = ConsumerFailures(membership, group, options.attempts)
         self._service: Service | None = None
         self._hurry = asyncio.Event()
         self._dividing = asyncio.Lock()

@@ -17,7 +17,7 @@ _LEVEL_MAX = 18
 _log = LibraryLog("broker_adapter.queue_client.consumer")
 
 
-class Failures:
+class ConsumerFailures:
     """Sends failed messages of a group back to brokers."""
 
     def __init__(self, membership: Membership, group: str, attempts: int) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from broker_adapter.contracts.classic import ReceivedMessage
 from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.queue_client.balance.queue_locks import QueueLocks
-from broker_adapter.queue_client.consumer.failures import Failures
+from broker_adapter.queue_client.consumer.failures import ConsumerFailures
 from broker_adapter.queue_client.consumer.offsets import Offsets
 from broker_adapter.queue_client.consumer.options import ConsumerOptions
 from broker_adapter.queue_client.consumer.outcome import Handler, Later, Outcome, Suspend
@@ -33,7 +33,7 @@ class Work:
     group: str
     options: ConsumerOptions
     offsets: Offsets
-    failures: Failures
+    failures: ConsumerFailures
     locks: QueueLocks | None  # in order; ``None`` for broadcasting: each client reads all queues
     now_ms: Callable[[], int]
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.rules import AccessKey, Need
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
@@ -22,7 +22,7 @@ class AdminDispatcher:
     statuses.
     """
 
-    def __init__(self, service: AdminService, guard: Guard | None = None) -> None:
+    def __init__(self, service: AdminService, guard: Authenticator | None = None) -> None:
         self._service = service
         self._guard = guard
         self._handlers: Mapping[str, Handler] = handlers(service)

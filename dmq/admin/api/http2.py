@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.rules import AccessKey
 from dmq.admin.api.dispatch import AdminDispatcher
 from dmq.admin.api.service import AdminService, refusal_of
@@ -15,7 +15,7 @@ from dmq.http2 import CallEnded, Method, RequestHeaders, Status, Unary
 log = structlog.get_logger("dmq.admin")
 
 
-def methods(service: AdminService, guard: Guard | None = None) -> Mapping[str, Method]:
+def methods(service: AdminService, guard: Authenticator | None = None) -> Mapping[str, Method]:
     """Return the methods of the admin service, by path, authorized by ``guard`` if there is one."""
     dispatcher = AdminDispatcher(service, guard)
     return {path: Unary(_answer(dispatcher, path)) for path in dispatcher.paths}

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import grpc
 import structlog
 
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.dispatch import AdminDispatcher
@@ -22,7 +22,7 @@ SERVICE_NAME = wire.SERVICE  # the name in reflection and health checks
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def grpc_handler(service: AdminService, guard: Guard | None = None) -> grpc.GenericRpcHandler:
+def grpc_handler(service: AdminService, guard: Authenticator | None = None) -> grpc.GenericRpcHandler:
     """Return a handler for ``server.add_generic_rpc_handlers``, authorized by ``guard`` if there is one."""
     dispatcher = AdminDispatcher(service, guard)
     return grpc.method_handlers_generic_handler(

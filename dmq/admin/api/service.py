@@ -16,10 +16,10 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.activity import ActivityCalls, ActivityLog
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import Cell
-from dmq.admin.operations.changes import BrokerChanges, ChangeCalls, Changes
+from dmq.admin.operations.changes import BrokerChanges, ChangeCalls, MessageChanges
 from dmq.admin.operations.clients import ClientCalls
 from dmq.admin.operations.clock import ClockCalls
-from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.groups import GroupOperations
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.letters import Letters
 from dmq.admin.operations.listing import ListingCalls
@@ -69,11 +69,11 @@ class Operators(NamedTuple):
 
     cell: Cell
     topics: Topics
-    groups: Groups
+    groups: GroupOperations
     retries: WaitingRetries
     letters: Letters
     messages: Messages
-    changes: Changes
+    changes: MessageChanges
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
@@ -82,7 +82,7 @@ class Operators(NamedTuple):
         return cls(
             cell,
             Topics(store, broker),
-            Groups(store, broker, cell.config.retries if cell.config.broker != "embedded" else ""),
+            GroupOperations(store, broker, cell.config.retries if cell.config.broker != "embedded" else ""),
             broker.retries,
             Letters(broker),
             Messages(store, broker),

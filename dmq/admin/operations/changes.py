@@ -10,10 +10,10 @@ from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import validate
 from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.delayed.changes import Changed, HeldBy, Meant, Outcome
+from dmq.broker.delayed.changes import Changed, ChangeOutcome, HeldBy, Meant
 
 
-class Changes(Protocol):
+class MessageChanges(Protocol):
     """Changes of pending messages; see ``DelayedMessages``."""
 
     def meant(self, topic: str, recall_handle: str) -> Meant:
@@ -61,7 +61,7 @@ class BrokerChanges:
 class ChangeCalls:
     """RPC of changes. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: MessageChanges) -> None:
         self._changes = changes
 
     async def change_messages(self, request: wire.ChangeMessagesRequest) -> wire.ChangeMessagesResponse:
@@ -102,5 +102,5 @@ def _told(message_id: bytes, changed: Changed, own_key: str, held_by: HeldBy) ->
     )
 
 
-assert {each.name: each.value for each in Outcome}.items() <= dict(wire.ChangedMessage.Outcome.items()).items()
+assert {each.name: each.value for each in ChangeOutcome}.items() <= dict(wire.ChangedMessage.Outcome.items()).items()
 assert {each.name: each.value for each in HeldBy} == dict(wire.ChangedMessage.HeldBy.items())

@@ -26,7 +26,7 @@ from retry.policy import RetryPolicy
 _DUE_BUCKETS_MAX = 10_000
 
 
-class Groups:
+class GroupOperations:
     """Status of groups from already maintained figures, and changes of them, durable on return."""
 
     def __init__(self, store: Store, broker: EmbeddedBroker, retries_default: str = "") -> None:

@@ -12,7 +12,7 @@ from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.groups import Groups
+from dmq.admin.operations.groups import GroupOperations
 from dmq.admin.operations.topics import Topics
 from dmq.admin.requests import mapping
 from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
@@ -23,7 +23,7 @@ MIXED: Literal["MIXED"] = "MIXED"
 class ObjectCalls:
     """RPCs that create, change and remove. Raise ``Refused`` for invalid input."""
 
-    def __init__(self, topics: Topics, groups: Groups) -> None:
+    def __init__(self, topics: Topics, groups: GroupOperations) -> None:
         self._topics = topics
         self._groups = groups
         self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {

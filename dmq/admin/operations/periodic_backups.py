@@ -33,7 +33,7 @@ _NAP_S_MAX = 60.0  # the clock may be stepped
 _Result = TypeVar("_Result")
 
 
-class Rule(NamedTuple):
+class BackupRule(NamedTuple):
     """Times of backups: every ``every_ms``, or by ``cron`` in a time zone."""
 
     every_ms: int
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
         return f"{self.cron} {self.zone or 'UTC'}" if self.cron else f"every {format_duration(self.every_ms)}"
 
 
-def due_ms(rule: Rule, last_ms: int, now_ms: int) -> int | None:
+def due_ms(rule: BackupRule, last_ms: int, now_ms: int) -> int | None:
     """Return the time of the next backup if the last was taken at ``last_ms``, at most now; 0: there is none.
 
     Without a last backup the next is due now. Return None if there is no time within nine years.
@@ -56,10 +56,10 @@ def due_ms(rule: Rule, last_ms: int, now_ms: int) -> int | None:
     return next_time(Schedule(0, cron=rule.cron, zone=rule.zone), last_ms)
 
 
-def rule_of(config: DaemonConfig) -> Rule | None:
+def rule_of(config: DaemonConfig) -> BackupRule | None:
     """Return the configured rule, if any. Raise ``DmqError`` for an invalid cron expression."""
     if config.backup_every is not None:
-        return Rule(config.backup_every_ms)
+        return BackupRule(config.backup_every_ms)
     if config.backup_at is None:
         return None
     try:
@@ -67,13 +67,13 @@ def rule_of(config: DaemonConfig) -> Rule | None:
         zone_of(config.backup_zone)
     except RuleError as error:
         raise DmqError(f"backup_at = {config.backup_at!r}, backup_zone = {config.backup_zone!r}: {error}") from error
-    return Rule(0, config.backup_at, config.backup_zone)
+    return BackupRule(0, config.backup_at, config.backup_zone)
 
 
 class PeriodicBackups:
     """Owned by the event loop. Call ``open``, then ``start``, and ``close`` before the store is closed."""
 
-    def __init__(self, store: Store, backups: Backups, rule: Rule, folder: BackupFolder, count: int) -> None:
+    def __init__(self, store: Store, backups: Backups, rule: BackupRule, folder: BackupFolder, count: int) -> None:
         """``count`` is the number of backups to keep."""
         self._store = store
         self._clock = store.clock

@@ -14,7 +14,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.messages import Messages
 from dmq.admin.requests import validate
-from dmq.cluster.inner import Fate, InnerTopic, Taken
+from dmq.cluster.inner import Fate, InnerTopic, TakenMessage
 from dmq.states import MessageState
 
 REPLAY_MAX: Final = 32  # messages of one call
@@ -46,16 +46,16 @@ class ReplayCalls:
         results = [wire.Replayed(fate=each.fate.name, due_at_ms=each.due_ms, why=each.why) for each in taken]
         return wire.ReplayMessagesResponse(results=results)
 
-    async def _look_at(self, inner: InnerTopic, delivery: Delivery, due_after_ms: int) -> Taken:
+    async def _look_at(self, inner: InnerTopic, delivery: Delivery, due_after_ms: int) -> TakenMessage:
         try:
             envelope = inner.envelope_of(delivery)
         except Refused as refused:
-            return Taken(Fate.UNREADABLE, why=str(refused))
+            return TakenMessage(Fate.UNREADABLE, why=str(refused))
         due_ms = envelope.deliver_at_ms or delivery.stored_at_ms
         if due_ms < due_after_ms:
-            return Taken(Fate.DUE_BEFORE, due_ms)
+            return TakenMessage(Fate.DUE_BEFORE, due_ms)
         found = await self._messages.message(envelope.topic, envelope.message_id)
-        return Taken(Fate.ACCEPTED if found.state is MessageState.UNKNOWN else Fate.KNOWN, due_ms)
+        return TakenMessage(Fate.ACCEPTED if found.state is MessageState.UNKNOWN else Fate.KNOWN, due_ms)
 
 
 def _delivery(topic: str, message: wire.InnerMessage) -> Delivery:

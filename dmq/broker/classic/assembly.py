@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.classic.clients import Clients
+from dmq.broker.classic.clients import ClassicClients
 from dmq.broker.classic.send_back import SentBack
 from dmq.broker.failures.failures import Failures
 from dmq.broker.groups.settled_letters import Settled
@@ -34,7 +34,7 @@ class Divided:
         settled: Settled,
         levels_ms: Sequence[int],
     ) -> None:
-        self.clients = Clients(clock)
+        self.clients = ClassicClients(clock)
         transactions.attach(self.clients)
         self.sent_back = SentBack(
             catalog,

@@ -23,7 +23,7 @@ HEARTBEAT_S = 5.0  # interval of equeue clients; RocketMQ clients use 30 s for r
 SILENT_S_MAX = 6 * HEARTBEAT_S
 
 
-class Clients:
+class ClassicClients:
     """Implements ``Checker``. It belongs to the event loop, except for ``is_live``, which runs on any thread."""
 
     def __init__(self, clock: Clock) -> None:

@@ -36,7 +36,7 @@ BYTES_PER_UNIT_MAX = 4 * 1024 * 1024  # a single message may be larger
 _TRIES_MAX = 16  # reads of an entry that moves between two of them
 
 
-class Outcome(IntEnum):
+class ChangeOutcome(IntEnum):
     """Result of a change of one message; numbered as in ``rockdmq.admin.v1``."""
 
     DONE = 1
@@ -62,7 +62,7 @@ class Changed(NamedTuple):
     cancellation, replacement or expiry, 0 if unknown.
     """
 
-    outcome: Outcome
+    outcome: ChangeOutcome
     at_ms: int
 
 
@@ -80,13 +80,13 @@ class _Found(NamedTuple):
     value: bytes | None
 
 
-_UNKNOWN = Changed(Outcome.UNKNOWN, 0)
+_UNKNOWN = Changed(ChangeOutcome.UNKNOWN, 0)
 _ENDED = {
-    EntryState.WITHDRAWN: Outcome.CANCELLED,
-    EntryState.DELIVERED: Outcome.TOO_LATE,
-    EntryState.QUEUED: Outcome.TOO_LATE,
-    EntryState.REPLACED: Outcome.REPLACED,
-    EntryState.ABSORBED: Outcome.UNKNOWN,
+    EntryState.WITHDRAWN: ChangeOutcome.CANCELLED,
+    EntryState.DELIVERED: ChangeOutcome.TOO_LATE,
+    EntryState.QUEUED: ChangeOutcome.TOO_LATE,
+    EntryState.REPLACED: ChangeOutcome.REPLACED,
+    EntryState.ABSORBED: ChangeOutcome.UNKNOWN,
 }
 _Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule | Changed]
 
@@ -113,7 +113,7 @@ class DelayedMessages:
     async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
         """Cancel messages; none with outcome DONE is delivered afterwards."""
         changed = await self._change(topic, meant, _cancelled, nullcontext())
-        self.cancelled_total += sum(each.outcome is Outcome.DONE for each in changed)
+        self.cancelled_total += sum(each.outcome is ChangeOutcome.DONE for each in changed)
         return changed
 
     async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
@@ -133,11 +133,11 @@ class DelayedMessages:
                 raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
             not_after_ms = body_not_after_ms(value[WAITING_HEADER_BYTES:])
             if 0 < not_after_ms <= max(deliver_at_ms, now_ms()):  # as a send with these times
-                return Changed(Outcome.EXPIRES, not_after_ms)
+                return Changed(ChangeOutcome.EXPIRES, not_after_ms)
             return rescheduled(message_id, receipt, value, deliver_at_ms, now_ms())
 
         changed = await self._change(topic, meant, change, self._moving)
-        self.rescheduled_total += sum(each.outcome is Outcome.DONE for each in changed)
+        self.rescheduled_total += sum(each.outcome is ChangeOutcome.DONE for each in changed)
         return changed
 
     async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
@@ -152,7 +152,9 @@ class DelayedMessages:
             by = HeldBy.PAUSE
         elif topic.deliver_rate is not None or any(await self._reader.values(Family.META, [held_key(topic.topic_id)])):
             by = HeldBy.RATE
-        return [by if each.outcome is Outcome.DONE and each.at_ms <= now_ms else HeldBy.NOTHING for each in changed]
+        return [
+            by if each.outcome is ChangeOutcome.DONE and each.at_ms <= now_ms else HeldBy.NOTHING for each in changed
+        ]
 
     async def by_key(
         self,
@@ -177,7 +179,7 @@ class DelayedMessages:
                 told = await change([each for _, each in there])
                 for (at, each), changed in zip(there, told, strict=True):
                     answers[at] = (each.message_id, changed)
-            left = [at for at in left if at in held and answers[at][1].outcome is Outcome.REPLACED]
+            left = [at for at in left if at in held and answers[at][1].outcome is ChangeOutcome.REPLACED]
             if not left:
                 break
         return answers
@@ -241,9 +243,9 @@ class DelayedMessages:
                     is_seen[at] = True
             for at, op, told in zip(asked, ops, await self._commits.commit(ops), strict=True):
                 if told.state is EntryState.WITHDRAWN:
-                    changed[at] = Changed(Outcome.DONE, told.at_ms)
+                    changed[at] = Changed(ChangeOutcome.DONE, told.at_ms)
                 elif told.state is EntryState.WAITING:
-                    changed[at] = Changed(Outcome.DONE, op.deliver_at_ms)
+                    changed[at] = Changed(ChangeOutcome.DONE, op.deliver_at_ms)
         return [each for each in changed if each is not None]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import RecallReceipt, unpack_id
-from dmq.broker.delayed.changes import DelayedMessages, Meant, Outcome
+from dmq.broker.delayed.changes import ChangeOutcome, DelayedMessages, Meant
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
@@ -61,13 +61,13 @@ class Recalls:
         ((outcome, at_ms),) = await self.delayed.cancel(topic, [meant])
         message_id = unpack_id(meant.message_id)
         match outcome:
-            case Outcome.UNKNOWN:
+            case ChangeOutcome.UNKNOWN:
                 why = "the message is unknown: it ended longer ago than ends are remembered, or was never accepted here"
                 raise Refused(Rule.NOT_FOUND, why, value=message_id)
-            case Outcome.REPLACED:
+            case ChangeOutcome.REPLACED:
                 why = f"a later message under its own key took its place at {format_time(at_ms)}"
                 raise Refused(Rule.NOT_FOUND, why, value=message_id)
-            case Outcome.TOO_LATE:
+            case ChangeOutcome.TOO_LATE:
                 raise Refused(Rule.NOT_FOUND, f"the message was delivered at {format_time(at_ms)}", value=message_id)
             case _:
-                return RecallReceipt(message_id, at_ms, repeated=outcome is Outcome.CANCELLED)
+                return RecallReceipt(message_id, at_ms, repeated=outcome is ChangeOutcome.CANCELLED)

@@ -13,7 +13,7 @@ from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.runtime.clock import moment
-from dmq.broker.deliveries.dispatch import HandOut, Looked, Terms
+from dmq.broker.deliveries.dispatch import HandOut, ReceiveRequest, ScanResult
 from dmq.broker.deliveries.lease_expiry import Leases
 from dmq.broker.failures.failures import Failures
 from dmq.broker.filters.filters import Filters
@@ -30,8 +30,7 @@ from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind, with_reason
-from retry.flow import Failure, Nacked, SentBack, Unwanted
-from retry.flow import Forwarded as GivenUp
+from retry.flow import Failure, GivenUp, Nacked, SentBack, Unwanted
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
 _PASS_OVER_S_MAX = 0.5  # time beyond its deadline that a receive continues to skip messages its filter rejects
@@ -41,7 +40,7 @@ _new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its
 _Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
 
 
-class Forwarded(NamedTuple):
+class ForwardedMessage(NamedTuple):
     """Delivery that a cluster has accepted: the number of sends, and its offset there, -1 if unknown."""
 
     receipt_handle: str
@@ -99,7 +98,7 @@ class Deliveries:
         if queue_id >= len(found.queues):
             limit = f"0..{len(found.queues) - 1}"
             raise Refused(Rule.NOT_FOUND, f"{subscription.topic} has no such queue", value=queue_id, limit=limit)
-        terms = Terms(subscription, batch_max, invisible_ms, renew_for, passes)
+        terms = ReceiveRequest(subscription, batch_max, invisible_ms, renew_for, passes)
         until_s = self._clock.monotonic_s() + wait_ms / 1000
         look = batch_max
         while True:
@@ -130,7 +129,9 @@ class Deliveries:
                 if not found.has_available(queue_id):
                     found.wake_next()  # its message is gone, and the wake-up may have stood for more than one receive
 
-    async def _take(self, found: Subscription, group: str, terms: Terms, look: int, until_s: float) -> Looked | None:
+    async def _take(
+        self, found: Subscription, group: str, terms: ReceiveRequest, look: int, until_s: float
+    ) -> ScanResult | None:
         """Receive available messages as far as the group's rate limit allows, or wait for it; return None after the
         deadline.
         """
@@ -139,7 +140,7 @@ class Deliveries:
         allowed = self.flows.take(group, terms.batch_max)
         if not allowed:
             is_left = await self._wait_for_flow(found, group, until_s - self._clock.monotonic_s())
-            return Looked([], None, look) if is_left else None
+            return ScanResult([], None, look) if is_left else None
         if allowed < terms.batch_max:
             terms = terms._replace(batch_max=allowed)
             look = look if terms.passes is not None else min(look, allowed)
@@ -151,7 +152,7 @@ class Deliveries:
             self.flows.give_back(group, unused)
         return looked
 
-    def _within_share(self, found: Subscription, terms: Terms, look: int) -> tuple[Terms, int]:
+    def _within_share(self, found: Subscription, terms: ReceiveRequest, look: int) -> tuple[ReceiveRequest, int]:
         """Reduce a receive to the group's share while the total of leases is at its limit.
 
         Raise ``Overloaded`` if the share is used up.
@@ -181,12 +182,12 @@ class Deliveries:
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         return await self._finish(group, topic, receipt_handles)
 
-    async def forwarded(self, group: str, topic: str, sent: Sequence[Forwarded]) -> Sequence[Exception | None]:
+    async def forwarded(self, group: str, topic: str, sent: Sequence[ForwardedMessage]) -> Sequence[Exception | None]:
         """As ``ack``, for deliveries that a cluster has accepted."""
         return await self._finish(group, topic, [each.receipt_handle for each in sent], sent)
 
     async def _finish(
-        self, group: str, topic: str, receipt_handles: Sequence[str], sent: Sequence[Forwarded] = ()
+        self, group: str, topic: str, receipt_handles: Sequence[str], sent: Sequence[ForwardedMessage] = ()
     ) -> Sequence[Exception | None]:
         if obstacle := self._store.write_obstacle():
             return [Overloaded(obstacle, limit="disk")] * len(receipt_handles)

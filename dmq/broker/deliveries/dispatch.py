@@ -36,7 +36,7 @@ LOOK_BYTES_MAX = 8 * 1024 * 1024
 _new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its argument list
 
 
-class Terms(NamedTuple):
+class ReceiveRequest(NamedTuple):
     """Parameters of a receive."""
 
     wanted: Wanted
@@ -51,7 +51,7 @@ class Terms(NamedTuple):
         return 1 if self.renew_for else self.batch_max
 
 
-class Looked(NamedTuple):
+class ScanResult(NamedTuple):
     """Result of one scan."""
 
     deliveries: list[Delivery]
@@ -88,7 +88,7 @@ class HandOut:
         self._receipts = receipts
         self._clock = commits.store.clock
 
-    async def take(self, found: Subscription, terms: Terms, look: int) -> Looked:
+    async def take(self, found: Subscription, terms: ReceiveRequest, look: int) -> ScanResult:
         """Scan up to ``look`` available messages and deliver those that pass the filter, up to the batch size; perhaps
         none.
         """
@@ -111,7 +111,7 @@ class HandOut:
             found.wake_next()
             raise
         if found.is_retired:
-            return Looked([], None, look)
+            return ScanResult([], None, look)
         _note_read(found, taken, records)
         if len(records) < len(taken):  # the rest exceeds the size or time limit of a scan
             for each in reversed(taken[len(records) :]):
@@ -120,7 +120,7 @@ class HandOut:
             del taken[len(records) :]
         return self._deliver(found, terms, taken, records, verdicts, first_epoch)
 
-    async def _read_heads(self, found: Subscription, terms: Terms, heads: Sequence[SubscribedQueue]) -> None:
+    async def _read_heads(self, found: Subscription, terms: ReceiveRequest, heads: Sequence[SubscribedQueue]) -> None:
         """Read the next message of each queue; other receives cannot lease it meanwhile."""
         taken = self._lease_of(terms, [(queue, 1) for queue in heads])
         try:
@@ -133,7 +133,7 @@ class HandOut:
             each.queue.due_ms, each.queue.is_head_read = max(each.queue.due_ms, due_of(record) - 1), True
 
     def _lease(
-        self, found: Subscription, terms: Terms, available: Sequence[SubscribedQueue], look: int
+        self, found: Subscription, terms: ReceiveRequest, available: Sequence[SubscribedQueue], look: int
     ) -> list[_Taken]:
         """Lease ``look`` messages, or all available ones if there are fewer."""
         taken = self._lease_of(terms, found.choose(available, look))
@@ -142,7 +142,7 @@ class HandOut:
             taken += self._lease_of(terms, found.choose(available, look - len(taken)))
         return taken
 
-    def _lease_of(self, terms: Terms, chosen: Sequence[tuple[SubscribedQueue, int]]) -> list[_Taken]:
+    def _lease_of(self, terms: ReceiveRequest, chosen: Sequence[tuple[SubscribedQueue, int]]) -> list[_Taken]:
         """Select and lease offsets before they are read, so that no other receive selects them meanwhile."""
         ends_ms = self._clock.boot_ms() + terms.invisible_ms
         renew_for, is_push = terms.renew_for, bool(terms.renew_for)
@@ -165,12 +165,12 @@ class HandOut:
     def _deliver(
         self,
         found: Subscription,
-        terms: Terms,
+        terms: ReceiveRequest,
         taken: Sequence[_Taken],
         records: Sequence[QueuedMessage],
         verdicts: Sequence[bool] | None,
         first_epoch: int,
-    ) -> Looked:
+    ) -> ScanResult:
         deliveries: list[Delivery] = []
         leased: list[_Taken] = []
         passed_over: list[Op] = []
@@ -215,12 +215,12 @@ class HandOut:
         finally:  # leases expire even if this receive fails
             self._ends.watch_together(leased)
         if not passed_over:
-            return Looked(deliveries, None, terms.batch_max)
+            return ScanResult(deliveries, None, terms.batch_max)
         # A receive with deliveries does not wait for this unit. After a crash the messages are skipped again, and a
         # failure of the store reaches all other callers.
         done = self._commits.submit(passed_over)
         found.release_after(done, [(each.queue, each.offset) for each in passed])
-        return Looked(deliveries, done, _next_look(records))
+        return ScanResult(deliveries, done, _next_look(records))
 
     def _is_too_late(self, lease: Lease) -> bool:
         """Return True if the message is past its sender's expiry, by a steady wall clock."""

@@ -80,7 +80,7 @@ DEAD_EVENTS = {
 }
 
 
-class Failed(NamedTuple):
+class FailedDelivery(NamedTuple):
     """Failed delivery without an outcome yet."""
 
     queue: SubscribedQueue
@@ -119,7 +119,7 @@ class Failures:
         self.reasons = FailureReasons(catalog.names, receipts, self._clock, is_on=keeps_reasons)
         self._rng = Random()  # jitter only
         self._log = FailureLog(self._clock)
-        self._waiting: list[Failed] = []
+        self._waiting: list[FailedDelivery] = []
         self._task: asyncio.Task[None] | None = None
         self.retried_total = 0
         self.dead_total = 0
@@ -173,7 +173,7 @@ class Failures:
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lease.is_returning = True
-        self._waiting.append(Failed(queue, offset, lease, failure, attempts_told, handle or lease.handle, done))
+        self._waiting.append(FailedDelivery(queue, offset, lease, failure, attempts_told, handle or lease.handle, done))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._drain(), name="dmq-failures")
         return done
@@ -194,14 +194,14 @@ class Failures:
                 else:
                     self._give_up(batch[0], error)
 
-    async def _handle_alone(self, one: Failed) -> None:
+    async def _handle_alone(self, one: FailedDelivery) -> None:
         try:
             await self._handle([one])
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(one, error)
 
     @staticmethod
-    def _give_up(one: Failed, error: BaseException) -> None:
+    def _give_up(one: FailedDelivery, error: BaseException) -> None:
         if not isinstance(error, BrokerError | StoreError):
             place = {"topic": one.queue.topic_id, "queue": one.queue.queue_id, "offset": one.offset}
             log.error("failure_not_decided", **place, exc_info=error)
@@ -211,11 +211,11 @@ class Failures:
             one.done.set_exception(error)
             one.done.exception()  # marks it retrieved: no asyncio warning if no caller waits
 
-    async def _handle(self, batch: list[Failed]) -> None:
+    async def _handle(self, batch: list[FailedDelivery]) -> None:
         records = await self._reader.messages([(each.queue, each.offset) for each in batch])
         stored = await self._stored_reasons(batch)
         ops: list[Op] = []
-        handled: list[tuple[Failed, int]] = []
+        handled: list[tuple[FailedDelivery, int]] = []
         for each, record in zip(batch, records, strict=True):
             if not _still_fails(each):
                 handled.append((each, _NOT_OURS))
@@ -247,14 +247,14 @@ class Failures:
 
         done.add_done_callback(settle)
 
-    async def _stored_reasons(self, batch: Sequence[Failed]) -> dict[bytes, bytes]:
+    async def _stored_reasons(self, batch: Sequence[FailedDelivery]) -> dict[bytes, bytes]:
         """Return the reasons stored in lease rows, by row key."""
         keys = [each.queue.exception_key(each.offset) for each in batch if each.lease.has_reason]
         values = await self._reader.values(Family.GROUP, keys) if keys else []
         found = zip(keys, values, strict=True)
         return {key: decode_exception(value).failure for key, value in found if value is not None}
 
-    def _reason_of(self, failed: Failed, stored: Mapping[bytes, bytes]) -> FailureReason | None:
+    def _reason_of(self, failed: FailedDelivery, stored: Mapping[bytes, bytes]) -> FailureReason | None:
         """Return the reason of a failure: the reported one, else the one stored with the preceding failure of the
         lease.
         """
@@ -268,7 +268,9 @@ class Failures:
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _plan(self, failed: Failed, record: QueuedMessage, reason: FailureReason | None) -> tuple[list[Op], int]:
+    def _plan(
+        self, failed: FailedDelivery, record: QueuedMessage, reason: FailureReason | None
+    ) -> tuple[list[Op], int]:
         """Return the ops of the outcome, and the next attempt of a message that becomes available once they are
         durable, else 0.
         """
@@ -296,7 +298,7 @@ class Failures:
                 return self._bury(found, failed, record, why, reason), 0
 
     def _hide(
-        self, failed: Failed, record: QueuedMessage, now: Moment, for_ms: int, reason: FailureReason | None
+        self, failed: FailedDelivery, record: QueuedMessage, now: Moment, for_ms: int, reason: FailureReason | None
     ) -> list[Op]:
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         lease.first_failed_at_ms = lease.first_failed_at_ms or now.wall_ms
@@ -310,7 +312,7 @@ class Failures:
     def _retry(
         self,
         found: Subscription,
-        failed: Failed,
+        failed: FailedDelivery,
         record: QueuedMessage,
         now_ms: int,
         at_ms: int,
@@ -342,7 +344,12 @@ class Failures:
         )
 
     def _bury(
-        self, found: Subscription, failed: Failed, record: QueuedMessage, why: Reason, reason: FailureReason | None
+        self,
+        found: Subscription,
+        failed: FailedDelivery,
+        record: QueuedMessage,
+        why: Reason,
+        reason: FailureReason | None,
     ) -> list[Op]:
         queue, lease = failed.queue, failed.lease
         attempts = max(lease.attempts, failed.attempts_told)
@@ -478,7 +485,9 @@ class Failures:
         found = await self._reader.run(lambda store: store.copies(scope, message_id))
         return [receipt for key, receipt in found if failed_topic_id(key) == topic.topic_id]
 
-    def _history(self, failed: Failed, record: QueuedMessage, why: int, reason: FailureReason | None) -> History:
+    def _history(
+        self, failed: FailedDelivery, record: QueuedMessage, why: int, reason: FailureReason | None
+    ) -> History:
         queue, now_ms = failed.queue, self._clock.now_ms()
         if record.history is not None and queue.subscription.lane is queue:
             first_ms = record.history.first_failed_at_ms or failed.lease.first_failed_at_ms or now_ms
@@ -494,7 +503,7 @@ class Failures:
         return History(*place, record.stored_at_ms, first_ms, now_ms, why, failed.lease.epoch, _encoded(reason))
 
 
-def _still_fails(failed: Failed) -> bool:
+def _still_fails(failed: FailedDelivery) -> bool:
     """Return True if the failure still applies.
 
     It does not if the delivery was finished since, or its subscription retired. A lease expiry also does not apply if
@@ -525,7 +534,12 @@ def _encoded(reason: FailureReason | None) -> bytes:
 
 
 def _event(
-    found: Subscription, kind: EventKind, attempt: int, time_ms: int, failed: Failed, reason: FailureReason | None
+    found: Subscription,
+    kind: EventKind,
+    attempt: int,
+    time_ms: int,
+    failed: FailedDelivery,
+    reason: FailureReason | None,
 ) -> Emit:
     event = found.event(kind, failed.queue, attempt, time_ms, failed.lease.message_id)
     return Emit(with_reason(event, reason), failed.offset)

@@ -34,7 +34,7 @@ from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedToken
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.broker.filters.sql_terms import Condition, Terms, WrongTerm, condition_of
+from dmq.broker.filters.sql_terms import Condition, FilterTransformer, WrongTerm, condition_of
 
 CHARS_MAX = 8192
 TOKENS_MAX = 2048  # the parser needs some 3 microseconds for each
@@ -149,4 +149,4 @@ def _compiled(text: str) -> SqlFilter | _Wrong:
 @cache
 def _parser() -> Lark:
     # With a transformer the parser builds no tree: it calls the methods as it reduces the rules.
-    return Lark(_GRAMMAR, parser="lalr", transformer=Terms(), maybe_placeholders=False)
+    return Lark(_GRAMMAR, parser="lalr", transformer=FilterTransformer(), maybe_placeholders=False)

@@ -1,8 +1,8 @@
 """Semantics of SQL92 filter expressions: converts the parser's tokens to nested functions, innermost first.
 
 A condition is a function of a message's properties that returns true, false, or ``None`` for unknown. The parser calls
-one method of ``Terms`` per rule of the grammar (``dmq.broker.filters.sql``), innermost first. So no code here recurses
-over the client's expression.
+one method of ``FilterTransformer`` per rule of the grammar (``dmq.broker.filters.sql``), innermost first. So no code
+here recurses over the client's expression.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Kind(Enum):
     NULL = "NULL"
 
 
-class Term(NamedTuple):
+class FilterTerm(NamedTuple):
     """Part of an expression. ``of`` is a condition, the name of a property, or the value of a literal."""
 
     kind: Kind
@@ -83,52 +83,52 @@ def number_of(text: str) -> _Number | None:
     return number if isfinite(number) else None
 
 
-class Terms(Transformer[Token, Term]):
+class FilterTransformer(Transformer[Token, FilterTerm]):
     """One method per rule of the grammar; the arguments are the terms and tokens of the rule."""
 
     # -- operands -----------------------------------------------------------------------------------------------------
 
-    def name(self, parts: Sequence[Token]) -> Term:
-        return Term(Kind.PROPERTY, str(parts[0]), _at(parts[0]))
+    def name(self, parts: Sequence[Token]) -> FilterTerm:
+        return FilterTerm(Kind.PROPERTY, str(parts[0]), _at(parts[0]))
 
-    def text(self, parts: Sequence[Token]) -> Term:
-        return Term(Kind.TEXT, parts[0][1:-1].replace("''", "'"), _at(parts[0]))
+    def text(self, parts: Sequence[Token]) -> FilterTerm:
+        return FilterTerm(Kind.TEXT, parts[0][1:-1].replace("''", "'"), _at(parts[0]))
 
-    def number(self, parts: Sequence[Token]) -> Term:
+    def number(self, parts: Sequence[Token]) -> FilterTerm:
         written = "".join(parts).rstrip("lL")
         number = number_of(written)
         if number is None:
             raise WrongTerm("the number is too large", _at(parts[0]))
-        return Term(Kind.NUMBER, number, _at(parts[0]))
+        return FilterTerm(Kind.NUMBER, number, _at(parts[0]))
 
-    def true(self, parts: Sequence[Token]) -> Term:
-        return Term(Kind.BOOLEAN, True, _at(parts[0]))
+    def true(self, parts: Sequence[Token]) -> FilterTerm:
+        return FilterTerm(Kind.BOOLEAN, True, _at(parts[0]))
 
-    def false(self, parts: Sequence[Token]) -> Term:
-        return Term(Kind.BOOLEAN, False, _at(parts[0]))
+    def false(self, parts: Sequence[Token]) -> FilterTerm:
+        return FilterTerm(Kind.BOOLEAN, False, _at(parts[0]))
 
-    def null(self, parts: Sequence[Token]) -> Term:
-        return Term(Kind.NULL, None, _at(parts[0]))
+    def null(self, parts: Sequence[Token]) -> FilterTerm:
+        return FilterTerm(Kind.NULL, None, _at(parts[0]))
 
     # -- logic --------------------------------------------------------------------------------------------------------
 
-    def start(self, parts: Sequence[Term]) -> Term:
-        return Term(Kind.CONDITION, condition_of(parts[0]), parts[0].at)
+    def start(self, parts: Sequence[FilterTerm]) -> FilterTerm:
+        return FilterTerm(Kind.CONDITION, condition_of(parts[0]), parts[0].at)
 
-    def any_of(self, parts: Sequence[Term]) -> Term:
+    def any_of(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         conditions = [condition_of(part) for part in parts]
         return _condition(_any_of(conditions), *parts)
 
-    def all_of(self, parts: Sequence[Term]) -> Term:
+    def all_of(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         conditions = [condition_of(part) for part in parts]
         return _condition(_all_of(conditions), *parts)
 
-    def negation(self, parts: Sequence[Term]) -> Term:
+    def negation(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         return _condition(_negated(condition_of(parts[1])), parts[1])
 
     # -- predicates ---------------------------------------------------------------------------------------------------
 
-    def compared(self, parts: Sequence[Term]) -> Term:
+    def compared(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         left, sign, right = parts[0], str(parts[1]), parts[2]
         ordering = _ORDERINGS.get(sign)
         if ordering is not None:
@@ -136,32 +136,32 @@ class Terms(Transformer[Token, Term]):
         equal = _equal(left, right)
         return _condition(equal if sign == "=" else _negated(equal), left, right, adds=1)
 
-    def between(self, parts: Sequence[Term]) -> Term:
+    def between(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         value, low, high = parts[0], parts[-2], parts[-1]
         return _condition(_between(value, low, high), value, low, high, adds=2)
 
-    def not_between(self, parts: Sequence[Term]) -> Term:
+    def not_between(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         value, low, high = parts[0], parts[-2], parts[-1]
         return _condition(_negated(_between(value, low, high)), value, low, high, adds=2)
 
-    def is_null(self, parts: Sequence[Term]) -> Term:
+    def is_null(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         name = _property(parts[0], "IS NULL")
         return _condition(lambda properties: name not in properties, parts[0], adds=1)
 
-    def is_not_null(self, parts: Sequence[Term]) -> Term:
+    def is_not_null(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         name = _property(parts[0], "IS NOT NULL")
         return _condition(lambda properties: name in properties, parts[0], adds=1)
 
-    def is_in(self, parts: Sequence[Term]) -> Term:
+    def is_in(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         return _condition(_is_in(parts[0], parts[2:]), parts[0], adds=1)
 
-    def is_not_in(self, parts: Sequence[Term]) -> Term:
+    def is_not_in(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         return _condition(_negated(_is_in(parts[0], parts[3:])), parts[0], adds=1)
 
-    def tested(self, parts: Sequence[Term]) -> Term:
+    def tested(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         return _condition(_tested(parts[0], str(parts[1]), parts[2]), parts[0], adds=1)
 
-    def not_tested(self, parts: Sequence[Term]) -> Term:
+    def not_tested(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         return _condition(_negated(_tested(parts[0], str(parts[2]), parts[3])), parts[0], adds=1)
 
 
@@ -169,7 +169,7 @@ def _at(token: Token) -> int:
     return token.start_pos or 0
 
 
-def _condition(condition: Condition, *parts: Term, adds: int = 0) -> Term:
+def _condition(condition: Condition, *parts: FilterTerm, adds: int = 0) -> FilterTerm:
     """Return a condition made of ``parts``; raise ``WrongTerm`` beyond the limits of an expression."""
     at = parts[0].at
     depth = max(part.depth for part in parts) + 1
@@ -178,10 +178,10 @@ def _condition(condition: Condition, *parts: Term, adds: int = 0) -> Term:
         raise WrongTerm(f"more than {DEPTH_MAX} conditions within each other", at)
     if conditions > CONDITIONS_MAX:
         raise WrongTerm(f"more than {CONDITIONS_MAX} comparisons", parts[-1].at)
-    return Term(Kind.CONDITION, condition, at, depth, conditions)
+    return FilterTerm(Kind.CONDITION, condition, at, depth, conditions)
 
 
-def condition_of(term: Term) -> Condition:
+def condition_of(term: FilterTerm) -> Condition:
     """Return the condition of a term; raise ``WrongTerm`` if it is not one."""
     if term.kind is Kind.CONDITION and callable(term.of):
         return term.of
@@ -192,7 +192,7 @@ def condition_of(term: Term) -> Condition:
     raise WrongTerm(f"{term.kind.value} alone is no condition{hint}", term.at)
 
 
-def _property(term: Term, what: str) -> str:
+def _property(term: FilterTerm, what: str) -> str:
     if term.kind is not Kind.PROPERTY:
         raise WrongTerm(f"{what} needs a property on its left, not {term.kind.value}", term.at)
     return str(term.of)
@@ -240,7 +240,7 @@ def _any_of(conditions: Sequence[Condition]) -> Condition:
 # -- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def _ordered(left: Term, ordering: _Ordering, right: Term) -> Condition:
+def _ordered(left: FilterTerm, ordering: _Ordering, right: FilterTerm) -> Condition:
     for term in (left, right):
         if term.kind not in {Kind.PROPERTY, Kind.NUMBER}:
             raise WrongTerm(f"only numbers have an order, {term.kind.value} has none", term.at)
@@ -271,13 +271,13 @@ def _ordered_properties(first: str, ordering: _Ordering, second: str, properties
     return None if left is None or right is None else ordering(left, right)
 
 
-def _between(value: Term, low: Term, high: Term) -> Condition:
+def _between(value: FilterTerm, low: FilterTerm, high: FilterTerm) -> Condition:
     if isinstance(low.of, int | float) and isinstance(high.of, int | float) and low.of > high.of:
         raise WrongTerm("the first bound of BETWEEN is above the second", low.at)
     return _all_of([_ordered(value, operator.ge, low), _ordered(value, operator.le, high)])
 
 
-def _equal(left: Term, right: Term) -> Condition:
+def _equal(left: FilterTerm, right: FilterTerm) -> Condition:
     for term in (left, right):
         if term.kind is Kind.NULL:
             raise WrongTerm("nothing equals NULL: write IS NULL or IS NOT NULL", term.at)
@@ -297,7 +297,7 @@ def _equal(left: Term, right: Term) -> Condition:
             return _same_truth(partial(_truth_of, name), condition_of(right))
 
 
-def _equal_values(left: Term, right: Term) -> Condition:
+def _equal_values(left: FilterTerm, right: FilterTerm) -> Condition:
     logical = {Kind.CONDITION, Kind.BOOLEAN}
     if left.kind in logical and right.kind in logical:
         return _same_truth(condition_of(left), condition_of(right))
@@ -328,7 +328,7 @@ def _same_truth(first: Condition, second: Condition) -> Condition:
 # -- sets and texts ---------------------------------------------------------------------------------------------------
 
 
-def _is_in(value: Term, elements: Sequence[Term]) -> Condition:
+def _is_in(value: FilterTerm, elements: Sequence[FilterTerm]) -> Condition:
     name = _property(value, "IN")
     for element in elements:
         if element.kind not in {Kind.TEXT, Kind.NUMBER}:
@@ -350,7 +350,7 @@ def _is_in(value: Term, elements: Sequence[Term]) -> Condition:
     return is_in
 
 
-def _tested(value: Term, word: str, sought: Term) -> Condition:
+def _tested(value: FilterTerm, word: str, sought: FilterTerm) -> Condition:
     name = _property(value, word.upper())
     if sought.kind is not Kind.TEXT or not sought.of:
         raise WrongTerm(f"{word.upper()} needs a string that is not empty on its right", sought.at)

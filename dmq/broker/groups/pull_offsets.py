@@ -18,7 +18,7 @@ from dmq.trail.events import offset_set_event
 NOBODY = 2**64  # above all valid offsets
 
 
-class Offsets:
+class PullOffsets:
     """Store of committed offsets. Memory holds only the lowest offset set while retention examines a queue."""
 
     def __init__(self, catalog: Catalog, commits: Commits, reader: Reader) -> None:

@@ -34,7 +34,7 @@ class Edges(NamedTuple):
     oldest_ms: int
 
 
-class Front(NamedTuple):
+class QueueFront(NamedTuple):
     """First messages of a queue, and the stored progress of groups that are not loaded."""
 
     begin: int
@@ -55,7 +55,7 @@ def edges(store: Store, topic_id: int, queues: int) -> list[Edges]:
     return found
 
 
-def front(store: Store, place: Place, groups: Iterable[int]) -> Front:
+def front(store: Store, place: Place, groups: Iterable[int]) -> QueueFront:
     """Return the front of a queue and the stored progress of ``groups``, which are not loaded; omit groups without
     progress.
     """
@@ -65,7 +65,7 @@ def front(store: Store, place: Place, groups: Iterable[int]) -> Front:
     committed = store.scan(Family.GROUP, *committed_range(*place), limit=GROUPS_MAX)
     if not committed.is_complete:  # one row per known group, so the limit holds
         raise StoreCorrupt(f"over {GROUPS_MAX} groups have an offset in topic {place.topic_id} queue {place.queue_id}")
-    return Front(begin, rows, asleep, min((unpack_u64(value) for _, value in committed.rows), default=NOBODY))
+    return QueueFront(begin, rows, asleep, min((unpack_u64(value) for _, value in committed.rows), default=NOBODY))
 
 
 def progress(store: Store, group_id: int, place: Place) -> GroupQueue | None:

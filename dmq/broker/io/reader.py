@@ -31,7 +31,7 @@ _LARGE_READS_MAX = 2
 _Read = TypeVar("_Read")
 
 
-class Progress(NamedTuple):
+class StoredProgress(NamedTuple):
     """Stored rows of a group's progress on one queue, and the begin and end of the queue."""
 
     rows: list[tuple[bytes, bytes]]
@@ -254,11 +254,11 @@ class Reader:
         """Return the number of pending entries by scope."""
         return await self._in_thread(self._store.pending)
 
-    async def progress(self, queues: Sequence[QueueOfGroup]) -> list[Progress]:
+    async def progress(self, queues: Sequence[QueueOfGroup]) -> list[StoredProgress]:
         """Return the stored progress of each queue, by one short scan of the group's own rows and one seek."""
         return await self._in_thread(lambda: [self._progress(queue) for queue in queues])
 
-    def _progress(self, queue: QueueOfGroup) -> Progress:
+    def _progress(self, queue: QueueOfGroup) -> StoredProgress:
         start, stop = group_queue_range(queue.group_id, queue.topic_id, queue.queue_id)
         found = self._store.scan(Family.GROUP, start, stop, limit=_GROUP_ROWS_MAX)
         if (
@@ -266,7 +266,7 @@ class Reader:
         ):  # a row is a chunk of 1024 offsets, one of at most 10 000 leases, or a returned message
             raise StoreCorrupt(f"group {queue.group_id} has over {_GROUP_ROWS_MAX} rows for queue {queue.queue_id}")
         place = queue.topic_id, queue.queue_id
-        return Progress(found.rows, self._store.queue_begin(*place), self._store.queue_end(*place))
+        return StoredProgress(found.rows, self._store.queue_begin(*place), self._store.queue_end(*place))
 
     async def _in_thread(self, read: Callable[[], _Read]) -> _Read:
         try:

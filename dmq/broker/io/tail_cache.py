@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmq.store.writer.operations import Growth
+from dmq.store.writer.operations import AppendedRange
 
 BYTES_MAX = 16 * 1024 * 1024
 QUEUE_BYTES_MAX = 1024 * 1024  # so that one queue does not evict all others
@@ -38,7 +38,7 @@ class Recent:
         self._runs: dict[_Place, _Run] = {}  # in the order of the last append, oldest first
         self.size_bytes = 0
 
-    def keep(self, place: _Place, grown: Growth) -> None:
+    def keep(self, place: _Place, grown: AppendedRange) -> None:
         """Cache the appended values of a queue, as far as there is room."""
         run = self._runs.pop(place, None)
         size = sum(map(len, grown.records))

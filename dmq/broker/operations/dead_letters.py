@@ -41,7 +41,7 @@ from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.schema.failure_reason import decode_reason
-from dmq.store.schema.group import Outcome, decode_outcome, encode_outcome, outcome_key
+from dmq.store.schema.group import LetterOutcome, decode_outcome, encode_outcome, outcome_key
 from dmq.store.schema.index import redriven_history, redriven_id
 from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
 from dmq.store.schema.ledger import Term
@@ -73,7 +73,7 @@ class Letter(NamedTuple):
     dead: Dead
     payload: bytes
     dead_at_ms: int
-    outcome: Outcome | None
+    outcome: LetterOutcome | None
 
 
 class Page(NamedTuple):
@@ -224,7 +224,7 @@ class DeadLetters:
             failure=decode_reason(history.failure) if history.failure else None,
         )
 
-    async def _outcomes(self, topic: Topic, rows: Sequence[_Row]) -> list[Outcome | None]:
+    async def _outcomes(self, topic: Topic, rows: Sequence[_Row]) -> list[LetterOutcome | None]:
         values = await self._reader.values(Family.GROUP, [outcome_key(topic.topic_id, row.offset) for row in rows])
         return [decode_outcome(value) if value is not None else None for value in values]
 
@@ -441,7 +441,7 @@ class DeadLetters:
             changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
             self._names.change_topics(changed)  # a unit of a job is urgent and never refused
             ops.append(self._placement.accept(target, envelope, now_ms)._replace(if_known=IfKnown.WRITE))
-        return [*ops, *self._outcome_ops(topic, job, row, Outcome("redriven", now_ms, note))]
+        return [*ops, *self._outcome_ops(topic, job, row, LetterOutcome("redriven", now_ms, note))]
 
     def _to_group(self, group: Group, topic: Topic, envelope: Envelope, row: _Row, now_ms: int) -> list[Op]:
         """Append a message to the group's retry lane of a topic, as a failed message with no attempts."""
@@ -473,9 +473,9 @@ class DeadLetters:
             record.attempts_before, record.stored_at_ms, record.deliver_at_ms, body, has_history=history is not None
         )
         put = Put(Family.QUEUE, pack_queue_key(topic.topic_id, 0, row.offset), value)
-        return [put, *self._outcome_ops(topic, job, row, Outcome("purged", self._clock.now_ms(), job.why))]
+        return [put, *self._outcome_ops(topic, job, row, LetterOutcome("purged", self._clock.now_ms(), job.why))]
 
-    def _outcome_ops(self, topic: Topic, job: Job, row: _Row, outcome: Outcome) -> list[Op]:
+    def _outcome_ops(self, topic: Topic, job: Job, row: _Row, outcome: LetterOutcome) -> list[Op]:
         record = row.record
         kind = EventKind.REDRIVEN if job.kind is JobKind.REDRIVE else EventKind.PURGED
         origin = record.history.topic_id if record.history is not None else topic.topic_id

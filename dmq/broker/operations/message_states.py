@@ -27,7 +27,7 @@ from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.queue_log import Place
 from dmq.broker.io.reader import Reader
-from dmq.broker.operations.progress import Progress
+from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.states import MessageState
 from dmq.store.schema.failure_reason import decode_reason
@@ -109,7 +109,7 @@ class GroupStates:
     """Reader of message states. It belongs to the event loop, and reads a few rows for each known group."""
 
     def __init__(
-        self, names: Names, commits: Commits, reader: Reader, subscriptions: Subscriptions, progress: Progress
+        self, names: Names, commits: Commits, reader: Reader, subscriptions: Subscriptions, progress: ProgressReader
     ) -> None:
         self._names = names
         self._commits = commits

@@ -16,7 +16,7 @@ from dmq.store.store import Store
 _PAIRS_PER_LOOK = 64
 
 
-class Progress:
+class ProgressReader:
     """Reader of stored progress. It belongs to the event loop."""
 
     def __init__(self, names: Names, reader: Reader, subscriptions: Subscriptions) -> None:

@@ -26,7 +26,7 @@ from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.handles.receipt_handle import ReceiptHandles
 from dmq.broker.io.commits import Commits, look_at
 from dmq.broker.io.reader import Reader
-from dmq.broker.operations.progress import Progress
+from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.pulling.tail_waiters import Tails
 from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.errors import StoreError
@@ -79,7 +79,7 @@ class Procedures:
         self._commits = commits
         self._reader = reader
         self._subscriptions = subscriptions
-        self.progress = Progress(names, reader, subscriptions)
+        self.progress = ProgressReader(names, reader, subscriptions)
         self._settled = subscriptions.settled
         self._tails = tails
         self._receipts = receipts

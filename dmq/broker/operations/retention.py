@@ -26,8 +26,8 @@ import structlog
 from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.pull_offsets import NOBODY, Offsets
-from dmq.broker.groups.queue_front import Edges, Front, edges, finished, front, readers_from, size_of, sizes
+from dmq.broker.groups.pull_offsets import NOBODY, PullOffsets
+from dmq.broker.groups.queue_front import Edges, QueueFront, edges, finished, front, readers_from, size_of, sizes
 from dmq.broker.groups.subscription import SubscribedQueue, Subscription
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits
@@ -57,7 +57,7 @@ _PAUSES_PER_TIME = 4  # turns within the shortest retention time
 _BUSY_PAUSE_S = 0.05  # while there is more to remove
 
 
-class Removed(NamedTuple):
+class RemovedMessages(NamedTuple):
     """Counts of a step or a turn.
 
     ``unread`` counts the messages that were not read by every group. ``retries`` counts removed retry copies.
@@ -68,19 +68,19 @@ class Removed(NamedTuple):
     size_bytes: int = 0
     retries: int = 0
 
-    def plus(self, other: Removed) -> Removed:
+    def plus(self, other: RemovedMessages) -> RemovedMessages:
         """Return the sum of both."""
-        return Removed(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return RemovedMessages(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-_NOTHING = Removed()
+_NOTHING = RemovedMessages()
 
 
 class _Step(NamedTuple):
     """Removal by one unit: the new begin of the queue, the counts and the ops."""
 
     begin: int
-    removed: Removed
+    removed: RemovedMessages
     ops: list[Op]
 
 
@@ -94,7 +94,7 @@ class Retention:
         reader: Reader,
         *,
         subscriptions: Subscriptions,
-        offsets: Offsets,
+        offsets: PullOffsets,
         procedures: Procedures,
         keep: Keep,
         keep_forwarded: Keep | None = None,
@@ -186,7 +186,7 @@ class Retention:
         pauses += [_PAUSE_S_SIZED] if any(keep.size_bytes for keep in keeps) else []
         return max(_PAUSE_S_MIN, min(pauses))
 
-    async def turn(self) -> Removed:
+    async def turn(self) -> RemovedMessages:
         """Check every queue once and remove as much as one turn allows; durable on return."""
         await self._look_for_readers()
         removed, self._has_more, self.held_queues = _NOTHING, False, 0
@@ -238,7 +238,7 @@ class Retention:
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
-    async def _shorten(self, topic: Topic, ends: Sequence[Edges]) -> Removed:
+    async def _shorten(self, topic: Topic, ends: Sequence[Edges]) -> RemovedMessages:
         keep, removed = self.keep_of(topic), _NOTHING
         if not keep.bounds:
             return removed
@@ -332,7 +332,7 @@ class Retention:
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
-    async def _shorten_lane(self, key: tuple[int, int], lane: Topic) -> Removed:
+    async def _shorten_lane(self, key: tuple[int, int], lane: Topic) -> RemovedMessages:
         """Remove the finished part of a retry lane."""
         place = Place(lane.topic_id, 0)
         topic = self._names.topics_by_id[key[1]]
@@ -343,7 +343,9 @@ class Retention:
         found = await self._reader.run(partial(finished, place=place, group_id=key[0], floor=floor))
         if not self._is_free(topic) or found.begin == found.end:
             return _NOTHING
-        step = _Step(found.end, Removed(0, 0, found.size_bytes, found.end - found.begin), _removal(place, *found[:2]))
+        step = _Step(
+            found.end, RemovedMessages(0, 0, found.size_bytes, found.end - found.begin), _removal(place, *found[:2])
+        )
         done = self._commits.submit(step.ops)
         self._note(place, step)
         await self._commits.committed(done)
@@ -360,7 +362,12 @@ class _Terms(NamedTuple):
 
 
 def _plan(
-    topic: Topic, place: Place, found: Front, terms: _Terms, loaded: Sequence[Subscription], settled: GroupQueue | None
+    topic: Topic,
+    place: Place,
+    found: QueueFront,
+    terms: _Terms,
+    loaded: Sequence[Subscription],
+    settled: GroupQueue | None,
 ) -> _Step | None:
     """Return the removal of messages from the front, or None if the first message stays."""
     awake = [each.queues[place.queue_id] for each in loaded if each.has_queues]
@@ -384,7 +391,7 @@ def _plan(
         begin, count = offset + 1, count + 1
     if not count:
         return None
-    removed = Removed(count, len(events), terms.over_bytes - over_bytes)
+    removed = RemovedMessages(count, len(events), terms.over_bytes - over_bytes)
     return _Step(begin, removed, [*events, *_removal(place, found.begin, begin)])
 
 

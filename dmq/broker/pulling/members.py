@@ -87,7 +87,7 @@ class _Lock(NamedTuple):
     until_s: float
 
 
-class QueueLocks:
+class MemberLocks:
     """Queue locks of the clients of a group. All locks have the same duration, so they end in the order of renewal."""
 
     def __init__(self, clock: Clock, *, locks_max: int = LOCKS_MAX) -> None:

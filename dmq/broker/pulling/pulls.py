@@ -18,12 +18,12 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.deliveries.dispatch import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
 from dmq.broker.filters.filters import Filters
 from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.pull_offsets import Offsets
+from dmq.broker.groups.pull_offsets import PullOffsets
 from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.queue_log import Place, begin_of, messages_from, offset_stored_at
 from dmq.broker.io.reader import Reader
-from dmq.broker.pulling.members import Members, QueueLocks
+from dmq.broker.pulling.members import MemberLocks, Members
 from dmq.broker.pulling.tail_waiters import Tail, Tails
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Names, Topic
@@ -53,10 +53,10 @@ class Pulls:
         self._filters = filters
         self._settled = settled
         self.tails = Tails()
-        self.offsets = Offsets(catalog, commits, reader)
+        self.offsets = PullOffsets(catalog, commits, reader)
         self._clock = commits.store.clock
         self._members = Members(self._clock)
-        self.locks = QueueLocks(self._clock)
+        self.locks = MemberLocks(self._clock)
         self.pulled_total = 0
 
     async def route(self, topic: str) -> TopicRoute:

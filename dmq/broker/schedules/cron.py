@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
-from dmq.store.schema.recurring import CatchUp, Progress, Schedule
+from dmq.store.schema.recurring import CatchUp, Schedule, ScheduleProgress
 
 if TYPE_CHECKING:
     from apscheduler.triggers.cron import CronTrigger
@@ -210,14 +210,14 @@ def due_ms(schedule: Schedule, name: str, at_ms: int) -> int:
     return at_ms + int.from_bytes(digest, "big") % (jitter_ms + 1)
 
 
-class Turn(NamedTuple):
+class RuleTurn(NamedTuple):
     """Occurrences to send now, as times of the rule, and the time of the next one; ``None``: the schedule has ended."""
 
     times: tuple[int, ...]
     next_ms: int | None
 
 
-def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most: int) -> Turn:
+def turn(schedule: Schedule, name: str, progress: ScheduleProgress, now_ms: int, at_most: int) -> RuleTurn:
     """Return the occurrences of a due schedule to send now, at most ``at_most``.
 
     Raise ``RuleError`` as ``next_time``.
@@ -238,7 +238,7 @@ def turn(schedule: Schedule, name: str, progress: Progress, now_ms: int, at_most
         if schedule.catch_up is CatchUp.SKIP and now_ms - due_ms(schedule, name, times[0]) > MISSED_AFTER_MS:
             times = []
     is_over = bool(schedule.count) and progress.occurrences + len(times) >= schedule.count
-    return Turn(tuple(times), None if is_over else following)
+    return RuleTurn(tuple(times), None if is_over else following)
 
 
 # -- the calendar ------------------------------------------------------------------------------------------------------

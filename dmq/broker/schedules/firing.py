@@ -24,7 +24,7 @@ from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.runtime.log import LibraryLog
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of, set_timestamp, to_envelope
-from dmq.broker.schedules.cron import RuleError, Turn, due_ms, turn
+from dmq.broker.schedules.cron import RuleError, RuleTurn, due_ms, turn
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.broker.sending.placement import Placement
 from dmq.broker.topics.registry import Names, Topic
@@ -42,8 +42,8 @@ from dmq.store.schema.record import (
 )
 from dmq.store.schema.recurring import (
     Phase,
-    Progress,
     Schedule,
+    ScheduleProgress,
     decode_message,
     decode_progress,
     decode_schedule,
@@ -70,7 +70,7 @@ class _Due(NamedTuple):
     name: str
     topic: Topic
     schedule: Schedule
-    progress: Progress
+    progress: ScheduleProgress
 
 
 class Recurring:
@@ -130,11 +130,11 @@ class Recurring:
         except RuleError as error:  # a time zone no longer known on this host
             why = str(error)
             log.error("schedule_paused", schedule=name, why=why)  # noqa: TRY400 - not a bug, so no traceback
-            now = Turn((due.progress.next_ms,), None)
+            now = RuleTurn((due.progress.next_ms,), None)
         self._room_bytes -= len(body) * len(now.times)
         return _recur(due, now, self._occurrences(due, body, now, now_ms), now_ms, why)
 
-    def _occurrences(self, due: _Due, body: bytes, now: Turn, now_ms: int) -> list[Occurrence]:
+    def _occurrences(self, due: _Due, body: bytes, now: RuleTurn, now_ms: int) -> list[Occurrence]:
         if not now.times:
             return []
         _, message_group = body_facts(body)
@@ -221,7 +221,7 @@ def waiting_record(topic_id: int, name: str, message_group: str, deliver_at_ms: 
     return encode_waiting(EntryKind.RECURRING, 0, topic_id, recurring_scope(topic_id), deliver_at_ms, now_ms, body)
 
 
-def _recur(due: _Due, now: Turn, occurrences: list[Occurrence], now_ms: int, why: str) -> Recur:
+def _recur(due: _Due, now: RuleTurn, occurrences: list[Occurrence], now_ms: int, why: str) -> Recur:
     key, value, name, topic, schedule, progress = due
     phase = Phase.PAUSED if why else Phase.WAITING if now.next_ms is not None else Phase.ENDED
     progress = progress._replace(

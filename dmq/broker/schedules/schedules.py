@@ -46,8 +46,8 @@ from dmq.store.schema.record import body_payload, decode_waiting, encode_body
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,
-    Progress,
     Schedule,
+    ScheduleProgress,
     decode_message,
     decode_progress,
     decode_schedule,
@@ -118,7 +118,7 @@ class ScheduleStatus:
     name: str
     topic: str
     schedule: Schedule
-    progress: Progress
+    progress: ScheduleProgress
     next_due_ms: int
     following_ms: Sequence[int] = ()  # times of the rule after the next one; only from ``show``
     payload: bytes = b""  # only from ``show``
@@ -126,7 +126,7 @@ class ScheduleStatus:
 
 class _Found(NamedTuple):
     schedule: Schedule
-    progress: Progress
+    progress: ScheduleProgress
     body: bytes
     key: bytes  # of its timeline entry; empty: none
     due_ms: int
@@ -218,7 +218,7 @@ class Schedules:
                 found.append(self._status(name, decode_schedule(schedule), decode_progress(progress)))
         return found, wanted[-1] if len(names) > limit else ""
 
-    def _status(self, name: str, schedule: Schedule, progress: Progress) -> ScheduleStatus:
+    def _status(self, name: str, schedule: Schedule, progress: ScheduleProgress) -> ScheduleStatus:
         next_due_ms = due_ms(schedule, name, progress.next_ms) if progress.next_ms else 0
         topic = self._names.topics_by_id[schedule.topic_id].name
         return ScheduleStatus(name=name, topic=topic, schedule=schedule, progress=progress, next_due_ms=next_due_ms)
@@ -324,7 +324,7 @@ class Schedules:
         if problem := _type_problem(topic.message_type, is_grouped=bool(wanted.message_group)):
             raise Refused(Rule.MESSAGE_TYPE, problem, value=topic.name)
         schedule = schedule._replace(topic_id=topic.topic_id)
-        progress = Progress(Phase.WAITING, next_ms=following[0])
+        progress = ScheduleProgress(Phase.WAITING, next_ms=following[0])
         ops: list[Op] = self._withdrawn(name, before) if before is not None else []
         values = encode_schedule(schedule), encode_progress(progress), encode_message(body)
         ops += [Put(Family.META, key, value) for key, value in zip(schedule_keys(name), values, strict=True)]
@@ -401,10 +401,10 @@ class Schedules:
         return [Withdraw(found.key, recurring_scope(found.schedule.topic_id), pack_id(name), found.due_ms, 0)]
 
     @staticmethod
-    def _kept(name: str, progress: Progress) -> Put:
+    def _kept(name: str, progress: ScheduleProgress) -> Put:
         return Put(Family.META, schedule_keys(name)[1], encode_progress(progress))
 
-    def _entry(self, name: str, schedule: Schedule, progress: Progress, what: str) -> ScheduleOp:
+    def _entry(self, name: str, schedule: Schedule, progress: ScheduleProgress, what: str) -> ScheduleOp:
         at_ms = due_ms(schedule, name, progress.next_ms)
         record = waiting_record(schedule.topic_id, name, schedule.message_group, at_ms, self._clock.now_ms())
         event = changed_event(schedule.topic_id, what, name, progress.next_ms)

@@ -37,9 +37,9 @@ from dmq.store.schema.keys import Family, half_body_key, half_scope
 from dmq.store.schema.names import PLAIN
 from dmq.store.schema.record import (
     EntryKind,
+    HalfMessageState,
     HalfRow,
     Terms,
-    Vigil,
     WaitingEntry,
     decode_half,
     decode_half_body,
@@ -158,7 +158,7 @@ class Transactions:
         body = body_of(envelope, message_id)
         terms = Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms)
         entry = WaitingEntry(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms)
-        record = encode_half(entry, Vigil(terms, check_ms - now_ms, 0, len(envelope.payload)), message_id)
+        record = encode_half(entry, HalfMessageState(terms, check_ms - now_ms, 0, len(envelope.payload)), message_id)
         event = encode_event(EventKind.HALF, topic.topic_id, 0, NO_QUEUE, 0, check_ms, message_id)
         half_body = encode_half_body(body)
         return Schedule(scope, message_id, check_ms, record, event, if_known=IfKnown.ANSWER, half_body=half_body)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from broker_adapter.contracts.message_queue import MessageQueue
     from broker_adapter.remoting import Survey
     from broker_adapter.remoting.routes import Part
-    from broker_adapter.remoting.survey import BrokerSeen, GroupSeen, MemberSeen, Position, Shares, TopicSeen
+    from broker_adapter.remoting.survey import BrokerSeen, GroupSeen, MemberSeen, Position, QueueShares, TopicSeen
 
 app = noun("broker")
 
@@ -319,7 +319,7 @@ def _held(held: HeldQueue, *, in_order: bool) -> dict[str, Any]:
     }
 
 
-def _shares(shares: Shares) -> dict[str, Any]:
+def _shares(shares: QueueShares) -> dict[str, Any]:
     owners = [
         _named(queue) | {"owners": list(owners) if owners or shares.are_known else None}
         for queue, owners in shares.owners.items()
@@ -328,7 +328,7 @@ def _shares(shares: Shares) -> dict[str, Any]:
     return known | {"members": [_member(each) for each in shares.members], "owners": owners}
 
 
-def _show_shares(shares: Shares) -> None:
+def _show_shares(shares: QueueShares) -> None:
     seen = shares.seen
     out.show_facts(
         [
@@ -366,7 +366,7 @@ def _show_shares(shares: Shares) -> None:
             out.note(f"member {each.connected.client_id} does not say what is its own: {each.why}")
 
 
-def _show_owners(shares: Shares, now_ms: int) -> None:
+def _show_owners(shares: QueueShares, now_ms: int) -> None:
     nobody = "nobody" if shares.are_known else "unknown"
     held = {
         (each.connected.client_id, one.queue): (f"{one.messages:,}", out.distance(one.consumed_at_ms, now_ms))
@@ -395,7 +395,7 @@ def _counts(queues: Sequence[Mapping[str, Any]] | None) -> tuple[str, str]:
     return str(len(queues)), f"{sum(each['held'] for each in queues):,}"
 
 
-def _wanted(shares: Shares) -> Sequence[tuple[str, str, str]]:
+def _wanted(shares: QueueShares) -> Sequence[tuple[str, str, str]]:
     """Return each filter with the members that report it: all members of a group should have the same."""
     by: dict[tuple[str, str], list[str]] = {}
     for topic, wanted in shares.seen.filters.items():

@@ -26,7 +26,7 @@ from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.schema import spool as schema
 from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.record import decode_waiting
-from dmq.store.schema.spool import Taken
+from dmq.store.schema.spool import TakenMark
 from dmq.store.writer.operations import Delete, Op, Put
 from dmq.store.writer.writer import Unit
 from dmq.trail.export.values import TrailUnavailable
@@ -119,7 +119,7 @@ class _Move:
         self._other = other
         self._is_interrupted = is_interrupted
         self._row = schema.taken_key(other.store.cell_id)
-        self._taken = Taken()
+        self._taken = TakenMark()
         self._start = 0  # first mark of the page in progress
         self._waiting: list[Future[None]] = []
         self._gone: list[Op] = []
@@ -193,7 +193,7 @@ class _Move:
     def _adopt(self, entry: Entry, turn: int, mark: int, number: int) -> None:
         if self._taken.covers(mark, number):
             return
-        progress = Put(Family.GROUP, self._row, schema.encode_taken(Taken(self._start, mark, number)))
+        progress = Put(Family.GROUP, self._row, schema.encode_taken(TakenMark(self._start, mark, number)))
         with _of_own(), self._own.lock:
             self._own.adopt(entry, turn, progress, _into(self._waiting))
         self.count += 1

@@ -48,7 +48,7 @@ class SpoolOptions:
     rocks: RocksOptions = field(default=_ROCKS)
 
 
-class Bounds:
+class StoreBounds:
     """Enforces the bounds of the open directory."""
 
     def __init__(self, options: SpoolOptions, running: Running) -> None:

@@ -19,7 +19,7 @@ from dmq.store.schema.counts import due_in, end_of_minute
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import decode_state
-from dmq.store.schema.spool import KeyQueueId, Totals
+from dmq.store.schema.spool import KeyQueueId, TypeTotals
 from retry.sink import UID_BYTES, Entry
 
 _TOLD_MAX = 100
@@ -37,7 +37,7 @@ class TypeFigures(NamedTuple):
     due: list[tuple[int, int]]  # of entries on the timeline: (end of period, count)
 
 
-def totals_of(look: Look) -> dict[int, Totals]:
+def totals_of(look: Look) -> dict[int, TypeTotals]:
     """Return the readable totals by type id."""
     found = {}
     for key, value in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL)):
@@ -79,7 +79,7 @@ class Checker:
         self._read = Pages(tell)
         self._findings = Findings(_TOLD_MAX)
         self._find = self._findings.add
-        self._waiting: dict[int, Totals] = {}
+        self._waiting: dict[int, TypeTotals] = {}
         self._on_timeline: Counter[int] = Counter()
         self._due: Counter[tuple[int, int]] = Counter()  # by type and end of the minute
         self._heads = 0  # keyed entries on the timeline
@@ -118,8 +118,8 @@ class Checker:
         return self._read.of(self._look.rows(family), family.name.lower())
 
     def _count(self, type_id: int, waiting: int, size: int, dead: int) -> None:
-        was = self._waiting.get(type_id, Totals())
-        self._waiting[type_id] = Totals(was.waiting + waiting, was.waiting_bytes + size, was.dead + dead)
+        was = self._waiting.get(type_id, TypeTotals())
+        self._waiting[type_id] = TypeTotals(was.waiting + waiting, was.waiting_bytes + size, was.dead + dead)
 
     # -- families -----------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Checker:
             keys.meta_id(key): schema.decode_totals(figures[key]) for key in figures if key[:1] == keys.META_SPOOL_TOTAL
         }
         for type_id in sorted(says.keys() | self._waiting.keys()):
-            claim, real = says.get(type_id, Totals()), self._waiting.get(type_id, Totals())
+            claim, real = says.get(type_id, TypeTotals()), self._waiting.get(type_id, TypeTotals())
             if claim != real:
                 self._find(
                     "totals",
@@ -274,5 +274,5 @@ def _name(entry: Entry) -> str:
     return f"{entry.type_name} {entry.uid.hex()}"
 
 
-def _told(totals: Totals) -> str:
+def _told(totals: TypeTotals) -> str:
     return f"{totals.waiting:,} waiting with {totals.waiting_bytes:,} bytes and {totals.dead:,} dead"

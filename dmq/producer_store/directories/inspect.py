@@ -40,7 +40,7 @@ class How(StrEnum):
     REBUILT = "with a rebuilt manifest"
 
 
-class State(StrEnum):
+class DirectoryState(StrEnum):
     """State of an entry."""
 
     WAITING = "waiting"
@@ -59,7 +59,7 @@ class Unreadable(NamedTuple):
 class Found(NamedTuple):
     """Entry with its state and row key. ``dead`` is set for an entry of the dead set."""
 
-    state: State
+    state: DirectoryState
     entry: Entry
     turn: int
     type_id: int
@@ -126,12 +126,12 @@ class Look:
     def waiting(self) -> Iterator[Found]:
         """Yield the entries on the timeline, by due time."""
         for key, value in self.rows(Family.TIMELINE):
-            yield from self._entry(Family.TIMELINE, State.WAITING, key, value)
+            yield from self._entry(Family.TIMELINE, DirectoryState.WAITING, key, value)
 
     def parked(self) -> Iterator[Found]:
         """Yield the parked entries, those of each key in its order."""
         for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_PARKED)):
-            yield from self._entry(Family.GROUP, State.PARKED, key, value)
+            yield from self._entry(Family.GROUP, DirectoryState.PARKED, key, value)
 
     def dead(self) -> Iterator[Found]:
         """Yield the dead set, by type and uid."""
@@ -142,7 +142,7 @@ class Look:
             except StoreCorrupt as error:
                 self.unreadable.append(Unreadable(Family.GROUP, key, str(error)))
                 continue
-            yield Found(State.DEAD, dead.entry, turn, type_id, key, dead)
+            yield Found(DirectoryState.DEAD, dead.entry, turn, type_id, key, dead)
 
     def entries(self) -> Iterator[Found]:
         """Yield every entry: waiting, parked, dead."""
@@ -150,7 +150,7 @@ class Look:
         yield from self.parked()
         yield from self.dead()
 
-    def _entry(self, family: Family, state: State, key: bytes, value: bytes) -> Iterator[Found]:
+    def _entry(self, family: Family, state: DirectoryState, key: bytes, value: bytes) -> Iterator[Found]:
         try:
             type_id = decode_waiting(value).topic_id
             entry, turn = decode_entry(value, self.type_name(type_id))

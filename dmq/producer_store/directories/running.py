@@ -13,7 +13,7 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.entries.entries import Entries
-from dmq.producer_store.entries.reader import Reader
+from dmq.producer_store.entries.reader import DueReader
 from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.schema.keys import Family, timeline_key
 
@@ -35,7 +35,7 @@ class Running:
         self._has_been_corrupt = False
         self.reopened_total = 0
         self.entries: Entries
-        self.reader: Reader
+        self.reader: DueReader
         self.path, entries = root.open_own()
         self._start(entries)
         self._thread = threading.Thread(target=self._mend, name="dmq-spool-mender", daemon=True)
@@ -55,7 +55,7 @@ class Running:
 
     def _start(self, entries: Entries) -> None:
         self._trail.begin(entries.store, is_threaded=not self._is_driven)
-        reader = Reader(entries, self._wanted, lambda _: self._is_down.set())
+        reader = DueReader(entries, self._wanted, lambda _: self._is_down.set())
         entries.store.on_failure = lambda _: self._is_down.set()
         self.entries, self.reader = entries, reader
         if entries.store.failure is not None:  # failed before ``on_failure`` was set

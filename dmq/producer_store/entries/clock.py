@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 
 from broker_adapter.runtime.clock import Clock
-from dmq.store.files.steady_clock import JUMP_MAX_MS, BelievedClock, ClockOptions
+from dmq.store.files.steady_clock import JUMP_MAX_MS, ClockOptions, SteadyClock
 from dmq.store.schema.clock import ClockRow
 
 
@@ -21,7 +21,7 @@ class ForwardClock:
     """A ``Clock`` whose wall time never goes back. May be called from any thread."""
 
     def __init__(self, clock: Clock) -> None:
-        self._believed = BelievedClock(clock, ClockOptions(jump_max_ms=JUMP_MAX_MS), None, is_new=True)
+        self._believed = SteadyClock(clock, ClockOptions(jump_max_ms=JUMP_MAX_MS), None, is_new=True)
         self._lock = threading.Lock()
         self.monotonic_s = clock.monotonic_s
         self.boot_ms = clock.boot_ms

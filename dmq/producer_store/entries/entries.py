@@ -16,13 +16,13 @@ from broker_adapter.contracts.topics import check_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.key_queues import KeyQueues
-from dmq.producer_store.entries.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn
+from dmq.producer_store.entries.plan import ChangePlan, Settle, Ticket, event_of, size_of, withdrawn
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.spool import (
     SPOOL_DEAD,
     KeyQueueId,
-    Totals,
+    TypeTotals,
     dead_key,
     decode_dead,
     decode_entry,
@@ -56,7 +56,7 @@ class Entries:
         self.room = threading.Condition(self.lock)  # signals free room
         self.names = Names(store)
         self.key_queues = KeyQueues(store)
-        self.totals: dict[int, Totals] = {}
+        self.totals: dict[int, TypeTotals] = {}
         self.out = out if out is not None else {}  # by mark: ready entries and held entries
         # Entries held by their callers from the start, by type id and entry id, until their marks are known.
         self.arriving: dict[tuple[int, bytes], Ticket | None] = {}
@@ -80,14 +80,14 @@ class Entries:
         """Return the name of a type."""
         return self.names.topics_by_id[type_id].name
 
-    def total(self) -> Totals:
+    def total(self) -> TypeTotals:
         """Return the totals over all types."""
         waiting = waiting_bytes = dead = 0
         for each in self.totals.values():
             waiting += each.waiting
             waiting_bytes += each.waiting_bytes
             dead += each.dead
-        return Totals(waiting, waiting_bytes, dead)
+        return TypeTotals(waiting, waiting_bytes, dead)
 
     def oldest(self, type_id: int, is_wanted: Callable[[int], bool]) -> tuple[Ticket, Entry] | None:
         """Return the oldest entry on the timeline, by uid, for whose mark ``is_wanted`` returns True."""
@@ -162,7 +162,7 @@ class Entries:
     def finish(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
         """Remove the entry after it was sent."""
         event = event_of(EventKind.SENT, ticket.type_id, entry, entry.attempts + 1, entry.due_at_ms)
-        self._remove(ticket, entry, Plan([Emit(event)]), settle)
+        self._remove(ticket, entry, ChangePlan([Emit(event)]), settle)
 
     def again(self, ticket: Ticket, entry: Entry, settle: Settle, *, is_counted: bool) -> None:
         """Make the entry wait until ``entry.due_at_ms``, with the values of ``entry``."""
@@ -172,7 +172,7 @@ class Entries:
             if is_counted
             else b""
         )
-        plan = Plan()
+        plan = ChangePlan()
         self._schedule(plan, ticket.type_id, entry, turn, event)
         plan.ops = withdrawn(ticket, entry, plan.ops)
         self._submit(plan, settle)
@@ -181,14 +181,14 @@ class Entries:
         """Move the entry to the dead set."""
         event = event_of(EventKind.SEND_DEAD, ticket.type_id, entry, entry.attempts, entry.created_at_ms)
         dead = DeadEntry(entry=entry, death=death, died_at_ms=self.store.clock.now_ms())
-        plan = Plan([Emit(event)])
+        plan = ChangePlan([Emit(event)])
         died = self._die(plan, dead, ticket.type_id, ticket.turn)
         self._remove(ticket, entry, plan, settle, died=died)
 
     def drop(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
         """Drop the entry, with an audit event."""
         event = event_of(EventKind.DROPPED, ticket.type_id, entry, entry.attempts, entry.created_at_ms)
-        self._remove(ticket, entry, Plan([Emit(event)]), settle)
+        self._remove(ticket, entry, ChangePlan([Emit(event)]), settle)
 
     def refuse(self, entry: Entry, settle: Settle) -> None:
         """Record in the audit trail that a new entry was dropped."""
@@ -207,7 +207,7 @@ class Entries:
             return False
         found, turn = decode_dead(value, type_name)
         entry = replace(found.entry, attempts=0, due_at_ms=self.store.clock.now_ms())
-        plan = Plan([Delete(Family.GROUP, row)], dead=(row, None))
+        plan = ChangePlan([Delete(Family.GROUP, row)], dead=(row, None))
         self._enter(
             *(entry, type_id, turn + 1, EventKind.REQUEUED, plan),
             lambda unit, _: settle(unit),
@@ -230,28 +230,28 @@ class Entries:
 
     def forget(self, type_id: int, entry: Entry) -> list[Op]:
         """Return the ops that subtract a moved entry from the totals; the caller deletes its rows."""
-        plan = Plan()
+        plan = ChangePlan()
         self._count(plan, type_id, -1, -size_of(entry))
         return self._known(plan)
 
     def forget_dead(self, type_id: int) -> list[Op]:
         """Return the ops that subtract a moved dead entry from the totals."""
-        plan = Plan()
+        plan = ChangePlan()
         self._count(plan, type_id, died=-1)
         return self._known(plan)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _type(self, type_name: str) -> tuple[int, Plan]:
+    def _type(self, type_name: str) -> tuple[int, ChangePlan]:
         """Return the id of a type, and a plan with the ops that its first use needs."""
         found = self.names.topics.get(type_name)
         if found is not None:
-            return found.topic_id, Plan()
+            return found.topic_id, ChangePlan()
         try:
             made, ops = self.names.plan_topic(check_topic(type_name), 1, self.store.clock.now_ms())
         except BrokerError as error:
             raise ValueError(str(error)) from error
-        return made.topic_id, Plan(list(ops), made)
+        return made.topic_id, ChangePlan(list(ops), made)
 
     def _enter(
         self,
@@ -259,7 +259,7 @@ class Entries:
         type_id: int,
         turn: int,
         kind: EventKind,
-        plan: Plan,
+        plan: ChangePlan,
         settle: Callable[[Unit, Ticket | None], None],
         *,
         died: int = 0,
@@ -290,7 +290,7 @@ class Entries:
             ticket = None
             if isinstance(unit.error, UnitRefused):
                 with self.lock:
-                    self._undo(plan, type_id, key_queue, entry.type_name, Totals(1, size, died))
+                    self._undo(plan, type_id, key_queue, entry.type_name, TypeTotals(1, size, died))
             if unit.error is None and (held is not None or unit.receipts[at].repeated):
                 receipt = unit.receipts[at]
                 mark = receipt.mark
@@ -298,7 +298,7 @@ class Entries:
                     seen = self.arriving.pop(held, None) if held is not None else None
                     if receipt.repeated:
                         ticket = seen
-                        again = Plan()
+                        again = ChangePlan()
                         self._count(again, type_id, -1, -size)
                         self._submit(again, _ignore)
                     elif held is not None:
@@ -315,9 +315,11 @@ class Entries:
                 del self.arriving[held]
             raise
 
-    def _undo(self, plan: Plan, type_id: int, key_queue: KeyQueueId | None, type_name: str, added: Totals) -> None:
+    def _undo(
+        self, plan: ChangePlan, type_id: int, key_queue: KeyQueueId | None, type_name: str, added: TypeTotals
+    ) -> None:
         """Revert the changes in memory of a refused unit, which is not on disk."""
-        undone = Plan()
+        undone = ChangePlan()
         if plan.dead is not None and self._dead_ahead.get(plan.dead[0]) is plan.dead:
             del self._dead_ahead[plan.dead[0]]
         if key_queue is not None:  # other entries may have been parked after it in the meantime
@@ -329,7 +331,7 @@ class Entries:
         self._count(undone, type_id, -added.waiting, -added.waiting_bytes, -added.dead)
         self._submit(undone, _ignore)
 
-    def _remove(self, ticket: Ticket, entry: Entry, plan: Plan, settle: Settle, *, died: int = 0) -> None:
+    def _remove(self, ticket: Ticket, entry: Entry, plan: ChangePlan, settle: Settle, *, died: int = 0) -> None:
         if ticket.key_queue is not None:
             plan.key_queue = self.key_queues.leave(ticket.key_queue)
             plan.ops += plan.key_queue.ops
@@ -340,7 +342,7 @@ class Entries:
         plan.ops = withdrawn(ticket, entry, plan.ops)
         self._submit(plan, settle)
 
-    def _die(self, plan: Plan, dead: DeadEntry, type_id: int, turn: int) -> int:
+    def _die(self, plan: ChangePlan, dead: DeadEntry, type_id: int, turn: int) -> int:
         """Add an entry to the dead set; return the growth of the set, 0 or 1."""
         row = dead_key(type_id, dead.entry.uid)
         value = encode_dead(encode_entry(dead.entry, type_id, turn), dead.death, dead.died_at_ms)
@@ -355,18 +357,18 @@ class Entries:
         (value,) = self.store.get_many(Family.GROUP, [row])
         return value
 
-    def _schedule(self, plan: Plan, type_id: int, entry: Entry, turn: int, event: bytes) -> None:
+    def _schedule(self, plan: ChangePlan, type_id: int, entry: Entry, turn: int, event: bytes) -> None:
         plan.scheduled = entry_id(entry.uid, turn)
         value = encode_entry(entry, type_id, turn)
         plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new=True))
 
-    def _count(self, plan: Plan, type_id: int, waiting: int = 0, size_bytes: int = 0, died: int = 0) -> None:
-        was = self.totals.get(type_id, Totals())
-        now = Totals(max(0, was.waiting + waiting), max(0, was.waiting_bytes + size_bytes), max(0, was.dead + died))
+    def _count(self, plan: ChangePlan, type_id: int, waiting: int = 0, size_bytes: int = 0, died: int = 0) -> None:
+        was = self.totals.get(type_id, TypeTotals())
+        now = TypeTotals(max(0, was.waiting + waiting), max(0, was.waiting_bytes + size_bytes), max(0, was.dead + died))
         plan.totals = (type_id, now)
         plan.ops.append(Put(Family.META, spool_total_key(type_id), encode_totals(now)))
 
-    def _submit(self, plan: Plan, settle: Settle) -> None:
+    def _submit(self, plan: ChangePlan, settle: Settle) -> None:
         """Submit the unit; nothing in memory has changed if that fails."""
 
         def settled(unit: Unit) -> None:
@@ -384,7 +386,7 @@ class Entries:
         if plan.totals is not None:
             self.totals[plan.totals[0]] = plan.totals[1]
 
-    def _submit_entering(self, plan: Plan, name: tuple[int, bytes], settle: Settle) -> None:
+    def _submit_entering(self, plan: ChangePlan, name: tuple[int, bytes], settle: Settle) -> None:
         """Submit the unit of a new entry, and track it until the unit is settled."""
         ended: list[Unit] = []
 
@@ -408,12 +410,12 @@ class Entries:
         start = pack_index_prefix(WAITING_GENERATION, type_id) + entry.uid
         return bool(self.store.scan(Family.INDEX, start, start + b"\xff" * 8, limit=1).rows)
 
-    def _known(self, plan: Plan) -> list[Op]:
+    def _known(self, plan: ChangePlan) -> list[Op]:
         if plan.totals is not None:
             self.totals[plan.totals[0]] = plan.totals[1]
         return plan.ops
 
-    def _settled(self, plan: Plan) -> None:
+    def _settled(self, plan: ChangePlan) -> None:
         is_early = (
             plan.scheduled is not None
             and plan.totals is not None

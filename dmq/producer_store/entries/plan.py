@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dmq.broker.topics.registry import Topic
 from dmq.producer_store.entries.key_queues import Change
 from dmq.store.schema.keys import timeline_key
-from dmq.store.schema.spool import KeyQueueId, Totals, entry_id
+from dmq.store.schema.spool import KeyQueueId, TypeTotals, entry_id
 from dmq.store.writer.operations import Append, Delete, Emit, Op, Put, Schedule, Withdraw
 from dmq.store.writer.writer import Unit
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
@@ -37,14 +37,14 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class ChangePlan:
     """Ops of a unit, and the changes in memory once it is accepted."""
 
     ops: list[Op] = field(default_factory=list)
     topic: Topic | None = None  # a new type
     key_queue: Change | None = None
     dead: tuple[bytes, bytes | None] | None = None  # a row of the dead set, and its new value
-    totals: tuple[int, Totals] | None = None
+    totals: tuple[int, TypeTotals] | None = None
     scheduled: bytes | None = None  # id of the entry added to the timeline
 
 

@@ -42,7 +42,7 @@ _DONE_S = 0.5
 
 
 @dataclass(slots=True)
-class Shelf:
+class ReadyQueue:
     """Ready entries of one type."""
 
     is_wanted: bool = False  # a consumer takes entries of this type
@@ -56,7 +56,7 @@ class Shelf:
         return len(self.ready) < READY_MAX and self.ready_bytes < READY_BYTES_MAX
 
 
-class Reader:
+class DueReader:
     """Reader thread and its ready entries. Entries that are out are in ``entries.out``, under its lock."""
 
     def __init__(self, entries: Entries, wanted: set[str], on_failure: Callable[[StoreError], None]) -> None:
@@ -65,7 +65,7 @@ class Reader:
         self._marks = entries.store.marks
         self._clock = entries.store.clock
         self._on_failure = on_failure  # called if the store can no longer be read
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, ReadyQueue] = {}
         self._wanted = wanted  # by name: a type may not have an id yet
         self._gone: set[int] = set()  # finished in this turn: a row read earlier in the turn no longer exists
         self.unreadable: dict[int, str] = {}  # by mark: rows that cannot be decoded
@@ -159,8 +159,8 @@ class Reader:
         due_ms = self._next_due_ms() if has_room else None  # without room, consumers wake the reader
         return min(now_ms + NAP_MS_MAX, max(due_ms, now_ms + 1) if due_ms is not None else now_ms + NAP_MS_MAX)
 
-    def _shelf(self, type_id: int) -> Shelf:
-        return self._shelves.setdefault(type_id, Shelf())
+    def _shelf(self, type_id: int) -> ReadyQueue:
+        return self._shelves.setdefault(type_id, ReadyQueue())
 
     def _go_on(self, now_ms: int, *, has_room: bool) -> bool:
         """Read the rows that became due since the last turn."""
@@ -191,7 +191,7 @@ class Reader:
             self._entries.changed.notify_all()
         return bool(rows) or found.next is not None
 
-    def _catch_up(self, type_id: int, shelf: Shelf) -> bool:
+    def _catch_up(self, type_id: int, shelf: ReadyQueue) -> bool:
         """Read the skipped rows of a type."""
         assert shelf.behind is not None
         until = self._marks.low()
@@ -246,7 +246,7 @@ class Reader:
         self.unreadable[mark] = error
         log.error("spooled_entry_unreadable", key=f"{mark:032x}", error=error)
 
-    def _make_ready(self, mark: int, type_id: int, shelf: Shelf, value: bytes) -> None:
+    def _make_ready(self, mark: int, type_id: int, shelf: ReadyQueue, value: bytes) -> None:
         entries = self._entries
         if mark in entries.out or mark in self._gone:
             return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.copies import copy_directory
-from dmq.producer_store.directories.inspect import Found, How, Look, State
+from dmq.producer_store.directories.inspect import DirectoryState, Found, How, Look
 from dmq.producer_store.directories.salvage_log import Tell, clean_logs
 from dmq.producer_store.entries.damage import Hole
 from dmq.store.engines.rocks import RocksEngine, RocksOptions, rebuild_manifest
@@ -74,7 +74,7 @@ class Rest:
                 (value,) = look.source.get_many(Family.TIMELINE, [row])
                 if value is not None and decode_waiting(value).topic_id == type_id:
                     entry, turn = decode_entry(value, self._look.type_name(type_id))
-                    return Found(State.WAITING, entry, turn, type_id, row)
+                    return Found(DirectoryState.WAITING, entry, turn, type_id, row)
         return None
 
 

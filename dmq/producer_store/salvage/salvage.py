@@ -21,7 +21,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.copies import choosing, directories, hold, workplace, write_json
 from dmq.producer_store.directories.figures import Checker, totals_of
-from dmq.producer_store.directories.inspect import Found, How, Look, State, open_look, store_options
+from dmq.producer_store.directories.inspect import DirectoryState, Found, How, Look, open_look, store_options
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.directories.salvage_log import Tell, puts_of
 from dmq.producer_store.entries.entries import Entries, settling
@@ -339,7 +339,7 @@ def _is_superseded(look: Look, found: Found) -> bool:
     with suppress(StoreCorrupt):
         for key, value in look.source.scan(Family.INDEX, prefix, prefix + b"\xff" * 8, limit=16).rows:
             turn = turn_of(key[8:])
-            if turn < found.turn or (turn == found.turn and found.state is State.WAITING):
+            if turn < found.turn or (turn == found.turn and found.state is DirectoryState.WAITING):
                 continue
             receipt = decode_index(value)
             mark = receipt.mark

@@ -11,7 +11,7 @@ from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.store import Store
-from dmq.trail.snapshots.taking import Exporter, SnapshotResult, Taker, list_snapshots
+from dmq.trail.snapshots.taking import SnapshotExporter, SnapshotResult, Taker, list_snapshots
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -24,7 +24,7 @@ LAST_ENTRIES_MAX = 1_000_000  # with more pending entries the end of a run takes
 class Snapshots:
     """Snapshots of one store. Belongs to the event loop; the work runs in another thread, mostly in another process."""
 
-    def __init__(self, store: Store, exporter: Exporter, data: Path) -> None:
+    def __init__(self, store: Store, exporter: SnapshotExporter, data: Path) -> None:
         """Remove the unfinished snapshots of a killed run; ``data`` is the directory of the cell."""
         self._store = store
         self._clock = store.clock

@@ -29,7 +29,7 @@ from dmq.producer_store.directories.copies import hold
 from dmq.producer_store.directories.findings import Findings, Pages, check_outbox
 from dmq.producer_store.directories.inspect import How, Look
 from dmq.producer_store.directories.salvage_log import Tell
-from dmq.recovery.reading.findings import Checked, Total
+from dmq.recovery.reading.findings import Checked, RowTotal
 from dmq.recovery.reading.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.recovery.reading.places import place_of, shown_id_of
 from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
@@ -116,7 +116,7 @@ class _Checker:
         self._find = findings.add
         self._findings = findings
         self._read = Pages(tell)
-        self._totals: dict[str, Total] = {}
+        self._totals: dict[str, RowTotal] = {}
         self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that ever had messages
         self._counts: dict[int, _Count] = {}  # by scope
@@ -153,8 +153,8 @@ class _Checker:
         return self._read.of(self._look.rows(family), family.name.lower())
 
     def _count(self, kind: str, key: bytes, value: bytes) -> None:
-        total = self._totals.get(kind, Total())
-        self._totals[kind] = Total(total.rows + 1, total.size_bytes + len(key) + len(value))
+        total = self._totals.get(kind, RowTotal())
+        self._totals[kind] = RowTotal(total.rows + 1, total.size_bytes + len(key) + len(value))
 
     def _bad_row(self, family: Family, key: bytes, value: bytes, error: StoreCorrupt) -> None:
         self._count(f"{family.name.lower()} that makes no sense", key, value)

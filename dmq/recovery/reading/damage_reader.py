@@ -17,7 +17,7 @@ from dmq.store.schema.keys import Family
 _END = b"\xff" * 48
 
 
-class Pieces:
+class DamageReader:
     """A look at the store, and a second one at a copy without the damaged tables."""
 
     def __init__(self, look: Look, path: Path, work: Path, tell: Tell, stack: ExitStack) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dmq.producer_store.directories.findings import Findings
 
 
-class Total(NamedTuple):
+class RowTotal(NamedTuple):
     """Rows of one kind, and the bytes of their keys and values."""
 
     rows: int = 0
@@ -19,7 +19,7 @@ class Checked(NamedTuple):
     """Row counts and findings of a checked store."""
 
     path: Path
-    totals: dict[str, Total]
+    totals: dict[str, RowTotal]
     findings: Findings
 
     def as_json(self) -> dict[str, object]:

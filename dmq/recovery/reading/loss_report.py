@@ -24,7 +24,7 @@ from typing import Self
 LOST_FILE = "LOST.jsonl"
 
 
-class Lost:
+class LossReport:
     """Writer of the report file. The file is durable once it is closed."""
 
     def __init__(self, path: Path) -> None:

@@ -20,7 +20,7 @@ class Run(NamedTuple):
     to: int
 
 
-class Move(NamedTuple):
+class MovedRange(NamedTuple):
     """Offset change of a queue. ``begin`` is the first offset of the new queue."""
 
     runs: tuple[Run, ...]
@@ -47,7 +47,7 @@ class Move(NamedTuple):
         return self.runs[at] if at >= 0 else None
 
 
-class Spans:
+class OffsetMap:
     """Readable offsets of one queue, added in ascending order, and its highest known end."""
 
     def __init__(self, begin: int | None) -> None:
@@ -85,7 +85,7 @@ class Spans:
             at = end
         return found
 
-    def move(self) -> Move | None:
+    def move(self) -> MovedRange | None:
         """Return the offset change; ``None`` if all offsets stay."""
         if not self.gaps():
             return None
@@ -94,4 +94,4 @@ class Spans:
         for first, end in self._spans:
             runs.append(Run(first, end, at))
             at += end - first
-        return Move(tuple(runs), self.end)
+        return MovedRange(tuple(runs), self.end)

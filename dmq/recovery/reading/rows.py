@@ -70,7 +70,7 @@ class Indexed(NamedTuple):
         return failed_topic_id(self.index_id)
 
 
-class Progress(NamedTuple):
+class ProgressRow(NamedTuple):
     """Row of the group family."""
 
     group_id: int  # 0: no group, the row is about a dead-letter queue or a pulled queue
@@ -119,7 +119,7 @@ def read_begin(key: bytes, value: bytes) -> tuple[tuple[int, int], int]:
     return keys.queue_of_begin(key), keys.unpack_u64(value)
 
 
-def read_progress(key: bytes, value: bytes) -> Progress:
+def read_progress(key: bytes, value: bytes) -> ProgressRow:
     """Decode a row of the group family."""
     group_id, topic_id, queue_id, number_of_kind, number = unpack_group_key(key)
     try:
@@ -135,10 +135,10 @@ def read_progress(key: bytes, value: bytes) -> Progress:
                 decode_outcome(value)
     except (ValueError, struct.error) as error:
         raise StoreCorrupt(f"a group row of kind {number_of_kind} cannot be read: {error}") from error
-    return Progress(group_id, topic_id, queue_id, kind, number, value)
+    return ProgressRow(group_id, topic_id, queue_id, kind, number, value)
 
 
-def epoch_of(row: Progress) -> int:
+def epoch_of(row: ProgressRow) -> int:
     """Return the epoch of the last hand-out in an exception row."""
     return decode_exception(row.value).epoch
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.message import pack_id
 from dmq.errors import StoreCorrupt
-from dmq.recovery.reading.damage_reader import Pieces
-from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.damage_reader import DamageReader
+from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.rows import Waiting
@@ -16,8 +16,8 @@ from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
 from dmq.store.schema.recurring import (
     Phase,
-    Progress,
     Schedule,
+    ScheduleProgress,
     decode_message,
     decode_progress,
     decode_schedule,
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     """Readable parts of a schedule."""
 
     schedule: Schedule
-    progress: Progress
+    progress: ScheduleProgress
 
 
 def parts_of(rows: list[bytes | None]) -> Parts:
@@ -81,7 +81,7 @@ class ScheduleRows:
                 continue
             schedule, progress = rows[keys.META_SCHEDULE], rows[keys.META_PROGRESS]
             assert isinstance(schedule, Schedule)
-            assert isinstance(progress, Progress)
+            assert isinstance(progress, ScheduleProgress)
             if schedule.topic_id not in names.topics_by_id:
                 yield "name", f"{shown} is of topic {schedule.topic_id}, which has no record"
             if (progress.phase is Phase.WAITING) != (entry is not None):
@@ -93,7 +93,7 @@ class ScheduleRows:
             yield "row", f"the schedule {shown_id(packed)!r} has an entry, and is not there"
 
 
-def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost) -> None:
+def save_schedules(pieces: DamageReader, new: NewStore, names: KnownNames, lost: LossReport) -> None:
     """Write complete schedules. A schedule without its entry is paused: its occurrences since then are unknown."""
     found = {key[1:] for letter in SCHEDULE_LETTERS for key, _ in pieces.rows(Family.META, *keys.meta_range(letter))}
     for encoded in sorted(found):
@@ -115,7 +115,7 @@ def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost)
             new.put(Family.META, row, encode_progress(progress) if row == rows[1] else value or b"")
 
 
-def is_whole(pieces: Pieces, each: Waiting) -> bool:
+def is_whole(pieces: DamageReader, each: Waiting) -> bool:
     """Return True if the schedule of an entry can be read and is active."""
     rows = schedule_keys(shown_id(each.message_id))
     try:

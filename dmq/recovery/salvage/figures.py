@@ -9,11 +9,11 @@ from typing import Protocol, Self
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
-from dmq.recovery.reading.damage_reader import Pieces
-from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.damage_reader import DamageReader
+from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import NAME_LETTERS
 from dmq.recovery.reading.new_store import NewStore
-from dmq.recovery.reading.offset_map import Move
+from dmq.recovery.reading.offset_map import MovedRange
 from dmq.recovery.reading.rows import Indexed, read_begin, read_figure
 from dmq.store.schema import keys
 from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64, timeline_key
@@ -38,7 +38,7 @@ _FIRST_GENERATION = 2
 class HasMoves(Protocol):
     """Source of the offset changes of queues."""
 
-    def of(self, place: tuple[int, int]) -> Move | None:
+    def of(self, place: tuple[int, int]) -> MovedRange | None:
         """Do the same as ``Moves.of``."""
         ...
 
@@ -48,7 +48,7 @@ class HasMoves(Protocol):
 
 
 @dataclass(slots=True)
-class Figures:
+class SalvagedFigures:
     """Values from which the writer continues, raised by the rows read; 0 if unknown."""
 
     boot: int
@@ -60,7 +60,7 @@ class Figures:
     first_mark: int | None = None
 
     @classmethod
-    def of(cls, pieces: Pieces, now_ms: int) -> Self:
+    def of(cls, pieces: DamageReader, now_ms: int) -> Self:
         """Read the stored figures."""
         found = {key: value for key, value in pieces.rows(Family.META, b"A", b"Z") if len(key) == 1}
 
@@ -96,7 +96,7 @@ class Figures:
         self.boot = max(self.boot, boot)
 
 
-def save_audit(pieces: Pieces, new: NewStore, lost: Lost, figures: Figures) -> None:
+def save_audit(pieces: DamageReader, new: NewStore, lost: LossReport, figures: SalvagedFigures) -> None:
     """Write the outbox, followed by a gap event for each missing range."""
     state = figures.outbox
     at = state.first_sequence if state is not None else None
@@ -137,7 +137,9 @@ def save_audit(pieces: Pieces, new: NewStore, lost: Lost, figures: Figures) -> N
     figures.outbox = OutboxState(first, at, size, gone)
 
 
-def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figures: Figures, bad_row: BadRow) -> None:
+def save_meta(
+    pieces: DamageReader, moves: HasMoves, new: NewStore, names: Names, figures: SalvagedFigures, bad_row: BadRow
+) -> None:
     """Write the figures, and the unfinished jobs and procedures of operators."""
     moved = moves.begins()
     for place, begin in moved.items():

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.salvage_log import Dropped, puts_of
-from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.rows import read_waiting
-from dmq.recovery.salvage.names import Needed
+from dmq.recovery.salvage.names import RequiredNames
 from dmq.store.schema.keys import QUEUE_KEY_BYTES, TIMELINE_KEY_BYTES, unpack_queue_key
 from dmq.store.schema.record import decode_queued
 
 
-def tell_dropped(dropped: Sequence[Dropped], lost: Lost, needed: Needed) -> None:
+def tell_dropped(dropped: Sequence[Dropped], lost: LossReport, needed: RequiredNames) -> None:
     """Report each damaged part, and the messages that its untrusted bytes seem to contain."""
     for each in dropped:
         lost.tell("log", log=each.log, at=each.at, bytes=each.size_bytes)
@@ -27,6 +27,6 @@ def tell_dropped(dropped: Sequence[Dropped], lost: Lost, needed: Needed) -> None
                     _tell(lost, needed, unpack_queue_key(key)[0], decode_queued(value).message_id)
 
 
-def _tell(lost: Lost, needed: Needed, topic_id: int, message_id: bytes) -> None:
+def _tell(lost: LossReport, needed: RequiredNames, topic_id: int, message_id: bytes) -> None:
     shown = needed.shown_id(message_id)
     lost.tell("message", topic=needed.name(topic_id), message_id=shown, was="in a damaged record of the log")

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
-from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.rows import Waiting
@@ -16,10 +16,10 @@ from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessa
 from dmq.store.writer.operations import Put
 
 
-class Needed:
+class RequiredNames:
     """Creates a record for each id without one, under the same id."""
 
-    def __init__(self, names: KnownNames, new: NewStore, lost: Lost, now_ms: int) -> None:
+    def __init__(self, names: KnownNames, new: NewStore, lost: LossReport, now_ms: int) -> None:
         self._names = names
         self._new = new
         self._lost = lost

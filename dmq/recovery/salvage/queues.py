@@ -8,15 +8,15 @@ from itertools import groupby
 
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt
-from dmq.recovery.reading.damage_reader import Pieces
-from dmq.recovery.reading.loss_report import Lost
+from dmq.recovery.reading.damage_reader import DamageReader
+from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames
 from dmq.recovery.reading.new_store import NewStore
-from dmq.recovery.reading.offset_map import Move, Spans
+from dmq.recovery.reading.offset_map import MovedRange, OffsetMap
 from dmq.recovery.reading.places import Place, place_of
-from dmq.recovery.reading.rows import Indexed, Progress, epoch_of, read_begin, read_index, read_progress
-from dmq.recovery.salvage.figures import BadRow, Figures
-from dmq.recovery.salvage.names import Needed
+from dmq.recovery.reading.rows import Indexed, ProgressRow, epoch_of, read_begin, read_index, read_progress
+from dmq.recovery.salvage.figures import BadRow, SalvagedFigures
+from dmq.recovery.salvage.names import RequiredNames
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind, pack_group_key
 from dmq.store.schema.index import encode_index_finished
@@ -30,14 +30,14 @@ _ARRIVALS = frozenset({EventKind.QUEUED, EventKind.DELIVERED})
 _OF_PROGRESS = frozenset({GroupKind.FLOOR, GroupKind.CHUNK, GroupKind.EXCEPTION})
 
 
-class Moves:
+class MovedMessages:
     """Offset changes of all queues."""
 
-    def __init__(self, spans: dict[Place, Spans]) -> None:
+    def __init__(self, spans: dict[Place, OffsetMap]) -> None:
         self.spans = spans
         self._moves = {place: move for place, each in spans.items() if (move := each.move()) is not None}
 
-    def of(self, place: Place) -> Move | None:
+    def of(self, place: Place) -> MovedRange | None:
         """Return the offset change of a queue; ``None`` if its offsets stay."""
         return self._moves.get(place)
 
@@ -72,21 +72,21 @@ class Moves:
         return encode_index_finished(receipt.state, receipt.sequence, receipt.at_ms, receipt.queue_id, offset)
 
 
-def measure(pieces: Pieces, names: KnownNames, figures: Figures, bad_row: BadRow) -> Moves:
+def measure(pieces: DamageReader, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> MovedMessages:
     """Determine the readable offsets of each queue, and its end according to all rows."""
     return _Measure(pieces, names, figures, bad_row).run()
 
 
 class _Measure:
-    def __init__(self, pieces: Pieces, names: KnownNames, figures: Figures, bad_row: BadRow) -> None:
+    def __init__(self, pieces: DamageReader, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> None:
         self._pieces = pieces
         self._names = names
         self._figures = figures
         self._bad_row = bad_row
-        self._spans: dict[Place, Spans] = {}
+        self._spans: dict[Place, OffsetMap] = {}
         self._begins: dict[Place, int] = {}
 
-    def run(self) -> Moves:
+    def run(self) -> MovedMessages:
         for key, value in self._pieces.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
             with suppress(StoreCorrupt):  # reported when the figures are saved
                 place, begin = read_begin(key, value)
@@ -103,7 +103,7 @@ class _Measure:
                 except StoreCorrupt as error:
                     if family is not Family.AUDIT:  # reported when the outbox is saved
                         self._bad_row(family, key, str(error))
-        return Moves(self._spans)
+        return MovedMessages(self._spans)
 
     def _queued(self, key: bytes, value: bytes) -> None:
         place, _ = _read_queued(key, value)
@@ -136,16 +136,18 @@ class _Measure:
         if place in self._spans or self._names.is_live(place[0]) or not self._names.has(place[0]):
             self._of(place).reaches(end)
 
-    def _of(self, place: Place) -> Spans:
+    def _of(self, place: Place) -> OffsetMap:
         spans = self._spans.get(place)
         if spans is None:
             # A queue that does not begin at 0 has a begin row, which may be lost.
             unknown = None if self._pieces.has_holes(Family.META) else 0
-            spans = self._spans[place] = Spans(self._begins.get(place, unknown))
+            spans = self._spans[place] = OffsetMap(self._begins.get(place, unknown))
         return spans
 
 
-def save_queues(pieces: Pieces, moves: Moves, new: NewStore, lost: Lost, needed: Needed) -> None:
+def save_queues(
+    pieces: DamageReader, moves: MovedMessages, new: NewStore, lost: LossReport, needed: RequiredNames
+) -> None:
     """Write the readable messages of all queues, and report the missing ones."""
     for page in pieces.pages(Family.QUEUE):
         for key, value in page:
@@ -176,7 +178,9 @@ def _read_queued(key: bytes, value: bytes) -> tuple[Place, QueuedMessage]:
     return (topic_id, queue_id), decode_queued(value)
 
 
-def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames, needed: Needed) -> None:
+def save_progress(
+    pieces: DamageReader, moves: MovedMessages, new: NewStore, names: KnownNames, needed: RequiredNames
+) -> None:
     """Write the progress of groups, the outcomes of dead letters, and the committed offsets of pulling groups."""
     begun: dict[tuple[int, int], set[int]] = {}  # queues by group and topic
     for (group_id, topic_id, queue_id), rows in groupby(_progress(pieces), key=lambda row: row[:3]):
@@ -198,7 +202,7 @@ def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames
             new.put(Family.GROUP, key, keys.pack_u64(move.begin if move is not None else 0))
 
 
-def _progress(pieces: Pieces) -> Iterator[Progress]:
+def _progress(pieces: DamageReader) -> Iterator[ProgressRow]:
     for page in pieces.pages(Family.GROUP):
         for key, value in page:
             try:
@@ -207,11 +211,11 @@ def _progress(pieces: Pieces) -> Iterator[Progress]:
                 continue
 
 
-def _row(row: Progress) -> tuple[bytes, bytes]:
+def _row(row: ProgressRow) -> tuple[bytes, bytes]:
     return pack_group_key(row.group_id, row.topic_id, row.queue_id, row.kind, row.number), row.value
 
 
-def _moved(rows: list[Progress], move: Move) -> Iterator[tuple[bytes, bytes]]:
+def _moved(rows: list[ProgressRow], move: MovedRange) -> Iterator[tuple[bytes, bytes]]:
     """Yield the rows of one group and queue with the new offsets."""
     group_id, topic_id, queue_id = rows[0][:3]
     of_group = [row for row in rows if row.kind in _OF_PROGRESS]

@@ -23,18 +23,18 @@ from dmq.producer_store.directories.findings import Findings
 from dmq.producer_store.directories.inspect import How, Look, open_look
 from dmq.producer_store.directories.salvage_log import Tell
 from dmq.recovery.check.check import check_rows
-from dmq.recovery.reading.damage_reader import Pieces
+from dmq.recovery.reading.damage_reader import DamageReader
 from dmq.recovery.reading.findings import Checked
-from dmq.recovery.reading.loss_report import LOST_FILE, Lost
+from dmq.recovery.reading.loss_report import LOST_FILE, LossReport
 from dmq.recovery.reading.names import KnownNames
 from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.places import Place, place_of, shown_id_of
 from dmq.recovery.reading.rows import Indexed, Waiting, read_index, read_waiting
 from dmq.recovery.reading.schedules import is_whole, save_schedules
-from dmq.recovery.salvage.figures import Figures, save_audit, save_meta
+from dmq.recovery.salvage.figures import SalvagedFigures, save_audit, save_meta
 from dmq.recovery.salvage.logs import tell_dropped
-from dmq.recovery.salvage.names import Needed
-from dmq.recovery.salvage.queues import Moves, measure, save_progress, save_queues
+from dmq.recovery.salvage.names import RequiredNames
+from dmq.recovery.salvage.queues import MovedMessages, measure, save_progress, save_queues
 from dmq.store.backup import check_place, place
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
@@ -85,8 +85,8 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
             look = open_look(path, work, clock, tell, stack, StoreCorrupt)
             if any(True for _ in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL))):
                 raise StoreError(f"{path} belongs to a spool: use 'dmq spool salvage --root {path.parent}'")
-            pieces = Pieces(look, path, work, tell, stack)
-            with Lost(database.parent / LOST_FILE) as lost:
+            pieces = DamageReader(look, path, work, tell, stack)
+            with LossReport(database.parent / LOST_FILE) as lost:
                 engine = RocksEngine(database)
                 try:
                     _Salvage(pieces, NewStore(engine), lost, clock).run()
@@ -105,14 +105,14 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
 
 
 class _Salvage:
-    def __init__(self, pieces: Pieces, new: NewStore, lost: Lost, clock: Clock) -> None:
+    def __init__(self, pieces: DamageReader, new: NewStore, lost: LossReport, clock: Clock) -> None:
         self._pieces = pieces
         self._new = new
         self._lost = lost
         self._now_ms = clock.now_ms()
         self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
-        self._needed = Needed(self._names, new, lost, self._now_ms)
-        self._figures = Figures.of(pieces, self._now_ms)
+        self._needed = RequiredNames(self._names, new, lost, self._now_ms)
+        self._figures = SalvagedFigures.of(pieces, self._now_ms)
         self._bodiless: set[bytes] = set()  # index keys of half messages and schedules with unreadable parts
 
     def run(self) -> None:
@@ -239,7 +239,7 @@ class _Salvage:
                     shown = shown_id_of(scope, index_id, self._names)
                     self._lost.tell("message", topic=topic, message_id=shown, was="waiting")
 
-    def _index(self, moves: Moves) -> None:
+    def _index(self, moves: MovedMessages) -> None:
         """Save the index rows of finished entries whose message exists."""
         for page in self._pieces.pages(Family.INDEX):
             placed: list[tuple[Indexed, bytes, Place]] = []

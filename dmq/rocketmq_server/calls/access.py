@@ -16,7 +16,7 @@ from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.acl.gate import Entrance
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.rules import ADMIN_KEY, ANY, GROUP, PUB, SUB, TOPIC, AccessKey, Need
 from dmq.http2 import Admission
 from dmq.rocketmq_server.calls.call import Call
@@ -186,7 +186,7 @@ class Guarded:
     session.
     """
 
-    def __init__(self, service: Served, guard: Guard) -> None:
+    def __init__(self, service: Served, guard: Authenticator) -> None:
         self._service = service
         self._guard = guard
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {

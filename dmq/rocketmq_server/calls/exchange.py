@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from broker_adapter.contracts.adapter import PopBroker, Subscription
 from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder, Quota, Quotas, pair_name
-from dmq.rocketmq_server.sessions.slots import Polls
+from dmq.rocketmq_server.sessions.slots import PollSlots
 from retry.failure_reason import FailureReason
 
 
@@ -75,7 +75,7 @@ class Received(NamedTuple):
     give_back: Callable[[], None]
 
 
-class Exchange(Protocol):
+class MessagePort(Protocol):
     """The calls that come once per message. ``holders`` are a call's quota holders. Raises as ``PopBroker`` does."""
 
     def send(self, envelopes: Sequence[Envelope], holders: tuple[Holder, ...]) -> Awaitable[Sequence[SendReceipt]]:
@@ -110,7 +110,7 @@ class Exchange(Protocol):
 class BrokerExchange:
     """The message port in the broker's own process. The event loop owns it."""
 
-    def __init__(self, broker: ServedBroker, quotas: Quotas, polls: Polls) -> None:
+    def __init__(self, broker: ServedBroker, quotas: Quotas, polls: PollSlots) -> None:
         self._broker = broker
         self._quotas = quotas
         self._polls = polls

@@ -15,7 +15,7 @@ class UnknownService(Exception):
     """The requested service is not served here."""
 
 
-class Health:
+class HealthService:
     """The health state of the services in ``names``; all of them serve, or none."""
 
     def __init__(self, names: Sequence[str]) -> None:

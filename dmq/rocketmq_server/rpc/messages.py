@@ -22,7 +22,7 @@ from dmq.acl.gate import holders_of
 from dmq.broker.schedules.properties import makes_schedule
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Logged
-from dmq.rocketmq_server.calls.exchange import Caller, Exchange, Receive
+from dmq.rocketmq_server.calls.exchange import Caller, MessagePort, Receive
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status, status_of
 from dmq.rocketmq_server.codec.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
@@ -41,7 +41,7 @@ SendOther = Callable[[wire.SendMessageRequest, Call], Awaitable[wire.SendMessage
 class MessageCalls:
     """The four per-message RPCs. The event loop owns the object."""
 
-    def __init__(self, exchange: Exchange, clock: Clock, config: SidecarConfig, send_other: SendOther) -> None:
+    def __init__(self, exchange: MessagePort, clock: Clock, config: SidecarConfig, send_other: SendOther) -> None:
         """``send_other`` handles sends that do not store a message directly: half messages and schedule requests."""
         self._exchange = exchange
         self._clock = clock

@@ -19,7 +19,7 @@ from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS
 from dmq.rocketmq_server.rpc.answers import check_room, pulled
-from dmq.rocketmq_server.sessions.slots import Polls
+from dmq.rocketmq_server.sessions.slots import PollSlots
 from dmq.runtime.slices import Slices
 
 
@@ -29,7 +29,7 @@ class PullCalls:
     def __init__(
         self,
         broker: PullBroker | None,
-        polls: Polls,
+        polls: PollSlots,
         may_make: Callable[[str, str, Call], None],
         store_host: Callable[[], str],
         slices: Slices,

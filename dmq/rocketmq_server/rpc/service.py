@@ -32,7 +32,7 @@ from dmq.rocketmq_server.rpc.telemetry import Streams
 from dmq.rocketmq_server.rpc.transactions import TransactionCalls
 from dmq.rocketmq_server.sessions.sessions import Session, Sessions
 from dmq.rocketmq_server.sessions.settings import CONSUMERS, SidecarConfig, client_type_of_heartbeat
-from dmq.rocketmq_server.sessions.slots import Polls
+from dmq.rocketmq_server.sessions.slots import PollSlots
 from dmq.rocketmq_server.sessions.stream_reopening import route_endpoints
 from retry.failure_reason import FailureReason
 
@@ -69,7 +69,7 @@ class MessagingService:
         self._sessions = sessions
         self._config = config
         self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
-        self._polls = Polls(
+        self._polls = PollSlots(
             in_all=config.receives_waiting_max, per_client=config.receives_per_client_max, quotas=quotas
         )
         self.exchange = BrokerExchange(broker, quotas, self._polls)

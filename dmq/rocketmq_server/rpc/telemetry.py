@@ -20,7 +20,7 @@ from dmq.rocketmq_server.codec import validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS
 from dmq.rocketmq_server.rpc.commands import Commands
 from dmq.rocketmq_server.rpc.transactions import Producers
-from dmq.rocketmq_server.sessions.sessions import SETTINGS_BYTES_MAX, Outbox, Sessions
+from dmq.rocketmq_server.sessions.sessions import SETTINGS_BYTES_MAX, Sessions, TelemetryOutbox
 from dmq.rocketmq_server.sessions.settings import CONSUMERS, SidecarConfig, client_type_of, merged
 from dmq.rocketmq_server.sessions.slots import Slots
 
@@ -52,7 +52,7 @@ class Streams:
         self._sessions = sessions
         self._producers = producers
         self._places = Slots("telemetry streams", in_all=config.streams_max, per_client=config.streams_per_client_max)
-        self._outboxes: set[Outbox] = set()
+        self._outboxes: set[TelemetryOutbox] = set()
         self._draining = False
         self.commands = Commands(sessions)
 
@@ -76,7 +76,7 @@ class Streams:
         server would close each other's stream for ever.
         """
         self._take(call)
-        outbox = Outbox()
+        outbox = TelemetryOutbox()
         self._outboxes.add(outbox)
         if self._draining:
             outbox.close()
@@ -113,7 +113,7 @@ class Streams:
         self._connections.free(call.peer)
         self._quotas.free(Quota.STREAMS, holders_of(call.admission))
 
-    async def _read(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: Outbox) -> None:
+    async def _read(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: TelemetryOutbox) -> None:
         allowance = Allowance("settings", _SETTINGS_RATE, self._monotonic_s())
         try:
             async for frame in requests:
@@ -128,7 +128,7 @@ class Streams:
         finally:
             outbox.close()
 
-    async def _tell(self, wanted: wire.Settings, call: Call, outbox: Outbox) -> None:
+    async def _tell(self, wanted: wire.Settings, call: Call, outbox: TelemetryOutbox) -> None:
         """Answer a settings frame, and record the client's settings."""
         _check_size(wanted)
         client_type = client_type_of(wanted)

@@ -25,7 +25,7 @@ from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status, status_of
 from dmq.rocketmq_server.codec.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
-from dmq.rocketmq_server.sessions.sessions import Outbox, Session, Sessions
+from dmq.rocketmq_server.sessions.sessions import Session, Sessions, TelemetryOutbox
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 log = structlog.get_logger("dmq.rocketmq_server")
@@ -44,7 +44,7 @@ class Producers:
     """
 
     def __init__(self) -> None:
-        self._by_topic: dict[str, dict[str, Outbox]] = {}
+        self._by_topic: dict[str, dict[str, TelemetryOutbox]] = {}
         # By client, so that the removal of a client does not scan all topics. Topics of sent messages: last used, last.
         self._told: dict[str, set[str]] = {}
         self._sent: dict[str, dict[str, None]] = {}
@@ -63,7 +63,7 @@ class Producers:
         for topic in (*topics, *sent):
             self._by_topic.setdefault(topic, {})[client_id] = session.outbox
 
-    def sent(self, client_id: str, topic: str, outbox: Outbox) -> None:
+    def sent(self, client_id: str, topic: str, outbox: TelemetryOutbox) -> None:
         """Record that a client sent half messages to a topic and accepts checks on ``outbox``."""
         sent = self._sent.setdefault(client_id, {})
         sent.pop(topic, None)
@@ -75,7 +75,7 @@ class Producers:
             if oldest not in self._told.get(client_id, ()):
                 self._unlist(oldest, client_id)
 
-    def left(self, client_id: str, outbox: Outbox) -> None:
+    def left(self, client_id: str, outbox: TelemetryOutbox) -> None:
         """Remove the client from every topic whose checks use the ended stream."""
         for topic in self._topics_of(client_id):
             if self._by_topic[topic][client_id] is outbox:
@@ -128,7 +128,7 @@ class Producers:
                 return True
         return False
 
-    def _next(self, topic: str) -> Outbox | None:
+    def _next(self, topic: str) -> TelemetryOutbox | None:
         """Return the stream of the producer that was checked longest ago."""
         clients = self._by_topic.get(topic)
         if not clients:
@@ -141,7 +141,7 @@ class Producers:
         return outbox
 
 
-async def _put(outbox: Outbox, frame: wire.TelemetryCommand) -> bool:
+async def _put(outbox: TelemetryOutbox, frame: wire.TelemetryCommand) -> bool:
     try:
         async with asyncio.timeout(ASK_S_MAX):
             await outbox.put(frame)

@@ -22,7 +22,7 @@ _SETTINGS_BYTES_IN_ALL_MAX = 64 * 1024 * 1024
 _WORD_CHARS_MAX = 64  # longer header values are cut
 
 
-class Outbox:
+class TelemetryOutbox:
     """Outgoing frames of one telemetry stream: bounded, and closed from either side."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Session:
     language: str
     version: str
     last_seen_s: float
-    outbox: Outbox | None = None
+    outbox: TelemetryOutbox | None = None
     settings: wire.Settings | None = None
     settings_bytes: int = 0
     is_respelt: bool = False  # see dmq.rocketmq_server.sessions.stream_reopening
@@ -129,7 +129,7 @@ class Sessions:
         self._sessions.move_to_end(client_id)
         return session
 
-    def attach(self, session: Session, settings: wire.Settings, outbox: Outbox) -> None:
+    def attach(self, session: Session, settings: wire.Settings, outbox: TelemetryOutbox) -> None:
         """Store the requested settings and their stream, which becomes the target of commands."""
         self._drop_settings(session)
         session.outbox = outbox
@@ -148,7 +148,7 @@ class Sessions:
         if session is not None:
             self._drop_settings(session)
 
-    def detach(self, client_id: str, outbox: Outbox) -> None:
+    def detach(self, client_id: str, outbox: TelemetryOutbox) -> None:
         """Record the end of a telemetry stream, unless a newer one has replaced it."""
         session = self._sessions.get(client_id)
         if session is not None and session.outbox is outbox:

@@ -47,7 +47,7 @@ class Slots:
             self._by_client[client_id] = held - 1
 
 
-class Polls:
+class PollSlots:
     """Receives and pulls that wait for messages. Each has a timeout by which it can be ended early."""
 
     def __init__(self, *, in_all: int, per_client: int, quotas: Quotas) -> None:

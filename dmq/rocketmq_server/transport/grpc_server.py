@@ -82,7 +82,7 @@ class GrpcServer:
         self._port = port
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._server.add_generic_rpc_handlers((_Handlers(dispatcher), *handlers))
-        self._health = health.Health(("", wire.SERVICE))
+        self._health = health.HealthService(("", wire.SERVICE))
         health_pb2_grpc.add_HealthServicer_to_server(_Health(self._health), self._server)
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
@@ -205,7 +205,7 @@ def _telemetry(handle: TelemetryHandler) -> Callable[[AsyncIterator[bytes], _Con
 class _Health(health_pb2_grpc.HealthServicer):
     """The health service on this transport. Cancelling the library's own watches during a write leaves calls open."""
 
-    def __init__(self, state: health.Health) -> None:
+    def __init__(self, state: health.HealthService) -> None:
         self._state = state
 
     async def Check(  # noqa: N802

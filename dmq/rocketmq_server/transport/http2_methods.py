@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.acl.quotas import Bounds
+from dmq.acl.quotas import QuotaBounds
 from dmq.http2 import Bidirectional, CallEnded, Limits, Method, RequestHeaders, Status, Streaming, Unary
 from dmq.http2.bounds import SHARES
 from dmq.rocketmq_server.calls.call import CLIENT_ID_HEADER, Call
@@ -32,7 +32,7 @@ _FREQUENT = frozenset(
 )
 
 
-def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
+def with_bounds(limits: Limits, bounds: QuotaBounds, share: int = 1) -> Limits:
     """Return ``limits`` with the bounds on held bytes of all connections, divided by ``share``, the number of equal
     parts.
 

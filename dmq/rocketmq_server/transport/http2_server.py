@@ -18,8 +18,8 @@ from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
-from dmq.acl.gate import Entrance, Gate, holders_of
-from dmq.acl.guard import Guard
+from dmq.acl.gate import Entrance, RpcPolicy, holders_of
+from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.errors import AddressInUse, DmqError
 from dmq.http2 import (
@@ -56,7 +56,7 @@ class Port:
         *,
         methods: Mapping[str, Method] | None = None,
         reflected: Sequence[str] = (),
-        guard: Guard | None = None,
+        guard: Authenticator | None = None,
         entrances: Mapping[str, Entrance] = MappingProxyType({}),
     ) -> None:
         """``methods`` belong to other services, ``entrances`` are their header checks by path, ``reflected`` their
@@ -65,10 +65,10 @@ class Port:
         The descriptors of reflected services must be in the project's private descriptor pool.
         """
         self.service = service
-        self.health = health.Health(("", wire.SERVICE))
+        self.health = health.HealthService(("", wire.SERVICE))
         names = (wire.SERVICE, consumer_v1.SERVICE, HEALTH, REFLECTION, *reflected)
         places = _Watches(service.quotas)
-        self.gate = Gate(all_entrances(entrances), guard, service.quotas)
+        self.gate = RpcPolicy(all_entrances(entrances), guard, service.quotas)
         self.methods: Mapping[str, Method] = {
             **messaging(dispatcher),
             **_health(self.health, places),
@@ -173,7 +173,7 @@ def said_plainly(host: str, port: int) -> Iterator[None]:
 # -- services that come with every port --------------------------------------------------------------------------------
 
 
-def _health(state: health.Health, places: _Watches) -> dict[str, Method]:
+def _health(state: health.HealthService, places: _Watches) -> dict[str, Method]:
     def parsed(body: bytes) -> health_pb2.HealthCheckRequest:
         try:
             return health_pb2.HealthCheckRequest.FromString(body)

@@ -42,7 +42,7 @@ from dmq.store.schema.files import (
     encode_closed,
     encode_marker,
 )
-from dmq.store.schema.identity import Place
+from dmq.store.schema.identity import StorePlace
 from dmq.store.schema.keys import FORMAT_VERSION
 
 _DATA = ("CURRENT", "MANIFEST-")
@@ -84,12 +84,12 @@ class Cell:
             self.is_copy = False
             self._write(self._marker, encode_marker(Marker(self.cell_id, is_copy=False)))
 
-    def place(self) -> Place:
+    def place(self) -> StorePlace:
         """Return the file identity of the marker; zeros if there is no marker."""
         try:
-            return Place.of(self._marker.stat())
+            return StorePlace.of(self._marker.stat())
         except FileNotFoundError:
-            return Place()
+            return StorePlace()
 
     def mark_opened(self) -> None:
         """Remove the record of a clean shutdown, before the database is opened and its files change."""

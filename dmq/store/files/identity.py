@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import secrets
 
-from dmq.store.schema.identity import SECRET_BYTES, Identity, Place
+from dmq.store.schema.identity import SECRET_BYTES, Identity, StorePlace
 
 
-def draw(place: Place) -> Identity:
+def draw(place: StorePlace) -> Identity:
     """Return a new random identity, unique among all stores."""
     return Identity(secrets.randbelow(2**64 - 1) + 1, secrets.token_bytes(SECRET_BYTES), place)

@@ -81,7 +81,7 @@ class ClockStatus(NamedTuple):
     last_step_at_ms: int  # wall time after it
 
 
-class BelievedClock:
+class SteadyClock:
     """``Clock`` with the believed time as wall time. Thread-safe."""
 
     def __init__(self, clock: Clock, options: ClockOptions, known: ClockRow | None, *, is_new: bool) -> None:

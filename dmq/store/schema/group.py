@@ -69,7 +69,7 @@ class ExceptionRow(NamedTuple):
         return min(left_ms, max(0, self.visible_at_ms - self.set_at_ms)) if self.set_at_ms else left_ms
 
 
-class Outcome(NamedTuple):
+class LetterOutcome(NamedTuple):
     """Outcome of a dead letter: redriven or purged."""
 
     what: str  # "redriven" or "purged"
@@ -156,15 +156,15 @@ def is_hidden(value: bytes) -> bool:
     return any(value[2:10])
 
 
-def encode_outcome(outcome: Outcome) -> bytes:
+def encode_outcome(outcome: LetterOutcome) -> bytes:
     """Return the value of a dead letter's outcome row."""
     return json.dumps(outcome._asdict(), separators=(",", ":")).encode()
 
 
-def decode_outcome(value: bytes) -> Outcome:
+def decode_outcome(value: bytes) -> LetterOutcome:
     """Decode the outcome of a dead letter; raise ``StoreCorrupt`` if it is invalid."""
     try:
         plain = json.loads(value)
-        return Outcome(str(plain["what"]), int(plain["at_ms"]), str(plain["note"]))
+        return LetterOutcome(str(plain["what"]), int(plain["at_ms"]), str(plain["note"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StoreCorrupt(f"the outcome of a dead letter cannot be read: {error}") from error

@@ -17,14 +17,14 @@ _ROW = struct.Struct(">BQ32sQQ")
 _U64 = 2**64 - 1
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """File identity of a directory's marker file. Zeros for a store in memory, and before the marker exists."""
 
     inode: int = 0
     changed_ns: int = 0
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Place:
+    def of(cls, found: os.stat_result) -> StorePlace:
         """Return the identity of a file: its inode and change time. A copy differs: no program can set the change time.
 
         The device number is ignored, since some file systems get another one on each mount.
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
 
     number: int
     secret: bytes
-    place: Place = Place()
+    place: StorePlace = StorePlace()
 
     def __repr__(self) -> str:
         """Return the number only, so that the secret never reaches a log."""
@@ -54,4 +54,4 @@ def decode_identity(value: bytes) -> Identity:
     if len(value) != _ROW.size or value[0] != VERSION:
         raise StoreCorrupt(f"the identity of the store has {len(value)} bytes instead of {_ROW.size}, or no version")
     _, number, secret, *place = _ROW.unpack(value)
-    return Identity(number, secret, Place(*place))
+    return Identity(number, secret, StorePlace(*place))

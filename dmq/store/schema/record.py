@@ -116,7 +116,7 @@ class Terms(NamedTuple):
     delay_ms: int
 
 
-class Vigil(NamedTuple):
+class HalfMessageState(NamedTuple):
     """State of a half message that each check rewrites, in addition to the entry's head."""
 
     terms: Terms
@@ -342,13 +342,13 @@ class HalfRow(NamedTuple):
     """Decoded timeline row of a half message."""
 
     entry: WaitingEntry
-    vigil: Vigil
+    vigil: HalfMessageState
     message_id: bytes  # packed
     body: bytes | None  # of a store of format 2; else the body is a separate row
     size: int  # ``waiting_bytes`` of its row
 
 
-def encode_half(entry: WaitingEntry, vigil: Vigil, message_id: bytes) -> bytes:
+def encode_half(entry: WaitingEntry, vigil: HalfMessageState, message_id: bytes) -> bytes:
     """Return the timeline row of a half message, without its body, since each check rewrites the row."""
     unasked = min(vigil.unasked, 0xFFFF)
     packed = _VIGIL.pack(*vigil.terms, vigil.waited_ms, unasked, vigil.payload_bytes)
@@ -365,9 +365,11 @@ def decode_half(value: bytes) -> HalfRow:
     if entry.kind == EntryKind.WHOLE_HALF:
         body = value[at:]
         terms = decode_terms(value, WAITING_HEADER_BYTES)
-        return HalfRow(entry, Vigil(terms, 0, 0, len(body_payload(body))), message_id, body, len(value))
+        return HalfRow(entry, HalfMessageState(terms, 0, 0, len(body_payload(body))), message_id, body, len(value))
     deliver_at_ms, delay_ms, *rest = _VIGIL.unpack_from(value, WAITING_HEADER_BYTES)
-    return HalfRow(entry, Vigil(Terms(deliver_at_ms, delay_ms), *rest), message_id, None, waiting_bytes(value))
+    return HalfRow(
+        entry, HalfMessageState(Terms(deliver_at_ms, delay_ms), *rest), message_id, None, waiting_bytes(value)
+    )
 
 
 def half_body_at(kind: int) -> int:

@@ -56,7 +56,7 @@ class Phase(IntEnum):
     ENDED = 3
 
 
-class Progress(NamedTuple):
+class ScheduleProgress(NamedTuple):
     """Progress of a schedule. Times are those of its rule, without jitter; 0: none."""
 
     phase: Phase
@@ -87,18 +87,18 @@ def decode_schedule(value: bytes) -> Schedule:
         raise StoreCorrupt(f"a schedule cannot be read: {error}") from error
 
 
-def encode_progress(progress: Progress) -> bytes:
+def encode_progress(progress: ScheduleProgress) -> bytes:
     """Return the value of a schedule's progress row."""
     return _PROGRESS.pack(VERSION, *progress[:-1]) + progress.why.encode()
 
 
-def decode_progress(value: bytes) -> Progress:
+def decode_progress(value: bytes) -> ScheduleProgress:
     """Decode a schedule's progress row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         version, phase, occurrences, last_ms, next_ms = _PROGRESS.unpack_from(value)
         if version != VERSION:
             raise ValueError("unknown version")
-        return Progress(Phase(phase), occurrences, last_ms, next_ms, value[_PROGRESS.size :].decode())
+        return ScheduleProgress(Phase(phase), occurrences, last_ms, next_ms, value[_PROGRESS.size :].decode())
     except (struct.error, ValueError) as error:
         raise StoreCorrupt(f"how far a schedule is cannot be read: {error}") from error
 

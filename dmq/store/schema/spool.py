@@ -60,7 +60,7 @@ def spool_total_key(type_id: int) -> bytes:
     return META_SPOOL_TOTAL + type_id.to_bytes(4, "big")
 
 
-class Totals(NamedTuple):
+class TypeTotals(NamedTuple):
     """Totals of a producer store for one type."""
 
     waiting: int = 0
@@ -75,7 +75,7 @@ class KeyQueueId(NamedTuple):
     digest: bytes
 
 
-class Taken(NamedTuple):
+class TakenMark(NamedTuple):
     """Progress of the adoption of another directory: entries copied here that may still exist there."""
 
     start: int = 0
@@ -233,27 +233,27 @@ def decode_dead(value: bytes, type_name: str) -> tuple[DeadEntry, int]:
         raise StoreCorrupt(f"a dead entry of {len(value)} bytes: {error}") from error
 
 
-def encode_totals(totals: Totals) -> bytes:
+def encode_totals(totals: TypeTotals) -> bytes:
     """Return the value of the totals of a type."""
     return _TOTALS.pack(*totals)
 
 
-def decode_totals(value: bytes | None) -> Totals:
+def decode_totals(value: bytes | None) -> TypeTotals:
     """Decode the totals of a type; ``None`` is all zeros. Raise ``StoreCorrupt`` for another length."""
     if value is None:
-        return Totals()
+        return TypeTotals()
     if len(value) != _TOTALS.size:
         raise StoreCorrupt(f"totals of {len(value)} bytes instead of {_TOTALS.size}")
-    return Totals(*_TOTALS.unpack(value))
+    return TypeTotals(*_TOTALS.unpack(value))
 
 
-def encode_taken(taken: Taken) -> bytes:
+def encode_taken(taken: TakenMark) -> bytes:
     """Return the value of the adoption progress row."""
     return timeline_key(taken.start) + timeline_key(taken.mark) + taken.number.to_bytes(8, "big")
 
 
-def decode_taken(value: bytes | None) -> Taken:
+def decode_taken(value: bytes | None) -> TakenMark:
     """Decode the adoption progress; ``None`` is no progress."""
     if value is None:
-        return Taken()
-    return Taken(*(int.from_bytes(value[at : at + 16], "big") for at in (0, 16, 32)))
+        return TakenMark()
+    return TakenMark(*(int.from_bytes(value[at : at + 16], "big") for at in (0, 16, 32)))

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.engines.engine import Batch, Engine, queue_end
-from dmq.store.files.steady_clock import BelievedClock
+from dmq.store.files.steady_clock import SteadyClock
 from dmq.store.schema import keys, outbox
 from dmq.store.schema.clock import encode_clock
 from dmq.store.schema.index import (
@@ -34,13 +34,13 @@ from dmq.store.writer.operations import (
     NO_RECEIPT,
     Append,
     Appended,
+    AppendedRange,
     Bound,
     CloseLedger,
     Delete,
     Done,
     DropOutbox,
     Emit,
-    Growth,
     HandOver,
     Hold,
     HoldOutbox,
@@ -75,7 +75,7 @@ _WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
 Refusal = OverBound | MessageIdTaken | None  # reason to refuse a unit; ``None``: it would not be whole
 
 
-class Recovered(NamedTuple):
+class RecoveredFigures(NamedTuple):
     """Figures of the meta family from which the writer continues."""
 
     boot: int
@@ -93,8 +93,8 @@ class Assembler:
         self,
         engine: Engine,
         marks: Marks,
-        clock: BelievedClock,
-        recovered: Recovered,
+        clock: SteadyClock,
+        recovered: RecoveredFigures,
         *,
         idempotency_window_ms: int,
         outbox_bytes_max: int,
@@ -627,7 +627,7 @@ class Assembler:
         self._tails[queue] = offset + 1
         grown = self._appended.get(queue)
         if grown is None:
-            self._appended[queue] = Growth(offset, [record])
+            self._appended[queue] = AppendedRange(offset, [record])
         else:
             grown.records.append(record)
         return offset

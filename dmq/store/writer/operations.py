@@ -81,7 +81,7 @@ class Bound(NamedTuple):
     is_closed: bool = False
 
 
-class Growth(NamedTuple):
+class AppendedRange(NamedTuple):
     """Messages that a batch appended to a queue: their queue values, and the offset of the first."""
 
     first: int
@@ -93,7 +93,7 @@ class Growth(NamedTuple):
         return self.first + len(self.records)
 
 
-Appended = dict[tuple[int, int], Growth]  # by topic id and queue id
+Appended = dict[tuple[int, int], AppendedRange]  # by topic id and queue id
 
 
 class Append(NamedTuple):

@@ -46,7 +46,7 @@ class Scanned(Protocol):
         ...
 
 
-class Lane(NamedTuple):
+class CountedLane(NamedTuple):
     """Group and topic of a retry lane."""
 
     group_id: int
@@ -59,7 +59,7 @@ class KnownIds:
 
     queues: dict[int, int] = field(default_factory=dict)  # number of queues, by existing topic or lane
     names: dict[int, str] = field(default_factory=dict)  # of topics and groups, removed ones included
-    lanes: dict[int, Lane] = field(default_factory=dict)  # by id
+    lanes: dict[int, CountedLane] = field(default_factory=dict)  # by id
     groups: set[int] = field(default_factory=set)  # existing groups
 
     @classmethod
@@ -83,7 +83,7 @@ class KnownIds:
                 continue
             known.queues[name_id] = record.queues
             if record.kind is NameKind.LANE:
-                known.lanes[name_id] = Lane(record.group_id, record.topic_id)
+                known.lanes[name_id] = CountedLane(record.group_id, record.topic_id)
         return known
 
 

@@ -67,7 +67,7 @@ class Unit:
 Told = Callable[[Receipt | None, StoreError | None], None]
 
 
-class Together(Unit):
+class SingleSendBatch(Unit):
     """Single sends of several callers in one unit, since a unit for each would cost a tenth of the send."""
 
     __slots__ = ("alone", "told")
@@ -85,7 +85,7 @@ class Together(Unit):
 
     @staticmethod
     def _tell(unit: Unit) -> None:
-        assert isinstance(unit, Together)
+        assert isinstance(unit, SingleSendBatch)
         receipts: Sequence[Receipt | None] = unit.receipts or [None] * len(unit.told)
         failed: Exception | None = None
         for told, receipt in zip(unit.told, receipts, strict=True):
@@ -189,8 +189,8 @@ class Writer:
         self._count_in(1, len(op.record))
         gathered = self._gathered
         unit = gathered[-1] if gathered else None
-        if type(unit) is not Together or unit.size_bytes > _TOGETHER_BYTES or len(unit.told) >= _TOGETHER:
-            unit = Together()
+        if type(unit) is not SingleSendBatch or unit.size_bytes > _TOGETHER_BYTES or len(unit.told) >= _TOGETHER:
+            unit = SingleSendBatch()
             gathered.append(unit)
         unit.add(op, told)
         return len(gathered) == 1 and len(unit.told) == 1

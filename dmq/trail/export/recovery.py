@@ -21,14 +21,14 @@ log = LibraryLog("dmq.trail")
 _TAKEN_TRIES = 1000
 
 
-class Recovered(NamedTuple):
+class RecoveredTrail(NamedTuple):
     """Last exported sequence of a cell, 0 if there is none, and its cell file."""
 
     last_sequence: int
     cell: CellFile
 
 
-def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
+def recover(layout: Layout, role: manifest.Role, host: str) -> RecoveredTrail:
     """Repair a cell's trail and return its state; raise ``OSError`` if it cannot be read or written."""
     layout.tail = None
     lines, broken = _manifests(layout)
@@ -57,7 +57,7 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
         taken = _take_in(layout, path, found)
         if taken is not None:
             last = max(last, taken.last_sequence)
-    return Recovered(last, cell)
+    return RecoveredTrail(last, cell)
 
 
 def _cell(layout: Layout, role: manifest.Role, host: str, lines: Sequence[Listed]) -> CellFile:

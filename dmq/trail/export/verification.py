@@ -69,7 +69,7 @@ class QueueRead:
     why: str = ""  # reason why it was not read to its end
 
 
-class ReadBack(NamedTuple):
+class ClusterReadBack(NamedTuple):
     """Result of a read-back."""
 
     queues: list[QueueRead]
@@ -108,7 +108,7 @@ def read_back(
     *,
     timeout_s: float,
     show: Callable[[int], None] = lambda _: None,
-) -> ReadBack:
+) -> ClusterReadBack:
     """Read the forwarded topics of a trail from the cluster, for at most ``timeout_s``, and write them to a folder.
 
     Queues that could not be read, or not in time, are recorded with the reason. ``show`` is called with the number of
@@ -134,7 +134,7 @@ def read_back(
     pq.write_table(pa.Table.from_pylist(queues, _QUEUES), into / "queues.parquet")
     cells = [{"cell": cell, "sequence": sequence} for cell, sequence in border.cells.items()]
     pq.write_table(pa.Table.from_pylist(cells, _CELLS), into / "cells.parquet")
-    return ReadBack(reads, messages.count)
+    return ClusterReadBack(reads, messages.count)
 
 
 async def _read(

@@ -49,7 +49,7 @@ class DiskLow(SnapshotFailed):
     """The free space is too low for a snapshot."""
 
 
-class Exporter(Protocol):
+class SnapshotExporter(Protocol):
     """Exporter of a running store's trail (``dmq.trail.export.exporter``)."""
 
     @property
@@ -83,7 +83,7 @@ class _Child(NamedTuple):
 class Taker:
     """Snapshot taker of one running store. ``take`` blocks, for one thread at a time; ``cancel`` is thread-safe."""
 
-    def __init__(self, store: Store, exporter: Exporter, data: Path) -> None:
+    def __init__(self, store: Store, exporter: SnapshotExporter, data: Path) -> None:
         """Remove the remains of a killed process. ``data`` is the directory of the cell."""
         self._store = store
         self._exporter = exporter

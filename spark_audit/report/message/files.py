@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class FileGap:
     """Missing sequences of a cell; the times are those of the adjacent files."""
 
     cell: str
@@ -128,7 +128,7 @@ class TrailFiles:
         except (IndexError, pa.ArrowException, OSError, KeyError):
             return None
 
-    def gaps(self, cell: str) -> list[Gap]:
+    def gaps(self, cell: str) -> list[FileGap]:
         """Return the sequences of a cell that no file contains, after the retention limit."""
         lines = list(self._manifest(cell))
         retired = self._json(self.root / "cells" / f"{cell}.json").get("retired_sequence")
@@ -222,14 +222,14 @@ def _first(line: Row) -> int:
     return int(line["first_sequence"])
 
 
-def _gap(cell: str, first: int, last: int, lines: Sequence[Row]) -> Gap:
+def _gap(cell: str, first: int, last: int, lines: Sequence[Row]) -> FileGap:
     missing = [line["path"] for line in lines if line["first_sequence"] <= last and line["last_sequence"] >= first]
     why = f"in the manifest, but not there: {missing[0]}" if missing else "in no file, and in no manifest"
     below = max((line for line in lines if line["last_sequence"] < first), key=_first, default=None)
     above = min((line for line in lines if line["first_sequence"] > last), key=_first, default=None)
     after_ms = below["last_at_ms"] if below else None
     before_ms = above["first_at_ms"] if above else None
-    return Gap(cell=cell, first=first, last=last, why=why, after_ms=after_ms, before_ms=before_ms)
+    return FileGap(cell=cell, first=first, last=last, why=why, after_ms=after_ms, before_ms=before_ms)
 
 
 def _within(root: Path, pattern: str) -> list[Path]:

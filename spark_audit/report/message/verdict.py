@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_audit.report import text
 from spark_audit.report.message import words
-from spark_audit.report.message.files import Gap, Row, Snapshot
+from spark_audit.report.message.files import FileGap, Row, Snapshot
 from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, GIVEN_UP, HALF
 from spark_audit.stops import Stop
 
@@ -29,7 +29,7 @@ _GROUP_ENDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MessageOutcome:
     """Final state of the message for its topic or for one group, and the rule that proves it."""
 
     cell: str
@@ -47,7 +47,7 @@ class Judge:
         self,
         *,
         shots: dict[str, Snapshot],
-        gaps: list[Gap],
+        gaps: list[FileGap],
         context: list[Row],
         as_of_ms: dict[str, int | None],
         grace_ms: int,
@@ -60,12 +60,12 @@ class Judge:
         self._grace_ms = grace_ms
         self._stops = stops
 
-    def gaps_that_matter(self, found: Sequence[Row]) -> list[Gap]:
+    def gaps_that_matter(self, found: Sequence[Row]) -> list[FileGap]:
         """Return the gaps after the first event of the message in its cell, which may hide events of it."""
         first = {row["cell"]: row["sequence"] for row in reversed(found)}
         return [gap for gap in self._gaps if gap.last > first[gap.cell]]
 
-    def outcomes(self, found: Sequence[Row]) -> list[Outcome]:
+    def outcomes(self, found: Sequence[Row]) -> list[MessageOutcome]:
         """Return one outcome per entry of a topic, then one per group."""
         waits: defaultdict[tuple[str, str, Any], list[Row]] = defaultdict(list)
         ways: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
@@ -89,7 +89,7 @@ class Judge:
         ]
         return known or [_orphan(row) for row in found[-1:]]
 
-    def undone(self, found: Sequence[Row]) -> list[Outcome]:
+    def undone(self, found: Sequence[Row]) -> list[MessageOutcome]:
         """Return an outcome for each topic if all events of the message are undone, because its store was
         rolled back.
         """
@@ -109,7 +109,7 @@ class Judge:
             }
         )
 
-    def _of_wait(self, rows: list[Row], accepted: set[tuple[str, Any]]) -> Outcome:
+    def _of_wait(self, rows: list[Row], accepted: set[tuple[str, Any]]) -> MessageOutcome:
         last = rows[-1]
         if last["kind"] == COMMITTED and (last["cell"], last["topic"]) not in accepted:
             return self._unaccepted(last)
@@ -130,13 +130,13 @@ class Judge:
         held = [entry for entry in shot.entries if entry["entry"] == last["entry"]] if shot else []
         return self._of_waiting(last, None, held, last["due_ms"])
 
-    def _unaccepted(self, last: Row) -> Outcome:
+    def _unaccepted(self, last: Row) -> MessageOutcome:
         if any(gap.cell == last["cell"] and gap.first > last["sequence"] for gap in self._gaps):
             said = "nobody knows: the trail has a gap"
             return _outcome(last, None, "inconclusive", said, "committed, and never accepted, but a gap follows")
         return _outcome(last, None, "lost", "LOST", "committed, and never accepted")
 
-    def _of_half(self, last: Row) -> Outcome:
+    def _of_half(self, last: Row) -> MessageOutcome:
         shot, said = self._shots.get(last["cell"]), "waits for the outcome of its transaction"
         if shot is None or shot.sequence < last["sequence"]:
             return _outcome(last, None, "pending", said, "no snapshot is newer")
@@ -144,7 +144,7 @@ class Judge:
             return _outcome(last, None, "pending", said, "the snapshot holds it")
         return self._missing(last, None, shot, "the newer snapshot does not hold it")
 
-    def _of_waiting(self, last: Row, group: str | None, held: list[Row], due_ms: int | None) -> Outcome:
+    def _of_waiting(self, last: Row, group: str | None, held: list[Row], due_ms: int | None) -> MessageOutcome:
         cell, shot = last["cell"], self._shots.get(last["cell"])
         as_of_ms = self._as_of_ms.get(cell)
         is_past = due_ms is not None and as_of_ms is not None and as_of_ms > due_ms + self._grace_ms
@@ -167,7 +167,7 @@ class Judge:
             return _outcome(last, group, "pending", "waits", "the snapshot holds it, and it is not due yet, with grace")
         return self._missing(last, group, shot, "the newer snapshot does not hold it")
 
-    def _of_group(self, group: str, rows: list[Row], expired: set[tuple[Any, ...]]) -> Outcome:
+    def _of_group(self, group: str, rows: list[Row], expired: set[tuple[Any, ...]]) -> MessageOutcome:
         last = rows[-1]
         kind, cell = last["kind"], last["cell"]
         if (end := _GROUP_ENDS.get(kind)) is not None:
@@ -185,7 +185,7 @@ class Judge:
             return _outcome(last, group, "open", f"can see it in {words.place_in_words(last)}", "no snapshot is newer")
         return self._at_place(last, group, shot, queue, offset)
 
-    def _at_place(self, last: Row, group: str, shot: Snapshot, queue: int | None, offset: int | None) -> Outcome:
+    def _at_place(self, last: Row, group: str, shot: Snapshot, queue: int | None, offset: int | None) -> MessageOutcome:
         where = words.place_in_words(last)
         key = (last["topic"], queue)
         of_group = group if queue == LANE else None
@@ -210,7 +210,7 @@ class Judge:
             )
         return _outcome(last, group, "unread", f"has not read it, {where}", "not handed out yet in the snapshot")
 
-    def _missing(self, last: Row, group: str | None, shot: Snapshot, why: str) -> Outcome:
+    def _missing(self, last: Row, group: str | None, shot: Snapshot, why: str) -> MessageOutcome:
         if any(gap.cell == last["cell"] and last["sequence"] < gap.first <= shot.sequence for gap in self._gaps):
             said = "nobody knows: the trail has a gap"
             return _outcome(last, group, "inconclusive", said, f"{why}, but a gap lies between")
@@ -221,9 +221,11 @@ def _place(row: Row) -> tuple[Any, ...]:
     return (row["cell"], row["topic"], row["queue_id"], row["queue_offset"])
 
 
-def _orphan(last: Row) -> Outcome:
+def _orphan(last: Row) -> MessageOutcome:
     return _outcome(last, None, "inconsistent", "has no beginning in the trail", "ORPHAN")
 
 
-def _outcome(last: Row, group: str | None, verdict: str, said: str, rule: str) -> Outcome:
-    return Outcome(cell=last["cell"], topic=str(last["topic"]), group=group, verdict=verdict, words=said, rule=rule)
+def _outcome(last: Row, group: str | None, verdict: str, said: str, rule: str) -> MessageOutcome:
+    return MessageOutcome(
+        cell=last["cell"], topic=str(last["topic"]), group=group, verdict=verdict, words=said, rule=rule
+    )

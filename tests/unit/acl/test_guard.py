@@ -11,7 +11,7 @@ from support.acl import ACL, KEYS, OPERATOR, SHOP, Key, write_acl
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import KeyFile
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.acl.rules import ADMIN_KEY, NAME_CHARS_MAX, PUB, TOPIC, Need
 from dmq.acl.signature import Header
 
@@ -25,8 +25,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def guard(tmp_path: Path, clock: ManualClock) -> Guard:
-    return Guard(KeyFile(write_acl(tmp_path), clock), clock)
+def guard(tmp_path: Path, clock: ManualClock) -> Authenticator:
+    return Authenticator(KeyFile(write_acl(tmp_path), clock), clock)
 
 
 def signed(key: Key, clock: ManualClock, at_ms: int = 0) -> Header:
@@ -34,7 +34,7 @@ def signed(key: Key, clock: ManualClock, at_ms: int = 0) -> Header:
     return dict(key.signer(ManualClock(clock.now_ms() + at_ms)).metadata()).get
 
 
-def refusal(guard: Guard, header: Header, *needs: Need) -> Refused:
+def refusal(guard: Authenticator, header: Header, *needs: Need) -> Refused:
     """Return why a call is refused."""
     with pytest.raises(Refused) as caught:
         guard.admit("SendMessage", header, needs)
@@ -42,13 +42,13 @@ def refusal(guard: Guard, header: Header, *needs: Need) -> Refused:
     return caught.value
 
 
-def test_a_good_signature_is_its_keys(guard: Guard, clock: ManualClock) -> None:
+def test_a_good_signature_is_its_keys(guard: Authenticator, clock: ManualClock) -> None:
     """Whatever it is enough for."""
     assert guard.admit("SendMessage", signed(SHOP, clock), (ORDERS,)).name == "shop"
     assert guard.admit("GetStatus", signed(OPERATOR, clock), (ADMIN_KEY,)).is_admin
 
 
-def test_a_stranger_and_a_wrong_secret_hear_the_same(guard: Guard, clock: ManualClock) -> None:
+def test_a_stranger_and_a_wrong_secret_hear_the_same(guard: Authenticator, clock: ManualClock) -> None:
     """Nobody finds out by asking which access keys there are."""
     wrong = refusal(guard, signed(Key("shop", "guess"), clock), ORDERS)
     stranger = refusal(guard, signed(Key("nobody", "nobody"), clock), ORDERS)
@@ -56,7 +56,7 @@ def test_a_stranger_and_a_wrong_secret_hear_the_same(guard: Guard, clock: Manual
     assert str(wrong) == str(stranger)
 
 
-def test_a_missing_permission_is_named(guard: Guard, clock: ManualClock) -> None:
+def test_a_missing_permission_is_named(guard: Authenticator, clock: ManualClock) -> None:
     """The first one, with the key, so that who reads it knows what to add to the file."""
     refused = refusal(guard, signed(SHOP, clock), ORDERS, Need(PUB, TOPIC, "prices"))
     assert refused.rule is Rule.FORBIDDEN
@@ -68,7 +68,7 @@ def test_a_missing_permission_is_named(guard: Guard, clock: ManualClock) -> None
 
 @pytest.mark.parametrize(("away_ms", "is_good"), [(0, True), (14, True), (-12, True), (16, False), (-16, False)])
 def test_a_signature_is_good_in_every_time_zone_and_no_longer(
-    away_ms: int, is_good: bool, guard: Guard, clock: ManualClock
+    away_ms: int, is_good: bool, guard: Authenticator, clock: ManualClock
 ) -> None:
     """Clients sign their local time; one that was overheard is worth nothing after 15 h."""
     header = signed(SHOP, clock, away_ms * HOUR_MS)
@@ -81,14 +81,14 @@ def test_a_signature_is_good_in_every_time_zone_and_no_longer(
 
 def test_the_window_can_be_tight_or_none(tmp_path: Path, clock: ManualClock) -> None:
     """As the file says."""
-    tight = Guard(KeyFile(write_acl(tmp_path, f'signature_window = "5m"\n{ACL}'), clock), clock)
+    tight = Authenticator(KeyFile(write_acl(tmp_path, f'signature_window = "5m"\n{ACL}'), clock), clock)
     assert refusal(tight, signed(SHOP, clock, HOUR_MS)).rule is Rule.UNAUTHORIZED
-    none = Guard(KeyFile(write_acl(tmp_path, f'signature_window = "none"\n{ACL}'), clock), clock)
+    none = Authenticator(KeyFile(write_acl(tmp_path, f'signature_window = "none"\n{ACL}'), clock), clock)
     none.admit("SendMessage", signed(SHOP, clock, -999_999 * HOUR_MS), ())
 
 
 def test_rules_that_change_count_for_calls_and_for_open_streams(
-    tmp_path: Path, guard: Guard, clock: ManualClock
+    tmp_path: Path, guard: Authenticator, clock: ManualClock
 ) -> None:
     """A permission that is gone, a key that is gone, a secret that was exchanged."""
     key = guard.admit("Telemetry", signed(SHOP, clock), ())
@@ -109,7 +109,7 @@ def test_rules_that_change_count_for_calls_and_for_open_streams(
     guard.recheck("Telemetry", key, (ORDERS,))
 
 
-def test_refusals_are_logged_once_a_second_without_what_strangers_say(guard: Guard, clock: ManualClock) -> None:
+def test_refusals_are_logged_once_a_second_without_what_strangers_say(guard: Authenticator, clock: ManualClock) -> None:
     """A client that repeats a refused call does not fill the log; what it sent may be a secret in the wrong place."""
     swapped = Key(SHOP.secret_key, SHOP.access_key)
     with capture_logs() as said:

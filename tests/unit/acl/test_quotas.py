@@ -10,7 +10,7 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.limits import TOPICS_MAX
 from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.gate import holders_of
-from dmq.acl.quotas import ADDRESS, KEY, Bounds, Holder, OverQuota, Quota, Quotas, default_of
+from dmq.acl.quotas import ADDRESS, KEY, Holder, OverQuota, Quota, QuotaBounds, Quotas, default_of
 from dmq.acl.rules import AccessKey
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.quotas import QuotaCalls
@@ -47,7 +47,7 @@ def test_a_call_counts_for_its_key_and_its_address(quotas: Quotas) -> None:
 
 def test_defaults_leave_a_part_to_others() -> None:
     """This host has what there is but for the operators' part, others a quarter, a key without rules a few."""
-    bounds = Bounds()
+    bounds = QuotaBounds()
     assert default_of(Quota.STREAMS, HERE, bounds) == 9_500
     assert default_of(Quota.STREAMS, THERE, bounds) == default_of(Quota.STREAMS, SHOP, bounds) == 2_500
     assert default_of(Quota.TOPICS, HERE, bounds) == TOPICS_MAX - 500

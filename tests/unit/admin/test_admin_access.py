@@ -12,7 +12,7 @@ from support.admin_source import FixedSource, service_over
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import KeyFile
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS
 from dmq.admin.api.dispatch import AdminDispatcher, why_of
@@ -58,7 +58,7 @@ LOOKING = sorted(RPCS.keys() - set(CHANGING))
 
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> AdminDispatcher:
-    guard = Guard(KeyFile(write_acl(tmp_path_factory.mktemp("acl"), ROLES), CLOCK), CLOCK)
+    guard = Authenticator(KeyFile(write_acl(tmp_path_factory.mktemp("acl"), ROLES), CLOCK), CLOCK)
     return AdminDispatcher(service_over(FixedSource()), guard)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker_adapter.queue_client.balance.window import Pause, Window, WindowBounds, pause
+from broker_adapter.queue_client.balance.window import Window, WindowBounds, WindowPause, pause
 
 BOUNDS = WindowBounds()
 MINUTE_MS = 60_000
@@ -143,14 +143,14 @@ def test_a_dropped_queue_commits_nothing_and_gives_nothing() -> None:
     ("count", "size_bytes", "span", "bounds", "expected"),
     [
         (1000, 100 * 1024 * 1024, 2000, BOUNDS, None),
-        (1001, 0, 0, BOUNDS, Pause.COUNT),
-        (1, 100 * 1024 * 1024 + 1, 0, BOUNDS, Pause.BYTES),
-        (2, 0, 2001, BOUNDS, Pause.SPAN),
+        (1001, 0, 0, BOUNDS, WindowPause.COUNT),
+        (1, 100 * 1024 * 1024 + 1, 0, BOUNDS, WindowPause.BYTES),
+        (2, 0, 2001, BOUNDS, WindowPause.SPAN),
         (2, 0, 2001, BOUNDS._replace(span_max=None), None),
     ],
 )
 def test_pulling_pauses_above_each_bound(
-    count: int, size_bytes: int, span: int, bounds: WindowBounds, expected: Pause | None
+    count: int, size_bytes: int, span: int, bounds: WindowBounds, expected: WindowPause | None
 ) -> None:
     """Source: pullThresholdForQueue, pullThresholdSizeForQueue, consumeConcurrentlyMaxSpan of RocketMQ 5.5.0."""
     assert pause(count, size_bytes, span, bounds) is expected

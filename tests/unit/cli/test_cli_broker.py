@@ -16,31 +16,31 @@ from broker_adapter.contracts import classic
 from broker_adapter.contracts.classic import Filter, MemberState
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import Frame
+from broker_adapter.remoting.frames import RemotingFrame
 from broker_adapter.remoting.running import running_body
 
 NOBODY = "127.0.0.1:1"
 TOPIC, GROUP = "orders", "billing"
-Answers = dict[int, Frame | Callable[[Mapping[str, str]], Frame]]
+Answers = dict[int, RemotingFrame | Callable[[Mapping[str, str]], RemotingFrame]]
 
 
-def body(found: object) -> Frame:
-    return Frame(code=0, body=json.dumps(found).encode())
+def body(found: object) -> RemotingFrame:
+    return RemotingFrame(code=0, body=json.dumps(found).encode())
 
 
-def table(queues: Mapping[int, Mapping[str, int]]) -> Frame:
+def table(queues: Mapping[int, Mapping[str, int]]) -> RemotingFrame:
     """A table of queues as RocketMQ writes it."""
     rows = (
         f'{{"brokerName":"broker-a","queueId":{number},"topic":"{TOPIC}"}}:{json.dumps(each)}'
         for number, each in queues.items()
     )
-    return Frame(code=0, body=f'{{"offsetTable":{{{",".join(rows)}}}}}'.encode())
+    return RemotingFrame(code=0, body=f'{{"offsetTable":{{{",".join(rows)}}}}}'.encode())
 
 
-def state(*numbers: int, wanted: str = "*") -> Frame:
+def state(*numbers: int, wanted: str = "*") -> RemotingFrame:
     """What a member says of itself."""
     held = [classic.HeldQueue(MessageQueue(TOPIC, "broker-a", each), 5, 2, 1, 0, 0, 10**12) for each in numbers]
-    return Frame(code=0, body=running_body(MemberState({TOPIC: Filter(wanted)}, held, False, 0), []))
+    return RemotingFrame(code=0, body=running_body(MemberState({TOPIC: Filter(wanted)}, held, False, 0), []))
 
 
 class Cluster:
@@ -50,7 +50,7 @@ class Cluster:
         self.peer = peer
         peer.topics[TOPIC] = [HeldQueue([a_stored()], begin=4), HeldQueue()]
         self.is_partly_away = False
-        self.members: dict[str, Frame] = {}  # what each says of itself
+        self.members: dict[str, RemotingFrame] = {}  # what each says of itself
         self.committed: dict[int, int] = {}
         group = {"consumeEnable": True, "retryMaxTimes": 16}
         self.answers: Answers = {
@@ -75,7 +75,7 @@ class Cluster:
         assert found.exit_code == 0, found.stderr
         return json.loads(found.stdout)
 
-    def _answer(self, request: Frame) -> Frame | None:
+    def _answer(self, request: RemotingFrame) -> RemotingFrame | None:
         if request.code == Operation.CLUSTER:
             away = {"broker-b": {"brokerAddrs": {"0": NOBODY}}} if self.is_partly_away else {}
             brokers = {"broker-a": {"brokerAddrs": {"0": self.peer.address}}, **away}
@@ -83,14 +83,14 @@ class Cluster:
         answer = self.answers.get(request.code)
         return answer(request.fields) if callable(answer) else answer
 
-    def _connections(self, fields: Mapping[str, str]) -> Frame:
+    def _connections(self, fields: Mapping[str, str]) -> RemotingFrame:
         if fields["consumerGroup"] != GROUP or not self.members:
-            return Frame(code=206, remark="not online")
+            return RemotingFrame(code=206, remark="not online")
         members = [{"clientId": each, "clientAddr": "h:1", "language": "JAVA", "version": 407} for each in self.members]
         wanted = {TOPIC: {"subString": "*", "expressionType": "TAG"}}
         return body({"connectionSet": members, "subscriptionTable": wanted, "messageModel": "CLUSTERING"})
 
-    def _stats(self, fields: Mapping[str, str]) -> Frame:
+    def _stats(self, fields: Mapping[str, str]) -> RemotingFrame:
         if fields["consumerGroup"] != GROUP or not self.committed:
             return table({})
         ends, last = {0: 5, 1: 0}, {0: 10**12}
@@ -105,9 +105,9 @@ class Cluster:
             }
         )
 
-    def _committed(self, fields: Mapping[str, str]) -> Frame:
+    def _committed(self, fields: Mapping[str, str]) -> RemotingFrame:
         offset = self.committed.get(int(fields["queueId"]))
-        return Frame(code=22) if offset is None else Frame(code=0, fields={"offset": str(offset)})
+        return RemotingFrame(code=22) if offset is None else RemotingFrame(code=0, fields={"offset": str(offset)})
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_consumers_show_whose_each_queue_is(cluster: Cluster) -> None:
 
 def test_the_queues_of_a_member_that_does_not_answer_are_unknown(cluster: Cluster) -> None:
     """It is said which one, and why; nobody is said to have them."""
-    cluster.members = {"one": state(0), "two": Frame(code=3, remark="not served by this client")}
+    cluster.members = {"one": state(0), "two": RemotingFrame(code=3, remark="not served by this client")}
     found = cluster.run("consumers", GROUP)
     assert [TOPIC, "broker-a", "1", "unknown"] in lines(found)
     assert found.stderr.startswith("dmq: member two does not say what is its own: not implemented: not served")
@@ -262,10 +262,10 @@ def test_what_is_not_there_is_told_in_one_line(
 def test_a_cluster_that_cannot_be_asked_is_told_in_one_line(cluster: Cluster, verb: tuple[str, ...]) -> None:
     """Nobody there, an address that is none, no permission, and an answer that is none."""
     ends = [run_dmq("broker", *verb, "--namesrv", names) for names in (NOBODY, "nonsense")]
-    refusal = Frame(code=1, remark="org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
+    refusal = RemotingFrame(code=1, remark="org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
     cluster.peer.before = lambda _: refusal
     ends.append(cluster.run(*verb))
-    cluster.peer.before = lambda _: Frame(code=0, body=b"7")
+    cluster.peer.before = lambda _: RemotingFrame(code=0, body=b"7")
     ends.append(cluster.run(*verb))
     assert [each.exit_code for each in ends] == [6, 2, 5, 6]
     assert [each.stderr.count("\n") for each in ends] == [1] * 4
@@ -275,7 +275,7 @@ def test_a_cluster_that_cannot_be_asked_is_told_in_one_line(cluster: Cluster, ve
 @pytest.mark.parametrize("verb", [("consumers",), ("consumers", GROUP), ("offsets", GROUP), ("queues", TOPIC)])
 def test_brokers_that_all_refuse_are_no_empty_answer(cluster: Cluster, verb: tuple[str, ...]) -> None:
     """Name servers check no key, so they answer; what the brokers say ends the command."""
-    refusal = Frame(code=1, remark="org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
+    refusal = RemotingFrame(code=1, remark="org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
     names = (Operation.TOPICS, Operation.BROKER_FACTS)
     cluster.answers = {code: each if code in names else refusal for code, each in cluster.answers.items()}
     ended = cluster.run(*verb)

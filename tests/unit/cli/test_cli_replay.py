@@ -18,7 +18,7 @@ from typer.testing import Result
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import Frame
+from broker_adapter.remoting.frames import RemotingFrame
 from broker_adapter.wire.delay import DELAY_LEVEL, DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC
 from broker_adapter.wire.delay import TOPIC as REAL_TOPIC
 from dmq.admin.client.client import DaemonUnavailable
@@ -224,10 +224,10 @@ def test_a_cluster_that_fails_is_told(daemon: LiveCell, peer: Peer) -> None:
     """A read is tried again; one that never succeeds ends the command with where to go on."""
     for number in range(3):
         put(peer, 0, f"M{number}", NOW - 1_000 + number)
-    answers = iter([Frame(code=1, remark="disk")])
+    answers = iter([RemotingFrame(code=1, remark="disk")])
     peer.before = lambda request: next(answers, None) if request.code == Operation.PULL else None
     assert counts(play(daemon, peer, "-o", "json"))["accepted"] == 3
-    peer.before = lambda request: Frame(code=1, remark="disk") if request.code == Operation.PULL else None
+    peer.before = lambda request: RemotingFrame(code=1, remark="disk") if request.code == Operation.PULL else None
     result = play(daemon, peer)
     assert (result.exit_code, "disk (1, said by" in result.stderr) == (6, True)
     assert "nothing was given to the daemon" in result.stderr
@@ -243,7 +243,7 @@ def test_what_retention_removed_is_said(daemon: LiveCell, peer: Peer) -> None:
         put(peer, 0, f"M{number}", NOW - 1_000 + number)
     peer.pull_max = 1
 
-    def remove(request: Frame) -> None:
+    def remove(request: RemotingFrame) -> None:
         if request.code == Operation.PULL and request.fields["queueOffset"] == "8":
             del queue.messages[:2]
             queue.begin = 9

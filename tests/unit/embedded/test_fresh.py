@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.broker.io.tail_cache import Recent
-from dmq.store.writer.operations import Growth
+from dmq.store.writer.operations import AppendedRange
 
 
 def test_what_was_appended_is_found_at_its_offset() -> None:
     """Also when it came in two batches; before and behind it there is nothing."""
     fresh = Recent()
-    fresh.keep((1, 0), Growth(7, [b"a", b"b"]))
-    fresh.keep((1, 0), Growth(9, [b"c"]))
+    fresh.keep((1, 0), AppendedRange(7, [b"a", b"b"]))
+    fresh.keep((1, 0), AppendedRange(9, [b"c"]))
     assert [fresh.find(1, 0, offset) for offset in range(6, 11)] == [None, b"a", b"b", b"c", None]
     assert fresh.find(1, 1, 7) is None
 
@@ -21,8 +21,8 @@ def test_what_was_appended_is_found_at_its_offset() -> None:
 def test_a_gap_ends_what_was_kept() -> None:
     """An older run may be of offsets that are used again."""
     fresh = Recent()
-    fresh.keep((1, 0), Growth(7, [b"old"]))
-    fresh.keep((1, 0), Growth(0, [b"new"]))
+    fresh.keep((1, 0), AppendedRange(7, [b"old"]))
+    fresh.keep((1, 0), AppendedRange(0, [b"new"]))
     assert (fresh.find(1, 0, 7), fresh.find(1, 0, 0), fresh.size_bytes) == (None, b"new", 3)
     fresh.forget((1, 0))
     assert (fresh.find(1, 0, 0), fresh.size_bytes) == (None, 0)
@@ -32,7 +32,7 @@ def test_a_queue_that_grows_for_ever_keeps_its_end() -> None:
     """Half of the bound at least, and never more than the bound."""
     fresh = Recent(bytes_max=1_000, queue_bytes_max=100)
     for offset in range(1_000):
-        fresh.keep((1, 0), Growth(offset, [b"%03d" % offset + b"." * 7]))
+        fresh.keep((1, 0), AppendedRange(offset, [b"%03d" % offset + b"." * 7]))
         assert fresh.size_bytes <= 100
         for back in range(min(offset + 1, 5)):
             assert fresh.find(1, 0, offset - back) == b"%03d" % (offset - back) + b"." * 7
@@ -42,7 +42,7 @@ def test_the_queue_that_grew_last_is_the_last_to_go() -> None:
     """All queues together have one bound."""
     fresh = Recent(bytes_max=100, queue_bytes_max=60)
     for queue_id in (0, 1, 0, 2):
-        fresh.keep((1, queue_id), Growth(10 if queue_id == 0 and fresh.find(1, 0, 0) else 0, [b"x" * 40]))
+        fresh.keep((1, queue_id), AppendedRange(10 if queue_id == 0 and fresh.find(1, 0, 0) else 0, [b"x" * 40]))
     assert [fresh.find(1, queue_id, offset) is not None for queue_id, offset in ((0, 10), (1, 0), (2, 0))] == [
         True,
         False,
@@ -53,7 +53,7 @@ def test_the_queue_that_grew_last_is_the_last_to_go() -> None:
 def test_a_message_larger_than_the_bound_is_not_kept() -> None:
     """It is read from the store like any other."""
     fresh = Recent(bytes_max=100, queue_bytes_max=50)
-    fresh.keep((1, 0), Growth(3, [b"x" * 200]))
+    fresh.keep((1, 0), AppendedRange(3, [b"x" * 200]))
     assert (fresh.find(1, 0, 3), fresh.size_bytes) == (None, 0)
 
 
@@ -65,7 +65,7 @@ def test_whatever_is_found_is_what_was_appended_there_last(steps: list[tuple[int
     everything: dict[tuple[int, int], bytes] = {}
     for number, (queue_id, sizes, is_kept) in enumerate(steps):
         records = [bytes([number % 256]) * size for size in sizes]
-        growth = Growth(ends[queue_id], records)
+        growth = AppendedRange(ends[queue_id], records)
         for record in records:
             everything[queue_id, ends[queue_id]] = record
             ends[queue_id] += 1

@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.runtime.clock import ManualClock
-from dmq.broker.pulling.members import LOCK_S, SILENT_S_MAX, Members, QueueLocks
+from dmq.broker.pulling.members import LOCK_S, SILENT_S_MAX, MemberLocks, Members
 
 
 def test_members_are_those_who_spoke_lately() -> None:
@@ -36,7 +36,7 @@ def test_members_are_bounded() -> None:
 
 def test_a_queue_has_one_holder_per_group() -> None:
     """Whoever is first, until it gives it back; a queue that is named twice is held once."""
-    locks = QueueLocks(ManualClock())
+    locks = MemberLocks(ManualClock())
     assert locks.lock("g", "a", "t", [0, 1, 1]) == [0, 1]
     assert locks.lock("g", "b", "t", [1, 2]) == [2]
     assert locks.lock("h", "b", "t", [1]) == [1]
@@ -50,7 +50,7 @@ def test_a_queue_has_one_holder_per_group() -> None:
 def test_a_lock_ends_by_itself_unless_it_is_renewed() -> None:
     """By the monotonic clock: stepping the host's clock ends none."""
     clock = ManualClock()
-    locks = QueueLocks(clock)
+    locks = MemberLocks(clock)
     locks.lock("g", "a", "t", [0, 1])
     clock.advance(int(LOCK_S * 1000) - 1)
     clock.step_to(clock.now_ms() + 10**9)
@@ -62,7 +62,7 @@ def test_a_lock_ends_by_itself_unless_it_is_renewed() -> None:
 
 def test_a_client_that_leaves_holds_nothing() -> None:
     """Others need not wait for the end of its leases."""
-    locks = QueueLocks(ManualClock())
+    locks = MemberLocks(ManualClock())
     locks.lock("g", "a", "t", [0, 1])
     locks.lock("g", "b", "t", [2])
     locks.gone("a")
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_holds_nothing() -> None:
 def test_locks_are_bounded() -> None:
     """Beyond it nothing is taken, and what is held can be renewed; what ended makes room."""
     clock = ManualClock()
-    locks = QueueLocks(clock, locks_max=2)
+    locks = MemberLocks(clock, locks_max=2)
     assert locks.lock("g", "a", "t", [0, 1]) == [0, 1]
     with pytest.raises(Overloaded):
         locks.lock("g", "a", "t", [1, 2])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
 from dmq.store.files.identity import draw
-from dmq.store.schema.identity import Identity, Place
+from dmq.store.schema.identity import Identity, StorePlace
 
 IDENTITY = Identity(7, bytes(range(32)))
 HANDLES = ReceiptHandles(IDENTITY, 1)
@@ -81,7 +81,7 @@ def test_no_digits_are_believed(raw: bytes) -> None:
     [
         Identity(8, IDENTITY.secret),
         Identity(7, bytes(32)),
-        draw(Place()),
+        draw(StorePlace()),
     ],
     ids=["another number", "another secret", "both"],
 )
@@ -106,4 +106,4 @@ def test_a_handle_of_an_earlier_version_is_refused() -> None:
 def test_an_identity_does_not_tell_its_secret() -> None:
     """Wherever it is logged."""
     assert repr(IDENTITY) == "Identity(0000000000000007)"
-    assert draw(Place()).number != draw(Place()).number
+    assert draw(StorePlace()).number != draw(StorePlace()).number

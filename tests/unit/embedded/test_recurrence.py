@@ -25,7 +25,7 @@ from dmq.broker.schedules.cron import (
     turn,
     zone_of,
 )
-from dmq.store.schema.recurring import CatchUp, Phase, Progress, Schedule
+from dmq.store.schema.recurring import CatchUp, Phase, Schedule, ScheduleProgress
 
 BERLIN = "Europe/Berlin"
 NOW = 1_790_000_000_000
@@ -245,7 +245,7 @@ def test_a_turn_sends_what_its_policy_says(
     schedule = Schedule(1, every_ms, count=count, jitter_ms=jitter_ms, catch_up=catch_up, created_at_ms=NOW)
     first = NOW + every_ms
     now_ms = due_ms(schedule, "s", first) + late_ms
-    found = turn(schedule, "s", Progress(Phase.WAITING, 0, 0, first), now_ms, at_most)
+    found = turn(schedule, "s", ScheduleProgress(Phase.WAITING, 0, 0, first), now_ms, at_most)
     assert list(found.times) == sorted(set(found.times))
     assert all(each <= due_ms(schedule, "s", each) <= min(now_ms, each + jitter_ms) for each in found.times)
     assert len(found.times) <= (1 if catch_up is not CatchUp.ALL else min(at_most, count or at_most))
@@ -276,7 +276,7 @@ def test_jitter_is_spread() -> None:
 def test_a_jitter_longer_than_the_spacing_skips_nothing(cron: str, catch_up: CatchUp) -> None:
     """A daemon that is never down sends every occurrence, once, when it is due, and not after the rule's next time."""
     schedule = Schedule(1, cron=cron, jitter_ms=3_600_000, catch_up=catch_up, created_at_ms=NOW)
-    progress = Progress(Phase.WAITING, 0, 0, next_time(schedule, NOW) or 0)
+    progress = ScheduleProgress(Phase.WAITING, 0, 0, next_time(schedule, NOW) or 0)
     now_ms, until_ms = NOW, NOW + 86_400_000
     sent: list[int] = []
     while progress.next_ms < until_ms:
@@ -296,7 +296,7 @@ def test_one_for_all_that_were_missed_is_one_whatever_the_jitter(late_ms: int) -
     schedule = Schedule(1, cron="* * * * *", jitter_ms=600_000, catch_up=CatchUp.ONE, created_at_ms=NOW)
     first = next_time(schedule, NOW) or 0
     now_ms = due_ms(schedule, "s", first) + late_ms
-    found = turn(schedule, "s", Progress(Phase.WAITING, 0, 0, first), now_ms, 64)
+    found = turn(schedule, "s", ScheduleProgress(Phase.WAITING, 0, 0, first), now_ms, 64)
     assert len(found.times) == 1
     assert due_ms(schedule, "s", found.times[0]) <= now_ms < due_ms(schedule, "s", found.next_ms or 0)
 

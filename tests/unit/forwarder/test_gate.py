@@ -7,20 +7,20 @@ import asyncio
 import pytest
 
 from broker_adapter.runtime.clock import SystemClock
-from dmq.cluster.gate import Gate
+from dmq.cluster.gate import ForwardGate
 from retry.hook import breaker
 
 FIVE = [f"message-{number}" for number in range(5)]
 
 
-def is_shut(gate: Gate) -> bool:
+def is_shut(gate: ForwardGate) -> bool:
     """Whether nothing but a probe may go."""
     return not gate.is_open
 
 
 def test_it_shuts_after_failures_of_different_messages_and_says_why() -> None:
     """One message that fails again and again is no outage; news is told once; a success opens it."""
-    gate = Gate(SystemClock())
+    gate = ForwardGate(SystemClock())
     assert gate.failed(["message-0"], "no answer")
     for _ in range(10):
         assert not gate.failed(["message-0"], "no answer")
@@ -38,7 +38,7 @@ def test_while_it_is_shut_one_probe_goes_at_a_time() -> None:
     """The others wait, in their order; a probe that succeeds lets them go, slowly at first."""
 
     async def scenario() -> None:
-        gate = Gate(SystemClock())
+        gate = ForwardGate(SystemClock())
         gate.failed(FIVE, "no answer")
         order: list[str] = []
 
@@ -66,7 +66,7 @@ def test_a_probe_that_asked_nothing_lets_another_go() -> None:
     """It was cancelled, or found that there is nothing to ask."""
 
     async def scenario() -> None:
-        gate = Gate(SystemClock())
+        gate = ForwardGate(SystemClock())
         gate.failed(FIVE, "no answer")
         gate.try_now()
         assert await gate.enter(1)
@@ -85,7 +85,7 @@ def test_the_next_probe_follows_on_one_that_failed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(breaker, "PROBE_STEPS_S", (0.01, 0.02))
 
     async def scenario() -> None:
-        gate = Gate(SystemClock())
+        gate = ForwardGate(SystemClock())
         gate.failed(FIVE, "no answer")
         assert await gate.enter(1)
         waiting = asyncio.ensure_future(gate.enter(1))

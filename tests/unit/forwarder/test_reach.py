@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from dmq.cluster.reach import _TOGETHER, Reach
+from dmq.cluster.reach import _TOGETHER, ClusterReach
 
 
 def test_they_wait_until_it_is_back_and_go_on_in_turn() -> None:
     """A few at a time, so that the loop is free for others; one that was called off takes nobody's turn."""
 
     async def scenario() -> None:
-        reach = Reach()
+        reach = ClusterReach()
         order: list[int] = []
 
         async def go(number: int) -> None:
@@ -39,7 +39,7 @@ def test_those_that_had_not_gone_wait_again_when_it_goes_away() -> None:
     """Whatever the order of the news."""
 
     async def scenario() -> None:
-        reach = Reach()
+        reach = ClusterReach()
         reach.away()
         tasks = [asyncio.ensure_future(reach.wait()) for _ in range(2 * _TOGETHER)]
         await asyncio.sleep(0)

@@ -9,9 +9,9 @@ import urllib.request
 import pytest
 
 from dmq.integrations import pages
-from dmq.integrations.pages import Page, served
+from dmq.integrations.pages import ProbePage, served
 
-_PAGES = {"/health": lambda: Page(503, "application/json", '{"billing": ["it is stopping"]}')}
+_PAGES = {"/health": lambda: ProbePage(503, "application/json", '{"billing": ["it is stopping"]}')}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])

@@ -12,7 +12,7 @@ import pytest
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import SystemClock
-from dmq.acl.gate import Entrance, Gate
+from dmq.acl.gate import Entrance, RpcPolicy
 from dmq.acl.quotas import Quotas
 from dmq.http2 import Admission, Bidirectional, CallEnded, Method, RequestHeaders, Status, Unary
 from dmq.http2.bounds import Accounts
@@ -40,7 +40,7 @@ class Rig:
 
     async def open(self) -> None:
         here, there = socket.socketpair()
-        gate = Gate({PATH: Entrance(rpc="Call")}, None, Quotas(CLOCK))
+        gate = RpcPolicy({PATH: Entrance(rpc="Call")}, None, Quotas(CLOCK))
         methods = {PATH: self._method}
         port = SimpleNamespace(
             service=SimpleNamespace(exchange=None), gate=gate, methods=methods, methods_of_fronts=methods

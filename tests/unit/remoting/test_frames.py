@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.remoting.frames import FRAME_BYTES_MAX, Frame, FrameBroken, decode_frame, encode_frame, frame_bytes
+from broker_adapter.remoting.frames import (
+    FRAME_BYTES_MAX,
+    FrameBroken,
+    RemotingFrame,
+    decode_frame,
+    encode_frame,
+    frame_bytes,
+)
 
 CAPTURED = Path(__file__).parents[2] / "golden" / "remoting"
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 frames = st.builds(
-    Frame,
+    RemotingFrame,
     code=st.integers(-(2**15), 2**15 - 1),
     opaque=st.integers(-(2**31), 2**31 - 1),
     is_answer=st.booleans(),
@@ -27,7 +34,7 @@ frames = st.builds(
 
 
 @given(frames, st.booleans())
-def test_a_frame_comes_back_as_it_was_made(frame: Frame, is_binary: bool) -> None:
+def test_a_frame_comes_back_as_it_was_made(frame: RemotingFrame, is_binary: bool) -> None:
     """In both forms of its header."""
     content = encode_frame(frame, is_binary=is_binary)
     assert frame_bytes(content[:4]) == len(content) - 4
@@ -45,7 +52,7 @@ def test_any_bytes_are_a_frame_or_broken(content: bytes) -> None:
 
 
 @given(frames, st.booleans(), st.data())
-def test_a_damaged_frame_is_a_frame_or_broken(frame: Frame, is_binary: bool, data: st.DataObject) -> None:
+def test_a_damaged_frame_is_a_frame_or_broken(frame: RemotingFrame, is_binary: bool, data: st.DataObject) -> None:
     """One byte that is another one reaches the depths of both forms."""
     content = bytearray(encode_frame(frame, is_binary=is_binary)[4:])
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

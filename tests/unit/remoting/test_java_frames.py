@@ -24,7 +24,7 @@ from broker_adapter.contracts.classic import (
 from broker_adapter.contracts.message import Message
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import decode_locked, decode_members, heartbeat_body, lock_body
-from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
+from broker_adapter.remoting.frames import RemotingFrame, decode_frame, encode_frame
 from broker_adapter.remoting.ids import decode_offset_id
 from broker_adapter.remoting.packing import Compression, unpack
 from broker_adapter.remoting.properties import decode_properties, encode_properties, to_message
@@ -61,7 +61,7 @@ def test_all_kinds_are_there() -> None:
     }
 
 
-def again(frame: Frame, **more: Any) -> tuple[dict[str, str], bytes]:  # noqa: ANN401 - fields of an Outgoing
+def again(frame: RemotingFrame, **more: Any) -> tuple[dict[str, str], bytes]:  # noqa: ANN401 - fields of an Outgoing
     """What we send for the message of a Java send: its fields but the properties, and its body."""
     properties, bits = decode_properties(frame.fields["i"].encode()), int(frame.fields["f"])
     body = unpack(frame.body, bits) if bits & 1 else frame.body

@@ -7,7 +7,7 @@ from support.stored_messages import a_stored
 
 from broker_adapter.contracts.classic import Filter, ReceivedMessage
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.pulling import pull_fields, pulled, received
 from broker_adapter.remoting.stored import decode_messages
 
@@ -55,6 +55,6 @@ def test_rocketmqs_own_properties_are_told_apart() -> None:
 
 def test_a_pull_that_does_not_go_on_is_broken() -> None:
     """Whoever believes it would pull the same for ever."""
-    assert pulled(Frame(code=19, fields={"nextBeginOffset": "5"}), 5, "a:1") == ((), 5)
+    assert pulled(RemotingFrame(code=19, fields={"nextBeginOffset": "5"}), 5, "a:1") == ((), 5)
     with pytest.raises(FrameBroken, match="with 5 as the next"):
-        pulled(Frame(code=0, fields={"nextBeginOffset": "5"}), 5, "a:1")
+        pulled(RemotingFrame(code=0, fields={"nextBeginOffset": "5"}), 5, "a:1")

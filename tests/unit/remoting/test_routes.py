@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.contracts.errors import BrokerUnavailable, Rule
 from broker_adapter.remoting.client import Queue, queues_of
 from broker_adapter.remoting.codes import error_of
-from broker_adapter.remoting.frames import Frame, FrameBroken, decode_frame
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame, decode_frame
 from broker_adapter.remoting.signature import signed
 
 ROUTE = decode_frame((Path(__file__).parents[2] / "golden" / "remoting" / "answer-route.bin").read_bytes()).body
@@ -53,7 +53,7 @@ def test_a_route_that_is_none_is_broken(body: bytes) -> None:
 
 def test_a_request_is_signed_as_rocketmq_does() -> None:
     """Over the values by name, the access key's too, and the body."""
-    frame = signed(Frame(code=1, fields={"b": "2", "a": "1"}, body=b"x"), "key", "secret")
+    frame = signed(RemotingFrame(code=1, fields={"b": "2", "a": "1"}, body=b"x"), "key", "secret")
     assert frame.fields["AccessKey"] == "key"
     # printf 'key12x' | openssl dgst -sha1 -hmac secret -binary | base64
     assert frame.fields["Signature"] == "UjKNECkTJ4tUoPKpH7BCgepozyA="
@@ -62,8 +62,8 @@ def test_a_request_is_signed_as_rocketmq_does() -> None:
 
 def test_an_error_says_who_said_it() -> None:
     """A refusal has its rule; what nobody knows is in doubt."""
-    refused = error_of(Frame(code=17, remark="no\n such topic"), "a:1", 105)
+    refused = error_of(RemotingFrame(code=17, remark="no\n such topic"), "a:1", 105)
     assert "no such topic (17, said by a:1 to operation 105)" in str(refused)
-    denied = error_of(Frame(code=1, remark="org.apache.rocketmq.acl.common.AclException: no"), "a:1", 11)
+    denied = error_of(RemotingFrame(code=1, remark="org.apache.rocketmq.acl.common.AclException: no"), "a:1", 11)
     assert getattr(denied, "rule", None) is Rule.UNAUTHORIZED
-    assert isinstance(error_of(Frame(code=1), "a:1", 11), BrokerUnavailable)
+    assert isinstance(error_of(RemotingFrame(code=1), "a:1", 11), BrokerUnavailable)

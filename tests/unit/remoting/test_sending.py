@@ -15,7 +15,7 @@ from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.contracts.message import BodyEncoding, Message
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.packing import Compression, unpack
 from broker_adapter.remoting.properties import decode_properties
 from broker_adapter.remoting.sending import Send, decode_batch, encode_item, receipt_of, send_batch, send_one
@@ -139,7 +139,7 @@ def test_a_receipt_says_how_safely_it_is_stored() -> None:
     """Codes 10 to 12 are no failures."""
     fields = {"msgId": "O", "queueId": "3", "queueOffset": "7", "recallHandle": "R"}
     for code, status in ((0, SendStatus.STORED), (10, SendStatus.FLUSH_TIMEOUT), (11, SendStatus.NO_REPLICA)):
-        receipt = receipt_of(Frame(code=code, fields=fields), QUEUE, "M", "a:1")
+        receipt = receipt_of(RemotingFrame(code=code, fields=fields), QUEUE, "M", "a:1")
         assert receipt == (status, "M", QUEUE, 7, "O", "M", "R")
     with pytest.raises(FrameBroken, match="queueOffset"):
-        receipt_of(Frame(code=0, fields={"queueId": "3"}), QUEUE, "M", "a:1")
+        receipt_of(RemotingFrame(code=0, fields={"queueId": "3"}), QUEUE, "M", "a:1")

@@ -8,13 +8,13 @@ from support.stored_messages import a_stored
 from broker_adapter.contracts.classic import Decision, QueueReceipt, SendStatus
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.transactions import check_of, end_fields
 
 RECEIPT = QueueReceipt(
     SendStatus.STORED, "M1", MessageQueue("orders", "a", 3), 5, "7F00000100002A9F0000000000000007", "T1"
 )
-QUESTION = Frame(code=39, fields={"transactionId": "T1"}, body=a_stored(properties={"PGROUP": "g"}))
+QUESTION = RemotingFrame(code=39, fields={"transactionId": "T1"}, body=a_stored(properties={"PGROUP": "g"}))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_answer_says_where_the_question_said_it_lies() -> None:
 def test_a_question_that_is_none_is_broken(body: bytes) -> None:
     """No message, several, one of nobody's, one that is damaged."""
     with pytest.raises(FrameBroken):
-        check_of(Frame(code=39, body=body), "a")
+        check_of(RemotingFrame(code=39, body=body), "a")
 
 
 def test_a_receipt_of_a_one_way_send_ends_nothing() -> None:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from broker_adapter.contracts.limits import DELAY_LEVELS_MS
-from retry.flow import ComeBack, Failure, Forwarded, LeaseExpired, Nacked, Outcome, SentBack, after_failure
+from retry.flow import ComeBack, Failure, GivenUp, LeaseExpired, Nacked, Outcome, SentBack, after_failure
 from retry.policy import DeadLetter, Fixed, Reason, RetryAt, RetryPolicy
 
 NOW = 1_700_000_000_000
@@ -40,7 +40,7 @@ def after(
         (SentBack(3), RetryAt(NOW + 10_000), TOO_OLD, EXHAUSTED),
         (SentBack(18), RetryAt(NOW + 2 * HOUR), TOO_OLD, EXHAUSTED),
         (SentBack(99), RetryAt(NOW + 2 * HOUR), TOO_OLD, EXHAUSTED),
-        (Forwarded(), FORWARDED, FORWARDED, FORWARDED),
+        (GivenUp(), FORWARDED, FORWARDED, FORWARDED),
     ],
 )
 def test_every_failure_has_its_outcome(
@@ -95,7 +95,7 @@ def test_jitter_is_the_policys_alone() -> None:
 
 def test_kinds_are_told_apart() -> None:
     """Failures and outcomes without fields are not equal to each other, and true, as empty tuples would not be."""
-    kinds: list[object] = [LeaseExpired(), Forwarded(), ComeBack()]
+    kinds: list[object] = [LeaseExpired(), GivenUp(), ComeBack()]
     assert [kinds.index(kind) for kind in kinds] == [0, 1, 2]
     assert all(kinds)
     number: list[object] = [Nacked(1), SentBack(1), RetryAt(1), EXHAUSTED]
@@ -122,5 +122,5 @@ def test_what_is_not_wanted_late_is_not_tried_late(failure: Failure, at_ms: int)
 
 def test_who_gave_it_up_is_believed_however_late_it_is() -> None:
     """The reason is what somebody said, if somebody said one."""
-    assert after_failure(POLICY, Forwarded(), 1, NOW, Random(1), not_after_ms=NOW - 1) == FORWARDED
+    assert after_failure(POLICY, GivenUp(), 1, NOW, Random(1), not_after_ms=NOW - 1) == FORWARDED
     assert after_failure(POLICY, SentBack(-1), 1, NOW, Random(1), not_after_ms=NOW - 1) == SENT_BACK

@@ -13,8 +13,8 @@ from dmq.store.schema.clock import Move, decode_moves
 from dmq.store.schema.keys import pack_timeline_key
 from dmq.store.schema.record import (
     EntryKind,
+    HalfMessageState,
     Terms,
-    Vigil,
     WaitingEntry,
     decode_waiting,
     encode_body,
@@ -36,7 +36,7 @@ def delay(deliver_at_ms: int, accepted_at_ms: int, kind: EntryKind = EntryKind.D
 
 def half(deliver_at_ms: int, accepted_at_ms: int) -> bytes:
     entry = WaitingEntry(int(EntryKind.TRANSACTION), 3, 4, 5, NOW_MS + deliver_at_ms, NOW_MS + accepted_at_ms)
-    return encode_half(entry, Vigil(Terms(0, 0), 0, 0, 1), b"id")
+    return encode_half(entry, HalfMessageState(Terms(0, 0), 0, 0, 1), b"id")
 
 
 def times(value: bytes) -> tuple[int, int] | None:

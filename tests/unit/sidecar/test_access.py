@@ -28,7 +28,7 @@ from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile
-from dmq.acl.guard import Guard
+from dmq.acl.guard import Authenticator
 from dmq.rocketmq_server.calls.access import AT_ALL, NEEDS, Guarded
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher, StreamEnded
@@ -61,12 +61,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def guard(tmp_path: Path, clock: ManualClock) -> Guard:
-    return Guard(KeyFile(write_acl(tmp_path), clock), clock)
+def guard(tmp_path: Path, clock: ManualClock) -> Authenticator:
+    return Authenticator(KeyFile(write_acl(tmp_path), clock), clock)
 
 
 @pytest.fixture
-def sidecar(clock: ManualClock, guard: Guard) -> Sidecar:
+def sidecar(clock: ManualClock, guard: Authenticator) -> Sidecar:
     return Sidecar(clock, guard=guard)
 
 
@@ -143,7 +143,7 @@ def test_a_subscription_takes_each_of_its_topics() -> None:
     assert needed("Telemetry", frame) == CONSUME | {"SUB on topic 'orders'"}
 
 
-def test_an_rpc_that_is_not_in_the_table_takes_an_admin_key(guard: Guard, clock: ManualClock) -> None:
+def test_an_rpc_that_is_not_in_the_table_takes_an_admin_key(guard: Authenticator, clock: ManualClock) -> None:
     """It is refused, and not served unseen."""
 
     async def serve(request: object, call: Call) -> object:
@@ -254,7 +254,7 @@ def test_a_client_id_counts_within_its_key(sidecar: Sidecar, clock: ManualClock)
 
 
 def test_an_open_stream_hears_nothing_that_its_key_may_not_hear_any_more(
-    tmp_path: Path, guard: Guard, clock: ManualClock
+    tmp_path: Path, guard: Authenticator, clock: ManualClock
 ) -> None:
     """A permission is taken away while a producer is connected: it is not asked about half messages, and must go."""
     service = Fixed()

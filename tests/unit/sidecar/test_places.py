@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.quotas import Quotas
-from dmq.rocketmq_server.sessions.slots import Polls, Slots
+from dmq.rocketmq_server.sessions.slots import PollSlots, Slots
 
 
 def test_one_client_cannot_take_every_place() -> None:
@@ -42,7 +42,7 @@ async def forever(_: int) -> str:
     return str(await asyncio.Event().wait())
 
 
-async def hold(polls: Polls, client_id: str) -> str:
+async def hold(polls: PollSlots, client_id: str) -> str:
     """Wait until the wait is ended."""
     return await polls.run(client_id, (), forever, 1_000, nothing="ended")
 
@@ -56,7 +56,7 @@ def test_a_goodbye_ends_the_waits_of_one_client() -> None:
     """And of nobody else; closing ends all. Twice is fine, and nothing is left behind."""
 
     async def scenario() -> None:
-        polls = Polls(in_all=10, per_client=10, quotas=Quotas(ManualClock()))
+        polls = PollSlots(in_all=10, per_client=10, quotas=Quotas(ManualClock()))
         goes = [asyncio.create_task(hold(polls, "goes")) for _ in range(3)]
         stays = asyncio.create_task(hold(polls, "stays"))
         await asyncio.sleep(0)

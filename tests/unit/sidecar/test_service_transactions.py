@@ -18,7 +18,7 @@ from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher
 from dmq.rocketmq_server.rpc.service import MessagingService
 from dmq.rocketmq_server.rpc.transactions import SENT_TOPICS_MAX, Producers
-from dmq.rocketmq_server.sessions.sessions import Outbox, Session, Sessions
+from dmq.rocketmq_server.sessions.sessions import Session, Sessions, TelemetryOutbox
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 TOPIC = wire.Resource(name="orders")
@@ -252,7 +252,7 @@ def test_producers_are_asked_in_turn() -> None:
     """One that is silent does not get all the questions; one whose stream is closed gets none."""
 
     async def scenario() -> None:
-        producers, streams = Producers(), [Outbox(), Outbox(), Outbox()]
+        producers, streams = Producers(), [TelemetryOutbox(), TelemetryOutbox(), TelemetryOutbox()]
         for number, outbox in enumerate(streams):
             for topic in ("orders", "others"):
                 producers.sent(f"client-{number}", topic, outbox)
@@ -266,7 +266,7 @@ def test_producers_are_asked_in_turn() -> None:
         assert not await producers.check(a_check(9))
         for number, outbox in enumerate(streams):
             assert producers.is_live("orders")
-            producers.left(f"client-{number}", Outbox())
+            producers.left(f"client-{number}", TelemetryOutbox())
             producers.left(f"client-{number}", outbox)
         assert not producers.is_live("orders")
         assert not await producers.check(a_check(9))
@@ -274,7 +274,7 @@ def test_producers_are_asked_in_turn() -> None:
     asyncio.run(scenario())
 
 
-def a_session(outbox: Outbox, *topics: str) -> Session:
+def a_session(outbox: TelemetryOutbox, *topics: str) -> Session:
     """What a producer with these topics told about itself."""
     settings = wire.Settings(publishing=wire.Publishing(topics=[wire.Resource(name=topic) for topic in topics]))
     return Session(
@@ -291,7 +291,7 @@ def a_session(outbox: Outbox, *topics: str) -> Session:
 
 def test_settings_replace_what_earlier_ones_said() -> None:
     """Danger: every topic that a stream ever named was kept, 158 bytes for each that came. What it sent to stays."""
-    producers, outbox = Producers(), Outbox()
+    producers, outbox = Producers(), TelemetryOutbox()
     producers.sent("one", "sent", outbox)
     for number in range(3):
         producers.told(a_session(outbox, f"t-{number}", "always", "sent"))
@@ -300,7 +300,7 @@ def test_settings_replace_what_earlier_ones_said() -> None:
     producers.told(a_session(outbox))
     assert not producers.is_live("always")
     assert producers.is_live("sent")
-    newer = Outbox()
+    newer = TelemetryOutbox()
     producers.told(a_session(newer, "t-0"))
     producers.left("one", outbox)  # of its streams the newest counts
     assert producers.is_live("t-0")
@@ -313,7 +313,7 @@ def test_settings_replace_what_earlier_ones_said() -> None:
 
 def test_topics_that_a_client_sent_to_are_bounded() -> None:
     """The one that it used longest ago is forgotten, unless its settings name it."""
-    producers, outbox = Producers(), Outbox()
+    producers, outbox = Producers(), TelemetryOutbox()
     producers.told(a_session(outbox, "t-1"))
     for number in range(SENT_TOPICS_MAX):
         producers.sent("one", f"t-{number}", outbox)
@@ -331,7 +331,7 @@ def test_a_full_stream_is_waited_for() -> None:
     """More questions than a stream holds all arrive, as its client reads."""
 
     async def scenario() -> None:
-        producers, outbox = Producers(), Outbox()
+        producers, outbox = Producers(), TelemetryOutbox()
         producers.sent("one", "orders", outbox)
 
         async def ask() -> None:

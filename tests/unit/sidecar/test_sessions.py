@@ -6,7 +6,7 @@ import asyncio
 
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Outbox, Sessions
+from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Sessions, TelemetryOutbox
 
 
 def seen(sessions: Sessions, client_id: str, group: str = "g") -> None:
@@ -42,14 +42,14 @@ def test_a_client_with_an_open_stream_is_not_forgotten() -> None:
     """Danger: behind a standstill of two minutes all were, and what changed for them was told to none for five more."""
     clock = ManualClock()
     sessions = Sessions(clock, sessions_max=3)
-    outbox = sessions.seen("connected", wire.PUSH_CONSUMER, "g", "JAVA").outbox = Outbox()
+    outbox = sessions.seen("connected", wire.PUSH_CONSUMER, "g", "JAVA").outbox = TelemetryOutbox()
     clock.advance(int(IDLE_S_MAX * 1000) + 1)
     seen(sessions, "b")
     assert ids(sessions) == ["connected", "b"]
     sessions.detach("connected", outbox)
     seen(sessions, "c")
     assert ids(sessions) == ["b", "c"]
-    sessions.seen("b", wire.PUSH_CONSUMER, "g", "JAVA").outbox = Outbox()
+    sessions.seen("b", wire.PUSH_CONSUMER, "g", "JAVA").outbox = TelemetryOutbox()
     for client_id in ("d", "e", "f"):  # at the bound it gives way as all do
         seen(sessions, client_id)
     assert ids(sessions) == ["d", "e", "f"]
@@ -71,7 +71,7 @@ def test_what_a_client_said_before_is_kept() -> None:
 def test_only_the_newest_stream_can_detach_itself() -> None:
     """The end of an old stream must not take the new one from its client."""
     sessions = Sessions(ManualClock())
-    old, new = Outbox(), Outbox()
+    old, new = TelemetryOutbox(), TelemetryOutbox()
     sessions.seen("a", wire.PRODUCER, "", "").outbox = new
     sessions.detach("a", old)
     assert [session.outbox for session in sessions] == [new]
@@ -84,7 +84,7 @@ def test_closing_ends_a_reader_after_what_is_queued() -> None:
     """Frames put before the close still arrive, later ones do not."""
 
     async def scenario() -> list[str]:
-        outbox = Outbox()
+        outbox = TelemetryOutbox()
         await outbox.put(wire.TelemetryCommand(status=wire.Status(message="first")))
         outbox.close()
         outbox.close()
@@ -99,7 +99,7 @@ def test_closing_a_full_outbox_does_not_wait() -> None:
     """A client that does not read cannot hold up the shutdown; who waits to put is let go."""
 
     async def scenario() -> int:
-        outbox = Outbox()
+        outbox = TelemetryOutbox()
         for _ in range(16):
             await outbox.put(wire.TelemetryCommand())
         outbox.close()
@@ -111,16 +111,16 @@ def test_closing_a_full_outbox_does_not_wait() -> None:
 
 def test_an_offer_never_waits() -> None:
     """Taken while there is room; dropped when the client does not read, and when the stream is closed."""
-    outbox = Outbox()
+    outbox = TelemetryOutbox()
     assert [outbox.offer(wire.TelemetryCommand()) for _ in range(17)] == [True] * 16 + [False]
-    closed = Outbox()
+    closed = TelemetryOutbox()
     closed.close()
     assert not closed.offer(wire.TelemetryCommand())
 
 
 def test_settings_of_absurd_length_are_not_kept() -> None:
     """A client could fill the memory with wishes; its stream is kept all the same."""
-    sessions, outbox = Sessions(ManualClock()), Outbox()
+    sessions, outbox = Sessions(ManualClock()), TelemetryOutbox()
     session = sessions.seen("a", wire.PUSH_CONSUMER, "g", "")
     settings = wire.Settings(client_type=wire.PUSH_CONSUMER, subscription=wire.Subscription())
     sessions.attach(session, settings, outbox)
@@ -136,18 +136,18 @@ def test_all_settings_together_have_a_bound() -> None:
     settings = wire.Settings(subscription=wire.Subscription(group=wire.Resource(name="g" * 63 * 1024)))
     everybody = [sessions.seen(f"c-{number}", wire.PUSH_CONSUMER, "g", "") for number in range(1_100)]
     for session in everybody:
-        sessions.attach(session, settings, Outbox())
-        sessions.attach(session, settings, Outbox())  # again, in place of the first
+        sessions.attach(session, settings, TelemetryOutbox())
+        sessions.attach(session, settings, TelemetryOutbox())  # again, in place of the first
     kept = [session.client_id for session in sessions if session.settings is not None]
     assert kept == [f"c-{number}" for number in range(1_040)]
     sessions.forget("c-0")
-    sessions.attach(everybody[-1], settings, Outbox())
+    sessions.attach(everybody[-1], settings, TelemetryOutbox())
     assert everybody[-1].settings is not None
 
 
 def test_the_end_of_the_newest_stream_ends_its_wishes() -> None:
     """Without a stream nobody can be told anything; the client says it again on the next one."""
-    sessions, outbox = Sessions(ManualClock()), Outbox()
+    sessions, outbox = Sessions(ManualClock()), TelemetryOutbox()
     session = sessions.seen("a", wire.PUSH_CONSUMER, "g", "")
     sessions.attach(session, wire.Settings(subscription=wire.Subscription()), outbox)
     sessions.detach("a", outbox)

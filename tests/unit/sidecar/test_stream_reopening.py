@@ -9,7 +9,7 @@ from support.protocol import TOPIC, Sidecar, from_client
 
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.rocketmq_server.sessions.sessions import Outbox
+from dmq.rocketmq_server.sessions.sessions import TelemetryOutbox
 from dmq.rocketmq_server.sessions.stream_reopening import RESPELL_S_MIN, other_spelling
 
 
@@ -63,7 +63,7 @@ def test_a_python_producer_without_a_stream_is_brought_to_open_one() -> None:
 
         session = sidecar.sessions.get("client-1")
         assert session is not None
-        session.outbox = Outbox()
+        session.outbox = TelemetryOutbox()
         clock.advance(int(RESPELL_S_MIN * 1000))
         assert await route(sidecar, "PYTHON") == RESPELT
         session.outbox = None

@@ -14,7 +14,7 @@ from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
-from dmq.store.schema.spool import Totals
+from dmq.store.schema.spool import TypeTotals
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Delete, Put
 from dmq.store.writer.writer import Unit
@@ -49,7 +49,7 @@ def test_a_dead_entry_that_is_moved_is_dead_there_once(entries: Entries) -> None
             (an_entry(1, key="k"), Death.TOO_OLD, 8),
             (an_entry(2), Death.TOO_OLD, 7),
         ]
-        assert entries.total() == recount(entries).totals["orders"] == Totals(dead=2)
+        assert entries.total() == recount(entries).totals["orders"] == TypeTotals(dead=2)
         assert entries.dead("orders", an_entry(1).uid, 9) == found[1:]
 
 
@@ -60,7 +60,7 @@ def test_an_entry_that_is_moved_waits_there_and_the_progress_is_told_with_it(ent
         entries.adopt(an_entry(1), 3, PROGRESS, done.set_result)
     assert done.result(PATIENCE_S).error is None
     assert entries.store.get_many(Family.GROUP, [PROGRESS.key]) == [PROGRESS.value]
-    assert entries.total() == recount(entries).totals["orders"] == Totals(1, size_of(an_entry(1)), 0)
+    assert entries.total() == recount(entries).totals["orders"] == TypeTotals(1, size_of(an_entry(1)), 0)
     assert list(recount(entries).waiting.values()) == [an_entry(1)]
 
 
@@ -77,4 +77,4 @@ def test_what_was_moved_away_is_forgotten(entries: Entries) -> None:
         ops = [*entries.forget_dead(type_id), *entries.forget(type_id, an_entry(2))]
     assert not [op for op in ops if isinstance(op, Delete)]
     entries.store.commit(ops)
-    assert entries.total() == Entries(entries.store).total() == Totals()
+    assert entries.total() == Entries(entries.store).total() == TypeTotals()

@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
-from dmq.store.files.steady_clock import STEP_MS, BelievedClock, ClockNews, ClockOptions, ClockStatus, News
+from dmq.store.files.steady_clock import STEP_MS, ClockNews, ClockOptions, ClockStatus, News, SteadyClock
 from dmq.store.schema.clock import ClockRow, decode_clock, encode_clock
 
 MINUTE_MS = 60_000
@@ -21,24 +21,24 @@ def step(clock: ManualClock, by_ms: int) -> None:
     clock.step_to(clock.now_ms() + by_ms)
 
 
-def news_of(believed: BelievedClock) -> list[News]:
+def news_of(believed: SteadyClock) -> list[News]:
     """What happened, which is recorded with that."""
     found, _ = believed.news()
     believed.recorded(len(found))
     return [each.news for each in found]
 
 
-def go_on(clock: ManualClock, believed: BelievedClock, options: ClockOptions = OPTIONS) -> BelievedClock:
+def go_on(clock: ManualClock, believed: SteadyClock, options: ClockOptions = OPTIONS) -> SteadyClock:
     """The clock of the next run, after a kill: with what was kept."""
     row = believed.row()
     assert row is not None, "recorded before"
-    return BelievedClock(clock, options, decode_clock(encode_clock(row)), is_new=False)
+    return SteadyClock(clock, options, decode_clock(encode_clock(row)), is_new=False)
 
 
 def test_time_passes_and_nothing_happens() -> None:
     """Also while the machine is suspended, and while the clock is slewed."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     clock.advance(YEAR_MS)
     assert believed.now_ms() == clock.now_ms()
     assert believed.boot_ms() == clock.boot_ms() == YEAR_MS
@@ -55,7 +55,7 @@ def test_time_passes_and_nothing_happens() -> None:
 def test_a_step_back_to_where_the_clock_was_read_last() -> None:
     """The time that passed unread is stepped back exactly: it is followed at once, and noticed 50 ms later at most."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     assert believed.now_ms() == clock.now_ms()
     clock.advance(MINUTE_MS)
     step(clock, -MINUTE_MS)
@@ -70,7 +70,7 @@ def test_many_small_steps_within_a_second_are_one(by_ms: int) -> None:
     """However often the clock is read between them: what they add up to is a step, and what waits for it is moved."""
     clock = ManualClock()
     clock.advance(MINUTE_MS)
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     for _ in range(4):
         clock.advance(60)
         step(clock, by_ms)
@@ -85,7 +85,7 @@ def test_many_small_steps_within_a_second_are_one(by_ms: int) -> None:
 def test_a_step_that_is_followed(by_ms: int) -> None:
     """At once, and it is not steady for a while; a second one begins that anew."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     step(clock, by_ms)
     assert (believed.now_ms(), believed.is_steady()) == (clock.now_ms(), False)
     assert news_of(believed) == [News.STEPPED]
@@ -103,7 +103,7 @@ def test_a_step_that_is_followed(by_ms: int) -> None:
 def test_a_large_step_forward_is_held() -> None:
     """Time goes on from where it was; once the clock was steady for a while it is followed."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     began_ms = clock.now_ms()
     step(clock, JUMP_MS + 1)
     assert believed.now_ms() == began_ms
@@ -118,7 +118,7 @@ def test_a_large_step_forward_is_held() -> None:
 def test_a_glitch_is_not_seen_in_the_believed_time() -> None:
     """A year forward, 0.6 s, and back: time went on by 0.6 s."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     began_ms = clock.now_ms()
     step(clock, YEAR_MS)
     assert believed.now_ms() == began_ms
@@ -135,7 +135,7 @@ def test_a_glitch_is_not_seen_in_the_believed_time() -> None:
 def test_steps_that_are_each_small_enough_add_up() -> None:
     """What is followed is what is measured from, so that a clock that is corrected in steps is followed."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     for _ in range(3):
         step(clock, JUMP_MS)
         assert believed.now_ms() == clock.now_ms()
@@ -147,7 +147,7 @@ def test_steps_that_are_each_small_enough_add_up() -> None:
 
 def test_without_a_bound_every_step_is_followed_and_none_is_steady() -> None:
     clock = ManualClock()
-    believed = BelievedClock(clock, FOLLOWS, None, is_new=True)
+    believed = SteadyClock(clock, FOLLOWS, None, is_new=True)
     step(clock, YEAR_MS)
     assert (believed.now_ms(), believed.is_steady()) == (clock.now_ms(), False)
 
@@ -155,7 +155,7 @@ def test_without_a_bound_every_step_is_followed_and_none_is_steady() -> None:
 def test_an_operator_is_believed_at_once() -> None:
     """And once: then there is nothing to accept, until the next step."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     assert not believed.accept("no reason")
     step(clock, YEAR_MS)
     assert believed.accept("it was set by hand")
@@ -173,7 +173,7 @@ def test_an_operator_is_believed_at_once() -> None:
 def test_a_run_goes_on_with_what_was_held(down_ms: int) -> None:
     """Neither the hold nor the wait ends with a kill; time while it was down counts."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     began_ms = clock.now_ms()
     step(clock, YEAR_MS)
     news_of(believed)
@@ -188,7 +188,7 @@ def test_a_run_goes_on_with_what_was_held(down_ms: int) -> None:
 def test_a_large_step_that_leads_back_is_followed_at_once(*, is_killed: bool) -> None:
     """Danger: what is stored while a right clock is held would seem that much older once it is believed."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     step(clock, -YEAR_MS)
     clock.advance(5_000)
     assert believed.now_ms() == clock.now_ms()
@@ -204,11 +204,11 @@ def test_a_large_step_that_leads_back_is_followed_at_once(*, is_killed: bool) ->
 def test_a_step_while_the_daemon_was_down_is_noticed() -> None:
     """By the boot clock, as long as the machine was not started anew."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     row = believed.row()
     step(clock, YEAR_MS)
     clock.advance(5_000)
-    after = BelievedClock(clock, OPTIONS, row, is_new=False)
+    after = SteadyClock(clock, OPTIONS, row, is_new=False)
     assert (after.now_ms(), after.is_steady()) == (clock.now_ms() - YEAR_MS, False)
     found, _ = after.news()
     assert [(each.news, each.step_ms, each.was_down) for each in found] == [(News.HELD, YEAR_MS, True)]
@@ -217,19 +217,19 @@ def test_a_step_while_the_daemon_was_down_is_noticed() -> None:
 def test_after_a_start_of_the_machine_only_a_step_back_is_noticed() -> None:
     """And whatever the clock says then has to prove itself for a while."""
     clock = ManualClock()
-    row = BelievedClock(clock, OPTIONS, None, is_new=True).row()
+    row = SteadyClock(clock, OPTIONS, None, is_new=True).row()
     clock.reboot(YEAR_MS)
-    after = BelievedClock(clock, OPTIONS, row, is_new=False)
+    after = SteadyClock(clock, OPTIONS, row, is_new=False)
     assert (after.now_ms(), after.is_steady(), news_of(after)) == (clock.now_ms(), False, [])
     step(clock, -2 * YEAR_MS)
     clock.reboot(0)
-    after = BelievedClock(clock, OPTIONS, row, is_new=False)
+    after = SteadyClock(clock, OPTIONS, row, is_new=False)
     assert (after.now_ms(), after.is_steady(), news_of(after)) == (clock.now_ms(), False, [News.STEPPED])
 
 
 def test_an_old_store_without_a_row_has_to_see_the_clock_for_a_while() -> None:
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=False)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=False)
     assert not believed.is_steady()
     clock.advance(STEADY_MS)
     assert believed.is_steady()
@@ -239,7 +239,7 @@ def test_an_old_store_without_a_row_has_to_see_the_clock_for_a_while() -> None:
 def test_an_operator_is_told_how_the_clock_is() -> None:
     """What it says and what is believed, the last step, how many there were, and how long until it counts as steady."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     began_ms = clock.now_ms()
     assert believed.status() == ClockStatus(began_ms, began_ms, True, False, 0, 0, 0, 0)
     clock.advance(MINUTE_MS)
@@ -263,7 +263,7 @@ def test_an_operator_is_told_how_the_clock_is() -> None:
 def test_what_is_not_recorded_is_found_again_by_the_next_run() -> None:
     """There is no row to keep before."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     step(clock, -YEAR_MS)
     assert believed.row() is None
     assert news_of(believed) == [News.STEPPED]
@@ -273,7 +273,7 @@ def test_what_is_not_recorded_is_found_again_by_the_next_run() -> None:
 def test_news_are_bounded() -> None:
     """Nobody records them: the latest are kept."""
     clock = ManualClock()
-    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    believed = SteadyClock(clock, OPTIONS, None, is_new=True)
     for _ in range(2_000):
         step(clock, STEP_MS)
         believed.now_ms()
