@@ -253,16 +253,35 @@ def _(reader: Reader) -> None:
     reader.stop()
 
 
-@before("docs/OPERATIONS.md", "dmq spool check")
+@before("docs/runbooks/consumers.md", "dmq dead groups")
+def _(reader: Reader) -> None:
+    reader.serve()
+
+
+@before("docs/runbooks/disk-and-store.md", "dmq store check /var/lib/dmq\n")
+def _(reader: Reader) -> None:
+    """The store of a stopped daemon."""
+    reader.serve("--data", reader.mine("/var/lib/dmq"))
+    reader.stop()
+
+
+@before("docs/runbooks/disk-and-store.md", "dmq spool check")
 def _(reader: Reader) -> None:
     """A spool as well, of which one process died."""
     reader.env["DMQ_SPOOL"] = str(reader.folder / "spool")
     Spool(reader.folder / "spool").close()
 
 
-@before("docs/OPERATIONS.md", "dmq clock accept")
+@before("docs/runbooks/late-or-stopped.md", "dmq msg ls orders")
 def _(reader: Reader) -> None:
-    reader.serve("--data", reader.mine("/var/lib/dmq"))
+    """A daemon with a message."""
+    reader.serve()
+    reader.shell('dmq msg send orders "hello"')
+
+
+@before("docs/runbooks/refused-calls.md", "dmq quota ls")
+def _(reader: Reader) -> None:
+    reader.serve()
 
 
 @before("docs/QUEUES.md", "import asyncio")
