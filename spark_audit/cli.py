@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spark_audit.engines.table import Engine
 
 app = typer.Typer(
-    help="Audits a trail: was anything lost, late or delivered twice?",
+    help="Audit a trail for lost, late and duplicated messages.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,31 +73,37 @@ def instant_ms(text: str) -> int:
 @app.command()
 def run(
     *,
-    trail: Annotated[str, typer.Option(help="the trail: a directory, or any address that Hadoop reads")],
+    trail: Annotated[str, typer.Option(help="trail: a directory, or any address that Hadoop reads")],
     out: Annotated[Path, typer.Option(help="directory for report.json, report.html and findings")],
-    from_time: Annotated[str | None, typer.Option("--from", help="first window (by due time), ISO or ms")] = None,
-    to_time: Annotated[str | None, typer.Option("--to", help="windows before this time, ISO or ms")] = None,
-    late_after: Annotated[str, typer.Option(help="fired later than this is late")] = "60s",
-    late_max: Annotated[int, typer.Option(min=0, help="so many late ones are still clean")] = 0,
-    duplicates_max: Annotated[int, typer.Option(min=0, help="so many duplicates are still clean")] = 0,
-    grace: Annotated[str, typer.Option(help="what is due is overdue after this")] = "120s",
-    writer_timeout: Annotated[str, typer.Option(help="a cell silent for longer holds nobody up")] = "10m",
+    from_time: Annotated[
+        str | None, typer.Option("--from", help="start of the first window (by due time), ISO or ms")
+    ] = None,
+    to_time: Annotated[str | None, typer.Option("--to", help="end of the last window, ISO or ms")] = None,
+    late_after: Annotated[str, typer.Option(help="tolerated lateness of a message")] = "60s",
+    late_max: Annotated[int, typer.Option(min=0, help="tolerated number of late messages")] = 0,
+    duplicates_max: Annotated[int, typer.Option(min=0, help="tolerated number of duplicates")] = 0,
+    grace: Annotated[str, typer.Option(help="time after the due time before a message is overdue")] = "120s",
+    writer_timeout: Annotated[str, typer.Option(help="silence after which a cell no longer delays the audit")] = "10m",
     window: Annotated[str, typer.Option(help="length of a window")] = "10m",
-    exact: Annotated[bool, typer.Option("--exact", help="look at every message, also in equal windows")] = False,
-    verify: Annotated[bool, typer.Option(help="compare the files with their sha256")] = True,
-    incremental: Annotated[bool, typer.Option("--incremental", help="read only new files; needs --state")] = False,
-    state: Annotated[str | None, typer.Option(help="directory of what is kept between runs")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="compare every message, even if the sums of a window agree")
+    ] = False,
+    verify: Annotated[bool, typer.Option(help="verify the sha256 of each file")] = True,
+    incremental: Annotated[bool, typer.Option("--incremental", help="read only new files; requires --state")] = False,
+    state: Annotated[str | None, typer.Option(help="directory of the state that is kept between runs")] = None,
     read_back: Annotated[
-        str | None, typer.Option(help="directory of what was read back from a cluster, to compare")
+        str | None, typer.Option(help="directory of the messages that were read back from a cluster")
     ] = None,
     retired_cell: Annotated[
-        list[str] | None, typer.Option(help="cell whose store is gone; recorded in the trail; may be repeated")
+        list[str] | None, typer.Option(help="cell whose store is lost, recorded in the trail; may be repeated")
     ] = None,
-    findings_max: Annotated[int, typer.Option(min=0, help="findings that are listed; all are counted")] = 100_000,
+    findings_max: Annotated[
+        int, typer.Option(min=0, help="maximum number of listed findings; all are counted")
+    ] = 100_000,
     engine: Annotated[
-        EngineName, typer.Option(help="duckdb, in this process, of a trail on this machine; or spark")
+        EngineName, typer.Option(help="duckdb, in this process, for a trail on this machine; or spark")
     ] = EngineName.spark,
-    threads: Annotated[int | None, typer.Option(min=1, help="of duckdb; all processors if not given")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="threads of duckdb; default: all processors")] = None,
 ) -> None:
     """Audit a trail: 0 clean, 10 late or duplicates, 20 loss, 30 inconclusive, 40 inconsistent."""
     if incremental != (state is not None):
@@ -237,12 +243,12 @@ def _print_ledger(
 
 @app.command()
 def explain(
-    message_id: Annotated[str, typer.Argument(help="the id, as its sender knows it")],
+    message_id: Annotated[str, typer.Argument(help="message id, as returned to its producer")],
     *,
-    trail: Annotated[Path, typer.Option(help="the trail's directory")],
-    as_json: Annotated[bool, typer.Option("--json", help="as data")] = False,
+    trail: Annotated[Path, typer.Option(help="directory of the trail")],
+    as_json: Annotated[bool, typer.Option("--json", help="output as JSON")] = False,
 ) -> None:
-    """Tell what happened to one message. Needs no Spark."""
+    """Show the events of one message. Needs no Spark."""
     from spark_audit import explain as explaining
 
     code = explaining.main(message_id, trail, out=sys.stdout, as_json=as_json, progress=sys.stderr)

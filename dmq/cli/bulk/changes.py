@@ -34,20 +34,20 @@ _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 TargetsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids; or a recall handle.", autocompletion=topics
+        metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids, or a recall handle.", autocompletion=topics
     ),
 ]
-KeyFilter = Annotated[str, typer.Option("--key", metavar="KEY", help="All that wait with this key.")]
+KeyFilter = Annotated[str, typer.Option("--key", metavar="KEY", help="All pending messages with this key.")]
 OwnKeyOption = Annotated[
     list[str] | None,
-    typer.Option("--own-key", metavar="KEY", help="The one that waits under this own key; may be repeated."),
+    typer.Option("--own-key", metavar="KEY", help="The pending message with this own key; may be repeated."),
 ]
-TagFilter = Annotated[str, typer.Option("--tag", metavar="TAG", help="All that wait with this tag.")]
+TagFilter = Annotated[str, typer.Option("--tag", metavar="TAG", help="All pending messages with this tag.")]
 DueAfterFilter = Annotated[
-    str | None, typer.Option(metavar="TIME", help=f"All that are due at this time or later: {_TIMES}.")
+    str | None, typer.Option(metavar="TIME", help=f"All pending messages due at this time or later: {_TIMES}.")
 ]
-DueBeforeFilter = Annotated[str | None, typer.Option(metavar="TIME", help="All that are due before this time.")]
-AllFilter = Annotated[bool, typer.Option("--all", help="All that wait in the topic.")]
+DueBeforeFilter = Annotated[str | None, typer.Option(metavar="TIME", help="All pending messages due before this time.")]
+AllFilter = Annotated[bool, typer.Option("--all", help="All pending messages of the topic.")]
 
 
 class Targets(NamedTuple):

@@ -31,7 +31,7 @@ from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
 app = noun("backoff")
 
 GroupOption = Annotated[
-    str, typer.Option("--group", metavar="GROUP", help="Begin with the policy of this consumer group, of a daemon.")
+    str, typer.Option("--group", metavar="GROUP", help="Start from the policy of this consumer group of a daemon.")
 ]
 
 
@@ -65,10 +65,11 @@ def show(
     jitter: JitterOption = None,
     max_age: MaxAgeOption = None,
 ) -> None:
-    """Show the attempts of a policy and the delays between them.
+    """Show the attempts of a retry policy and the delays between them.
 
-    Without options: of the default policy. With --group: of that group's, changed by the other options. The times are
-    the earliest possible ones: jitter and the time that each attempt takes are added to them.
+    Without options, the command shows the default policy. With --group, it shows the policy of that group, changed
+    by the other options. The times are the earliest possible ones: jitter and the duration of each attempt come on
+    top.
     """
     base = _policy_of_group(session, group)
     policy = policy_of(
@@ -130,15 +131,17 @@ def simulate(
     max_age: MaxAgeOption = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The first delivery: RFC 3339, epoch milliseconds, or +5m.  [default: now]"),
+        typer.Option(
+            metavar="TIME", help="Time of the first delivery: RFC 3339, epoch milliseconds, or +5m.  [default: now]"
+        ),
     ] = None,
-    processing: Annotated[str, typer.Option(metavar="DURATION", help="Time each attempt takes to fail.")] = "0s",
+    processing: Annotated[str, typer.Option(metavar="DURATION", help="Duration of each failed attempt.")] = "0s",
     seed: Annotated[int | None, typer.Option(help="Seed of the jitter, to repeat a result.  [default: random]")] = None,
 ) -> None:
-    """Show when each attempt happens for a message that always fails.
+    """Show the attempt times of a message that always fails.
 
-    The last line says when it is a dead letter, and why. Without options: by the default policy, from now on. With
-    --group: by that group's, changed by the other options.
+    The last line shows when the message becomes a dead letter, and why. Without options, the default policy
+    applies, from now on. With --group, the policy of that group applies, changed by the other options.
     """
     base = _policy_of_group(session, group)
     policy = policy_of(

@@ -40,9 +40,10 @@ def routes(
         str, typer.Argument(metavar="[TOPIC]", help="The topic.  [default: all]", show_default=False)
     ] = "",
 ) -> None:
-    """Show the brokers, and the queues that topics have.
+    """Show the brokers of a cluster and the queues of its topics.
 
-    A broker that was killed is listed until the name servers forget it, two minutes later: it does not answer.
+    The list contains a killed broker for two minutes, until the name servers remove it. Such a broker does not
+    answer.
     """
     if topic:
         parts = cluster.ask(lambda survey: survey.route(topic))
@@ -82,7 +83,7 @@ def routes(
 @app.command()
 @with_cluster
 def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
-    """Show where the queues of a topic begin and end, and when a message was stored in them last."""
+    """Show the offset range and last write time of each queue."""
     found = cluster.ask(lambda survey: survey.queues(topic))
     if session.as_json:
         out.show_json(
@@ -114,9 +115,9 @@ def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
 @app.command()
 @with_cluster
 def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None:
-    """Show how far a group has come in each queue, and its lag.
+    """Show the committed offset and the lag of a group in each queue.
 
-    A queue that it never committed has no lag. A broker of RocketMQ 4 may say 0 of one in place of nothing.
+    A queue without a committed offset has no lag. A broker of RocketMQ 4 may report offset 0 for such a queue.
     """
     found = cluster.ask(lambda survey: survey.positions(group))
     lag = sum(each.lag or 0 for each in found.values())
@@ -158,9 +159,9 @@ def consumers(
         str, typer.Argument(metavar="[GROUP]", help="The group.  [default: all]", show_default=False)
     ] = "",
 ) -> None:
-    """Show the groups; of one, its members and whose each queue is.
+    """Show the groups, or the members and queues of one group.
 
-    Members are asked themselves, through a broker, what is theirs. The queues of one that does not answer are unknown.
+    Each member reports its own queues through a broker. The queues of a member that does not answer are unknown.
     """
     if group:
         shares = cluster.ask(lambda survey: survey.shares(group))

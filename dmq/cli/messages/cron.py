@@ -45,17 +45,17 @@ ExpressionOption = Annotated[
 ZoneOption = Annotated[
     str, typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]")
 ]
-StartOption = Annotated[str | None, typer.Option(metavar="TIME", help=f"Not before this time: {_TIMES}.")]
-EndOption = Annotated[str | None, typer.Option(metavar="TIME", help="Not after this time.")]
+StartOption = Annotated[str | None, typer.Option(metavar="TIME", help=f"Send nothing before this time: {_TIMES}.")]
+EndOption = Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after this time.")]
 CountOption = Annotated[
-    int, typer.Option(min=0, show_default=False, help="Number of occurrences in all.  [default: no bound]")
+    int, typer.Option(min=0, show_default=False, help="Total number of occurrences.  [default: no limit]")
 ]
 JitterOption = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Send each occurrence up to this much later.")
+    str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
 ]
 CatchUpOption = Annotated[
     CatchUp,
-    typer.Option(help="After downtime: send one for all that were missed, all of them, or skip them."),
+    typer.Option(help="Missed occurrences after downtime: send one for all, send all, or skip them."),
 ]
 
 
@@ -82,13 +82,16 @@ def add(
         list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a schedule of this name with other content; it begins anew.")
+        bool,
+        typer.Option(
+            "--replace", help="Replace an existing schedule with other content; it starts from the beginning."
+        ),
     ] = False,
 ) -> None:
-    """Send a message again and again, and print the schedule.
+    """Add a schedule, which sends a message repeatedly, and print it.
 
-    The same command again changes nothing. Each occurrence has an id of its own, and the properties DMQ_SCHEDULE and
-    DMQ_OCCURRENCE say which it is.
+    A repetition of the same command changes nothing. Each occurrence has its own message id. The properties
+    DMQ_SCHEDULE and DMQ_OCCURRENCE contain the name of the schedule and the number of the occurrence.
     """
     if (every is None) == (cron is None):
         raise refused("give one of them", "--every", "--cron")
@@ -129,11 +132,11 @@ def add(
 def ls(
     session: Session,
     *,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="Of this topic only.")] = "",
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only schedules of this topic.")] = "",
     limit: LimitOption = 1_000,
     after: AfterOption = "",
 ) -> None:
-    """List the schedules by name: their rule, what they sent, and when they send next."""
+    """List the schedules by name: rule, sent occurrences and next time."""
     found: list[wire.Schedule] = []
     with session.connect() as client:
         while True:
@@ -172,7 +175,7 @@ def show(
     name: NameArgument,
     body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
-    """Show a schedule: its rule, how far it is, its next times, and what it sends."""
+    """Show a schedule: rule, progress, next times and message."""
     with session.connect() as client:
         found = client.schedule(name, with_body=body)
     _show(session, found)
@@ -181,7 +184,7 @@ def show(
 @app.command()
 @with_reason
 def pause(session: Session, *, name: NameArgument) -> None:
-    """Send nothing until the schedule is resumed."""
+    """Pause a schedule: it sends nothing until it is resumed."""
     with session.connect() as client:
         found = client.pause_schedule(name)
     _show(session, found)
@@ -190,7 +193,7 @@ def pause(session: Session, *, name: NameArgument) -> None:
 @app.command()
 @with_reason
 def resume(session: Session, *, name: NameArgument) -> None:
-    """Go on with a schedule from now; what passed meanwhile is not sent."""
+    """Resume a schedule; occurrences missed meanwhile are not sent."""
     with session.connect() as client:
         found = client.resume_schedule(name)
     _show(session, found)
@@ -199,7 +202,7 @@ def resume(session: Session, *, name: NameArgument) -> None:
 @app.command()
 @with_reason
 def rm(session: Session, *, name: NameArgument) -> None:
-    """Remove a schedule; what it sent stays."""
+    """Remove a schedule; messages that it sent remain."""
     with session.connect() as client:
         found = client.remove_schedule(name)
     if session.as_json:

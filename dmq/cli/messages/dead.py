@@ -138,7 +138,7 @@ def letters_of(
 
 _LOOK_AGAIN_S_MIN, _LOOK_AGAIN_S_MAX = 0.05, 0.5
 
-DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on in the daemon.")]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job continues in the daemon.")]
 
 
 @app.command()
@@ -167,10 +167,10 @@ def ls(
     until: UntilOption = None,
     limit: LimitOption = 50,
     all_outcomes: Annotated[
-        bool, typer.Option("--all-outcomes", help="Include letters that were redriven or purged.")
+        bool, typer.Option("--all-outcomes", help="Include redriven and purged dead letters.")
     ] = False,
     by_error: Annotated[
-        bool, typer.Option("--by-error", help="Count all that are meant by their error, the most frequent first.")
+        bool, typer.Option("--by-error", help="Count the selected dead letters by error, the most frequent first.")
     ] = False,
 ) -> None:
     """List the dead letters of a group, the oldest death first."""
@@ -211,12 +211,12 @@ def show(
     session: Session,
     *,
     group: GroupArgument,
-    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its message id.")],
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id.")],
     body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
-    """Show a dead letter: where it came from, why and when it died, what became of it, and what it is.
+    """Show a dead letter: origin, reason, time, outcome and content.
 
-    A message that died more than once is shown once for each death; JSON is always a list.
+    A message that died more than once is shown once for each death. The JSON output is always a list.
     """
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json):
         chosen = filter_of(client, ids=[message_id])
@@ -251,8 +251,8 @@ def export(
 ) -> None:
     """Write dead letters as JSON Lines, with their bodies in base64.
 
-    Without a filter: all of the group. Those that were redriven or purged are left out. A file appears under its name
-    when it is complete, readable by its owner only.
+    Without a filter, all dead letters of the group are written, except redriven and purged ones. An output file
+    gets its name when it is complete. Only its owner can read it.
     """
     count = unreadable = 0
     with (
@@ -374,27 +374,29 @@ def redrive(
     message_id: MessageIdsOption = None,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="TOPIC", help="Send them to this topic, for all its groups.  [default: to GROUP alone]"
-        ),
+        typer.Option("--to", metavar="TOPIC", help="Send them to all groups of this topic.  [default: only to GROUP]"),
     ] = "",
     all_groups: Annotated[
-        bool, typer.Option("--all-groups", help="Send each to its original topic, for all groups that read it.")
+        bool, typer.Option("--all-groups", help="Send each message to all groups of its original topic.")
     ] = False,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Maximum rate, in messages a second.  [default: unlimited]")
+        float | None, typer.Option(metavar="N", help="Maximum rate, in messages per second.  [default: unlimited]")
     ] = None,
     dry_run: DryRunOption = False,
     detach: DetachOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Send dead letters again, with new message ids, to the group that failed them, and wait until it is done.
+    """Send dead letters to their group again, as new messages.
 
-    Other groups of the topic do not get them again, unless --all-groups or --to says so; a group that was removed needs
-    one of these. Without a filter: all of the group. The daemon does it, also after Ctrl-C or a restart of it; each
-    dead letter keeps what became of it ('dmq dead show'). One that somebody sent to the dead-letter queue came from no
-    topic and needs --to, which makes no topic. Ends with 7 if some failed or are not there, with 1 if somebody stopped
-    it.
+    The command waits for the end of the redrive. Each new message has a new message id. Only the group that failed
+    the message gets it. With --all-groups or --to, all groups of the topic get it. One of these options is required
+    for a removed group. Without a filter, all dead letters of the group are redriven.
+
+    The redrive is a job of the daemon: it continues after Ctrl-C and after a restart. 'dmq dead show' shows the
+    outcome of each dead letter. A message that a client sent to the dead-letter queue has no original topic: it
+    requires --to, which creates no topic.
+
+    The exit code is 7 if some dead letters failed or do not exist, and 1 if the job was stopped.
     """
     if to and all_groups:
         raise refused("give one of them only: --to is for all groups of its topic already", "--to", "--all-groups")
@@ -438,11 +440,13 @@ def purge(
     detach: DetachOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Give dead letters up for good, and wait until it is done.
+    """Discard dead letters permanently.
 
-    It needs --why, which is kept with each. Without a filter: all of the group. Their bodies are removed; 'dmq dead
-    show' still tells what they were, how they died, and why they were given up. Ends with 7 if some failed or are not
-    there, with 1 if somebody stopped it.
+    The command waits for the end of the purge. The option --why is required; its text is recorded with each dead
+    letter. Without a filter, all dead letters of the group are purged. The bodies are removed. 'dmq dead show'
+    still shows the other properties, the reason of death and the reason of the purge.
+
+    The exit code is 7 if some dead letters failed or do not exist, and 1 if the job was stopped.
     """
     if not session.why:
         raise refused("a purge needs a reason, which is kept with each of them", "--why")
@@ -472,7 +476,7 @@ def purge(
 def jobs(
     session: Session,
     *,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Only of this consumer group.")] = "",
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Only jobs of this consumer group.")] = "",
 ) -> None:
     """List redrives and purges, the newest first, at most 100."""
     with session.connect() as client:
@@ -501,7 +505,7 @@ def stop(
     *,
     job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
 ) -> None:
-    """Stop a running job; what it has done stays done."""
+    """Stop a running job; its completed changes remain."""
     with session.connect() as client:
         ended = client.stop_job(job)
     if session.as_json:

@@ -60,16 +60,16 @@ def find(
     *,
     wanted: Annotated[str, typer.Argument(metavar="ID|KEY", help="Message id, own key or message key.")],
     scan: Annotated[
-        bool, typer.Option("--scan", help="Search the message keys also if an index knows the id or own key.")
+        bool, typer.Option("--scan", help="Also search the message keys if an index contains the id or own key.")
     ] = False,
     limit: LimitOption = 50,
     after: AfterOption = "",
 ) -> None:
     """Find messages in all topics by id, own key or message key.
 
-    Ids and own keys are looked up in an index of each topic. Only if no index knows ID|KEY, message keys are searched:
-    queued and delayed messages, waiting retries, then dead letters. One command makes at most 500 bounded calls to the
-    daemon and prints where the next one continues. Ends with 3 if nothing was found.
+    Each topic has an index of ids and own keys. If no index contains ID|KEY, the command searches the message keys:
+    queued and delayed messages, waiting retries, then dead letters. One command makes at most 500 bounded calls to
+    the daemon, and prints where the next command continues. The exit code is 3 if nothing was found.
     """
     start = _place_of(after) if after else None
     found: list[Match] = []

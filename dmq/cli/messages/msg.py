@@ -83,7 +83,7 @@ def send(
     ] = None,
     level: Annotated[int | None, typer.Option(min=1, help="Delay level, from 1.")] = None,
     not_after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="A dead letter later than this: as --at takes it.")
+        str | None, typer.Option(metavar="TIME", help="Expire at this time, as a dead letter (same formats as --at).")
     ] = None,
     tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
     key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
@@ -95,14 +95,17 @@ def send(
         str | None, typer.Option("--id", help="Message id; a repeated send with the same id is stored once.")
     ] = None,
     own_key: Annotated[
-        str, typer.Option(metavar="KEY", help="Own key: while the message waits, nothing else of its topic has it.")
+        str, typer.Option(metavar="KEY", help="Own key: at most one pending message of the topic has it.")
     ] = "",
     on_same_key: Annotated[
         OnSameKey | None,
-        typer.Option(help="What waits under the own key already is replaced, or kept.  [default: replace]"),
+        typer.Option(help="Replace or keep a pending message with the same own key.  [default: replace]"),
     ] = None,
 ) -> None:
-    """Send one message and print its id; if another one is kept instead, that one's."""
+    """Send one message and print its id.
+
+    If another message with the same own key is kept instead, the id of that message is printed.
+    """
     due = _due(at, delay, level)
     until = _until(not_after)
     properties = properties_of(prop) | _own_key(own_key, on_same_key)
@@ -159,12 +162,14 @@ def _show_sent(
 def get(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.", autocompletion=topics)],
-    message_id: Annotated[str, typer.Argument(metavar="[ID]", help="Its message id.")] = "",
-    own_key: Annotated[str, typer.Option(metavar="KEY", help="Instead of an id: what waits under this own key.")] = "",
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the message.", autocompletion=topics)],
+    message_id: Annotated[str, typer.Argument(metavar="[ID]", help="Message id.")] = "",
+    own_key: Annotated[
+        str, typer.Option(metavar="KEY", help="Show the pending message with this own key, instead of an id.")
+    ] = "",
     body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
-    """Show one message: where it is, what each group did with it, and what it holds."""
+    """Show a message: state, result for each group, and content."""
     if bool(message_id) == bool(own_key):
         raise refused("give one of them, behind the topic", "ID", "--own-key")
     with session.connect() as client:
@@ -201,9 +206,10 @@ def recall(
 ) -> None:
     """Recall delayed messages before they are delivered.
 
-    By a recall handle, as returned by the send; or of a topic by message ids or by a filter. Each message is either
-    recalled or delivered, and the answer says which. Interrupted and run again it goes on with what is left. Ends with
-    7 if some were not recalled, with 3 if none was.
+    Select them by a recall handle, as returned by the send, or in a topic by message ids or by a filter. Each
+    message is either recalled or delivered, and the output shows which. After an interruption, run the command
+    again: it continues with the remaining messages. The exit code is 7 if some messages were not recalled, and 3 if
+    none was.
     """
     chosen = targets_of(
         targets,
@@ -242,12 +248,12 @@ def reschedule(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Give delayed messages another delivery time; one that is over means now.
+    """Change the delivery time of delayed messages.
 
-    By a recall handle, which stays good; or of a topic by message ids or by a filter. With a time that does not depend
-    on now, --at with a date, the command may be run again after an interruption: what has that time already is done.
-    Messages of a message group are delivered in the order of their times, the new ones. Ends with 7 if some were not
-    rescheduled, with 3 if none was.
+    A past time means now. Select them by a recall handle, which remains valid, or in a topic by message ids or by a
+    filter. With an absolute time (--at with a date), the command can be run again after an interruption: messages
+    that have the new time are done. Messages of a message group are delivered in the order of their new times. The
+    exit code is 7 if some messages were not rescheduled, and 3 if none was.
     """
     chosen = targets_of(
         targets,
@@ -283,9 +289,10 @@ def fire(
 ) -> None:
     """Deliver delayed messages now.
 
-    By a recall handle; or of a topic by message ids or by a filter. Interrupted and run again it goes on with what is
-    left; what was delivered already is as it should be. A pause or a rate of the topic holds them still. Ends with 7 if
-    some had been recalled or are not known, with 3 if all.
+    Select them by a recall handle, or in a topic by message ids or by a filter. After an interruption, run the
+    command again: it continues with the remaining messages. Messages that were delivered before count as success. A
+    pause or a rate limit of the topic still holds the messages. The exit code is 7 if some messages are recalled or
+    unknown, and 3 if all are.
     """
     chosen = targets_of(
         targets,
@@ -456,23 +463,24 @@ def ls(
         State | None,
         typer.Option(
             case_sensitive=False,
-            help="Only delayed messages, those of them that a pause or a rate holds, or those in queues.",
+            help="Only delayed messages, only held ones (by a pause or a rate limit), or only queued ones.",
         ),
     ] = None,
     due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
     due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
-    key: Annotated[str, typer.Option(metavar="KEY", help="With this key.")] = "",
-    own_key: Annotated[str, typer.Option(metavar="KEY", help="Sent with this own key.")] = "",
-    tag: Annotated[str, typer.Option(metavar="TAG", help="With this tag.")] = "",
-    newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
+    key: Annotated[str, typer.Option(metavar="KEY", help="Only messages with this key.")] = "",
+    own_key: Annotated[str, typer.Option(metavar="KEY", help="Only messages sent with this own key.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="Only messages with this tag.")] = "",
+    newest: Annotated[bool, typer.Option("--newest", help="List the newest message first.")] = False,
     limit: LimitOption = 20,
     after: AfterOption = "",
 ) -> None:
-    """List the messages of a topic: those in its queues, acknowledged or not, then the delayed ones, next due first.
+    """List the queued messages of a topic, then the delayed ones.
 
-    'dmq msg get' says of one in a queue what each group did with it.
-    A message without a delivery time counts as due when it was stored. The daemon scans a bounded number of messages at
-    a time, so a search that finds little takes a while, and disturbs nobody.
+    Queued messages include acknowledged ones; 'dmq msg get' shows the result for each group. Delayed messages are
+    listed by delivery time, the next one first. A message without a delivery time counts as due when it was stored.
+    The daemon scans a bounded number of messages per call, so a search with few results takes longer and does not
+    disturb other clients.
     """
     from dmq.admin import admin_v1 as wire
 
@@ -526,7 +534,10 @@ def _listed_row(message: wire.ListedMessage, now_ms: int) -> tuple[str, ...]:
 @app.command()
 @with_session
 def count(session: Session, *, topic: TopicArgument) -> None:
-    """Count the messages in the queues of a topic, acknowledged ones included, and the delayed ones."""
+    """Count the queued and the delayed messages of a topic.
+
+    Queued messages include acknowledged ones.
+    """
     with session.connect() as client:
         found = client.count(topic)
     total = sum(each.end_offset - each.begin_offset for each in found.queues)
@@ -548,11 +559,9 @@ def peek(
     session: Session,
     *,
     topic: TopicArgument,
-    queue: Annotated[
-        int | None, typer.Option(min=0, help="Queue to read.  [default: all, one after the other]")
-    ] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="Queue to read.  [default: all queues, in order]")] = None,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="Offset to begin at.  [default: the first in the queue]")
+        int | None, typer.Option(min=0, help="First offset to read.  [default: the first offset of the queue]")
     ] = None,
     limit: LimitOption = 10,
     body: Annotated[bool, typer.Option("--body", help="Include bodies (base64 in JSON).")] = False,

@@ -74,17 +74,17 @@ class _Tally:
 def replay(
     session: Session,
     *,
-    since: Annotated[str, typer.Option(metavar="TIME", help=f"Messages that the cluster stored since. {_TIME}")],
+    since: Annotated[str, typer.Option(metavar="TIME", help=f"Read messages stored since this time. {_TIME}")],
     namesrv: Annotated[str, typer.Option(metavar="HOST:PORT;...", help="Name servers of the cluster.")],
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Messages stored before.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Read messages stored before this time.")] = None,
     inner_topic: Annotated[str, typer.Option(metavar="TOPIC", help="The inner topic.")] = "dmq_inner_topic",
-    due_after: Annotated[str | None, typer.Option(metavar="TIME", help="Skip messages that were due before.")] = None,
+    due_after: Annotated[str | None, typer.Option(metavar="TIME", help="Skip messages due before this time.")] = None,
     trail: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Trail of the daemons that share the topic; may be repeated."),
     ] = None,
     lost: Annotated[
-        list[str] | None, typer.Option(metavar="CELL", help="Cell in the trails whose disk is gone; may be repeated.")
+        list[str] | None, typer.Option(metavar="CELL", help="Cell in the trails whose disk is lost; may be repeated.")
     ] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -92,11 +92,12 @@ def replay(
     tls: ClusterTlsOption = False,
     tls_ca: ClusterCaOption = None,
 ) -> None:
-    """Give messages of the inner topic to the daemon once more.
+    """Send messages of the inner topic to the daemon again.
 
-    For when the disk of one is gone. What the daemon knows is accepted once. With --trail, what a daemon that is still
-    there fetched is skipped, and what any forwarded. Says how many there are, and asks. Ends with 7 if a message could
-    not be read, and says where to go on if it could not finish.
+    Use it after the loss of a daemon's disk. The daemon ignores messages that it has. With --trail, the command
+    skips forwarded messages, and messages that a daemon fetched whose disk is intact. It shows the number of
+    messages and asks for confirmation. The exit code is 7 if a message could not be read. An unfinished command
+    prints where to continue.
     """
     from broker_adapter.contracts.topics import check_topic
 

@@ -113,7 +113,7 @@ def stats(
     *,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Only this consumer group.")] = None,
 ) -> None:
-    """Count the waiting retries of each group, and show when they are due."""
+    """Count the waiting retries of each group by due time."""
     with session.connect() as client, Progress("groups", quiet=session.as_json) as progress:
         names = [group] if group is not None else [found.name for found in client.groups() if found.waiting]
         groups: list[wire.Group] = []
@@ -161,7 +161,8 @@ def run_now(
 ) -> None:
     """Deliver waiting retries now.
 
-    Select them by --entry or --id, or many of them by --topic or --all. Ends with 7 if some of those named do not wait.
+    Select them by --entry or --id, or in bulk by --topic or --all. The exit code is 7 if some of the named retries
+    are not waiting.
     """
     chosen = _chosen(entry, message_id, topic, everything=everything)
     with session.connect() as client:
@@ -184,8 +185,8 @@ def to_dead(
 ) -> None:
     """Move waiting retries to the dead-letter queue of their group.
 
-    Select them by --entry or --id, or many of them by --topic or --all. Ends with 7 if some of those named do not wait.
-    'dmq dead redrive' brings them back.
+    Select them by --entry or --id, or in bulk by --topic or --all. The exit code is 7 if some of the named retries
+    are not waiting. 'dmq dead redrive' sends the messages to their group again.
     """
     chosen = _chosen(entry, message_id, topic, everything=everything)
     with session.connect() as client:

@@ -24,7 +24,9 @@ app = noun("acl")
 
 FileOption = Annotated[
     Path | None,
-    typer.Option("--file", "-f", metavar="FILE", help="The file; default: what `acl` is in the configuration."),
+    typer.Option(
+        "--file", "-f", metavar="FILE", help="File of access keys.  [default: setting `acl` of the configuration]"
+    ),
 ]
 _BARE_TOML_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -61,7 +63,7 @@ def check(
     resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="topic:NAME or group:NAME.")],
     file: FileOption = None,
 ) -> None:
-    """Check whether a key may do something, and by which rule; exit with 5 if it may not."""
+    """Check a permission of a key, show the rule; exit with 5 if denied."""
     need = _need(action, resource)
     key = _read(file).by_name.get(access_key)
     if key is None:
@@ -85,7 +87,7 @@ def new(
         str | None, typer.Argument(metavar="[ACCESS_KEY]", help="Name of the key.  [default: generated]")
     ] = None,
 ) -> None:
-    """Print a new access key and secret, to be added to the file; nothing is stored."""
+    """Print a new access key and secret for the file; store nothing."""
     from dmq.acl.file import is_access_key
 
     name = secrets.token_hex(10).upper() if access_key is None else access_key

@@ -24,9 +24,10 @@ def ls(
     session: Session,
     group: Annotated[str, typer.Option("--group", "-g", help="Only the consumers of this group.")] = "",
 ) -> None:
-    """List the clients that were heard of in the last two minutes.
+    """List the clients that were active in the last two minutes.
 
-    A client without a telemetry stream works, but cannot be asked anything; most reopen theirs after a restart.
+    A client without a telemetry stream works, but cannot receive commands. Most clients reopen the stream after a
+    restart.
     """
     with session.connect() as client:
         found = client.clients(group)
@@ -51,7 +52,10 @@ def ls(
 @app.command()
 @with_session
 def stack(session: Session, *, client: ClientArgument) -> None:
-    """Show the thread stacks of a client. Java and Go clients answer; Python clients do not."""
+    """Show the thread stacks of a client.
+
+    Java and Go clients answer; Python clients do not.
+    """
     with session.connect() as connected:
         found = connected.client_stack(client)
     if session.as_json:
@@ -66,12 +70,12 @@ def verify(
     session: Session,
     *,
     client: ClientArgument,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic of the message.")],
-    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="The message.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the message.")],
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id.")],
 ) -> None:
-    """Have a push consumer consume one message, as a check.
+    """Make a push consumer consume one message, as a check.
 
-    Its listener runs with all its effects; the broker ignores the result. Java clients answer.
+    The listener of the consumer runs with all its effects; the broker ignores the result. Java clients answer.
     """
     with session.connect() as connected:
         answer = connected.verify(client, topic, message_id)

@@ -50,13 +50,13 @@ def add(
     name: NameArgument,
     address: AddressOption = None,
     given: Context,
-    replacing: Annotated[bool, typer.Option("--replace", help="Write over a context of this name.")] = False,
+    replacing: Annotated[bool, typer.Option("--replace", help="Replace an existing context.")] = False,
 ) -> None:
-    """Keep where a daemon is and how to speak to it. The first context is the current one.
+    """Add a named daemon with its address and credentials.
 
-    Files are kept by their paths. The secret of an --access-key is in --secret-file or DMQ_SECRET_KEY, else it is asked
-    for, or read from a pipe, and kept in the file of contexts, which only this user can read. Of the other variables
-    nothing is kept.
+    The first context becomes the current one. Files are stored as paths. The secret of an --access-key is read from
+    --secret-file or DMQ_SECRET_KEY, otherwise from a prompt or a pipe. It is then stored in the file of contexts,
+    which only this user can read. No other environment variable is stored.
     """
     with refusing("NAME", name):
         check_name(name)
@@ -91,7 +91,7 @@ def add(
 @app.command()
 @with_output
 def ls(session: Session) -> None:
-    """List the contexts, without secrets. The current one is marked with a star."""
+    """List the contexts, without secrets; a star marks the current one."""
     found = load()
     if session.as_json:
         out.show_json(
@@ -116,12 +116,12 @@ def show(
     session: Session,
     *,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A context.  [default: what counts for a command now]")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the context.  [default: the effective settings]")
     ] = None,
 ) -> None:
-    """Show a context; without a name, what counts for a command now, and from where each part is.
+    """Show a context, or the effective settings and their sources.
 
-    What is given before 'context show' counts too. Secrets are not shown.
+    Options before 'context show' are included. Secrets are not shown.
     """
     chosen = session.chosen() if name is None else _alone(name)
     shown = chosen.what.shown()
@@ -137,7 +137,7 @@ def show(
 @app.command()
 @with_output
 def use(session: Session, *, name: NameArgument) -> None:
-    """Make a context the current one: what commands use unless they are told otherwise."""
+    """Make a context the current one, the default of all commands."""
     with changing() as held:
         _known(held[0], name)
         held[0] = replace(held[0], current=name)
@@ -150,7 +150,7 @@ def use(session: Session, *, name: NameArgument) -> None:
 @app.command()
 @with_output
 def rm(session: Session, *, name: NameArgument) -> None:
-    """Remove a context, with a secret that is kept in it. Files that it names stay."""
+    """Remove a context and its stored secret; files that it names remain."""
     with changing() as held:
         _known(held[0], name)
         was_current = held[0].current == name

@@ -57,7 +57,11 @@ class Retries(StrEnum):
 @app.command()
 @with_session
 def ls(session: Session) -> None:
-    """List the consumer groups: what is unread and for how long, retries, dead letters, leases, policy and order."""
+    """List the consumer groups with their lag, retries and policy.
+
+    Each row also contains the age of the oldest unread message, the dead letters, the leases and the delivery
+    order.
+    """
     with session.connect() as client:
         groups = client.groups()
     if session.as_json:
@@ -88,7 +92,7 @@ def ls(session: Session) -> None:
 @app.command()
 @with_session
 def show(session: Session, *, group: GroupArgument) -> None:
-    """Show a consumer group: its retries, dead letters, the retry policy in force, and how far it is behind."""
+    """Show a group: retries, dead letters, policy in force and lag."""
     with session.connect() as client:
         found = client.group(group)
         now_ms = client.now_ms()
@@ -114,10 +118,10 @@ def show(session: Session, *, group: GroupArgument) -> None:
 @app.command()
 @with_reason
 def pause(session: Session, *, group: GroupArgument) -> None:
-    """Hand nothing out to a consumer group until it is resumed, also over restarts; its consumers stay connected.
+    """Pause a group: it gets no messages until it is resumed.
 
-    What it has in hand can be acknowledged. Its retries wait for it in their lane once they are due. Clients that read
-    by offset decide for themselves, and are not stopped.
+    The pause survives restarts, and consumers stay connected. Messages that were delivered before can be
+    acknowledged. Due retries remain in their lane. Clients that read by offset are not stopped.
     """
     _set_paused(session, group, is_paused=True)
 
@@ -125,7 +129,10 @@ def pause(session: Session, *, group: GroupArgument) -> None:
 @app.command()
 @with_reason
 def resume(session: Session, *, group: GroupArgument) -> None:
-    """Hand messages out again to a consumer group: 100 in the first second, then twice as many each second."""
+    """Resume a consumer group, with an increasing delivery rate.
+
+    The rate is 100 messages in the first second and doubles every second.
+    """
     _set_paused(session, group, is_paused=False)
 
 
@@ -137,12 +144,13 @@ def set_(
     group: GroupArgument,
     deliver_rate: Annotated[
         int,
-        typer.Option(min=0, help="How many messages a second may be handed out to it; 0: no limit."),
+        typer.Option(min=0, help="Maximum delivery rate, in messages per second; 0: no limit."),
     ],
 ) -> None:
-    """Change how fast a consumer group gets messages and print the result; the rest wait in the queues.
+    """Set the delivery rate of a group and print the result.
 
-    It applies at once and is kept over restarts. Clients that read by offset decide for themselves.
+    Messages above the rate remain in the queues. The rate applies at once and survives restarts. It does not apply
+    to clients that read by offset.
     """
     with session.connect() as client:
         changed = client.set_group(group, deliver_rate=deliver_rate)
@@ -183,20 +191,20 @@ def set_policy(
     jitter: JitterOption = None,
     max_age: MaxAgeOption = None,
     fifo: Annotated[
-        bool | None, typer.Option("--fifo/--no-fifo", help="Whether clients are told to consume in order.")
+        bool | None, typer.Option("--fifo/--no-fifo", help="Tell clients to consume in order, or not.")
     ] = None,
     retries: Annotated[
         Retries | None,
-        typer.Option(help="In front of a cluster: where what the group fails of its topics is kept and tried again."),
+        typer.Option(help="In front of a cluster: place that keeps and redelivers failed messages of cluster topics."),
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="Return to the default policy of the daemon.")] = False,
 ) -> None:
-    """Change the retry policy of a group and print the policy in force.
+    """Change the retry policy of a group and print the result.
 
-    What is not given stays; a group that does not exist is created. Waiting retries keep their time; the new policy
-    applies from their next failure on. Connected clients receive it at once; one that does not read what the daemon
-    sends it, as the Python client does not, asks for the earlier delays for up to five minutes. 'dmq backoff show'
-    takes the same options and changes nothing.
+    Settings without an option are unchanged. A group that does not exist is created. Waiting retries keep their
+    times; the new policy applies from their next failure. Connected clients receive the policy at once. A client
+    that ignores messages from the daemon, such as the Python client, requests the earlier delays for up to five
+    minutes. 'dmq backoff show' accepts the same options and changes nothing.
     """
 
     def policy_from(base: RetryPolicy | None) -> RetryPolicy | None:
@@ -293,13 +301,15 @@ class DeadLetters(StrEnum):
     REMOVE = "remove"
 
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Remove it although it has unread messages or retries.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Remove the group even if it has unread messages or retries.")
+]
 
 
 @app.command()
 @with_reason
 def create(session: Session, *, group: GroupArgument) -> None:
-    """Create a consumer group with the default policy; fail if it exists."""
+    """Create a group with the default policy; fail if it exists."""
     with session.connect() as client:
         made = client.create_group(group)
     if session.as_json:
@@ -317,16 +327,17 @@ def rm(
     force: ForceOption = False,
     dead_letters: Annotated[
         DeadLetters,
-        typer.Option("--dead-letters", help="What happens to its dead letters: keep, or remove."),
+        typer.Option("--dead-letters", help="Keep or remove the dead letters of the group."),
     ] = DeadLetters.KEEP,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Remove a group with its settings, positions and retries. Shows what would be lost, and asks.
+    """Remove a group with its settings, positions and retries.
 
-    Its dead letters stay under its name: 'dmq dead groups' lists it, 'dead ls', 'show', 'redrive' and 'purge' take it,
-    and 'dmq topic rm %DLQ%GROUP' removes their topic in the end. With '--dead-letters remove' they go at once. A
-    removal that has begun is completed, also after a restart.
+    The command shows the losses and asks for confirmation. The dead letters remain under the name of the group:
+    'dmq dead groups' lists them, and 'dmq dead ls', 'show', 'redrive' and 'purge' accept the name. 'dmq topic rm
+    %DLQ%GROUP' removes their topic. With '--dead-letters remove' they are removed with the group. A removal that
+    has begun is completed, also after a restart.
     """
     removes = dead_letters is DeadLetters.REMOVE
     with session.connect() as client:
@@ -375,13 +386,16 @@ def reset(
     *,
     group: GroupArgument,
     topic: TopicArgument,
-    to: Annotated[str, typer.Option("--to", help="begin, end, or a time: 2026-01-31T10:00:00Z, epoch milliseconds.")],
+    to: Annotated[
+        str, typer.Option("--to", help="begin, end, or a time such as 2026-01-31T10:00:00Z or epoch milliseconds.")
+    ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Move the position of a group in a topic to the beginning, the end, or a time. Shows what is unread, and asks.
+    """Move the position of a group in a topic to a time or an end.
 
-    Messages it skips count as consumed; messages behind the new position are delivered again. Retries are not affected.
+    The command shows the unread messages and asks for confirmation. Skipped messages count as consumed; messages
+    after the new position are delivered again. Retries are not affected.
     """
     from dmq.admin import admin_v1 as wire
 

@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 KindArgument = Annotated[Kind, typer.Argument(metavar="KIND", help="key or address.")]
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="The access key; or an IP address, or loopback for clients on its host.")
+    str, typer.Argument(metavar="NAME", help="Access key, IP address, or loopback (clients on the daemon's host).")
 ]
 QuotaArgument = Annotated[
     str,
@@ -46,8 +46,9 @@ QuotaArgument = Annotated[
 def ls(session: Session) -> None:
     """List the quotas that are in use or were set, by key and address.
 
-    Topics, groups, schedules and subscriptions (pairs of a group and a topic that it receives from) are those it made
-    since the daemon started; new_per_min counts the first two.
+    Topics, groups, schedules and subscriptions count the objects that the key or address created since the daemon
+    started. A subscription is a pair of a group and a topic that it receives from. new_per_min counts new topics
+    and groups.
     """
     with session.connect() as client:
         _show(session, client.quotas())
@@ -61,9 +62,12 @@ def set_(
     kind: KindArgument,
     name: NameArgument,
     quota: QuotaArgument,
-    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Maximum, of bytes also as 64MiB; 0: none at all.")],
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Maximum; bytes also as 64MiB; 0: nothing allowed.")],
 ) -> None:
-    """Set a quota of a key or an address; it applies at once and is kept over restarts. What is in use stays."""
+    """Set a quota of an access key or a client address.
+
+    The quota applies at once and survives restarts. Objects in use are not removed.
+    """
     with session.connect() as client:
         _show(session, [client.set_quota(kind.value, name, quota, _limit(limit))])
 

@@ -34,17 +34,17 @@ class Type(StrEnum):
 
 TypeOption = Annotated[
     Type | None,
-    typer.Option("--type", case_sensitive=False, help="The only message type it accepts; mixed accepts all."),
+    typer.Option("--type", case_sensitive=False, help="Message type of the topic; mixed accepts all types."),
 ]
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="Remove it although messages wait or are unread; they are lost.")
+    bool, typer.Option("--force", help="Remove the topic even if messages are pending or unread; they are lost.")
 ]
 
 DeliverRateOption = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="How many delayed messages a second may leave for its queues, oldest first; 0: no limit.",
+        help="Maximum hand-over rate, in delayed messages per second, oldest first; 0: no limit.",
     ),
 ]
 
@@ -53,15 +53,18 @@ MaxPendingOption = Annotated[
     str | None,
     typer.Option(
         "--max-pending",
-        help="Messages that may wait for their time; more are refused. none: no limit; default: as configured.",
+        help="Maximum number of pending messages; further sends are refused. none: no limit; default: as configured.",
     ),
 ]
 MaxPendingBytesOption = Annotated[
-    str | None, typer.Option("--max-pending-bytes", help="Bytes that may wait: 512MiB, none, or default.")
+    str | None, typer.Option("--max-pending-bytes", help="Maximum bytes of pending messages: 512MiB, none, or default.")
 ]
 SendRateOption = Annotated[
     str | None,
-    typer.Option("--send-rate", help="Messages that may be sent in a second; more are refused. none, or default."),
+    typer.Option(
+        "--send-rate",
+        help="Maximum send rate, in messages per second; further sends are refused. A number, none, or default.",
+    ),
 ]
 
 
@@ -81,9 +84,7 @@ KeepBytesOption = Annotated[
 ]
 KeepUnreadOption = Annotated[
     Unread | None,
-    typer.Option(
-        "--keep-unread", help="Keep messages that a group has not read, whatever their age; no: remove them too."
-    ),
+    typer.Option("--keep-unread", help="yes: keep messages that a group has not read, at any age; no: remove them."),
 ]
 
 
@@ -160,7 +161,7 @@ def flow_facts(topic: wire.Topic) -> list[tuple[str, str]]:
 @app.command()
 @with_session
 def ls(session: Session) -> None:
-    """List the topics with their type, queues, stored messages, delayed messages and quotas."""
+    """List the topics with their type, queues, messages and quotas."""
     with session.connect() as client:
         topics = client.topics().topics
     if session.as_json:
@@ -184,7 +185,7 @@ def ls(session: Session) -> None:
 @app.command()
 @with_session
 def show(session: Session, *, topic: TopicArgument) -> None:
-    """Show a topic: its type, queues, stored messages, and how far each group that reads it is behind."""
+    """Show a topic: type, queues, messages, and the lag of each group."""
     with session.connect() as client:
         found = client.topic(topic)
     _show(session, found)
@@ -219,7 +220,7 @@ def set_(
     topic: TopicArgument,
     type_: TypeOption = None,
     queues: Annotated[
-        int | None, typer.Option(min=1, help="New number of queues, not fewer than there are.  [default: as many]")
+        int | None, typer.Option(min=1, help="New number of queues, at least the present number.  [default: unchanged]")
     ] = None,
     keep_time: KeepTimeOption = None,
     keep_bytes: KeepBytesOption = None,
@@ -229,7 +230,10 @@ def set_(
     max_pending_bytes: MaxPendingBytesOption = None,
     send_rate: SendRateOption = None,
 ) -> None:
-    """Change the settings of a topic and print the result; what is not given stays."""
+    """Change the settings of a topic and print the result.
+
+    Settings without an option are unchanged.
+    """
     keep = keep_change(keep_time, keep_bytes, keep_unread)
     limits = (
         quota_of(max_pending, _count, "--max-pending"),
@@ -256,10 +260,10 @@ def set_(
 @app.command()
 @with_reason
 def pause(session: Session, *, topic: TopicArgument) -> None:
-    """Hold the delayed messages of a topic that fall due on the timeline until it is resumed, also over restarts.
+    """Hold the due delayed messages of a topic until it is resumed.
 
-    Nothing is lost; messages can be sent and recalled as before. What is in its queues, or is sent without a delay, is
-    delivered: 'dmq group pause' stops that for a group.
+    The pause survives restarts, and no message is lost. Messages can still be sent and recalled. Queued messages
+    and messages without a delay are delivered; 'dmq group pause' stops the delivery to a group.
     """
     with session.connect() as client:
         changed = client.set_topic(topic, is_paused=True)
@@ -269,9 +273,10 @@ def pause(session: Session, *, topic: TopicArgument) -> None:
 @app.command()
 @with_reason
 def resume(session: Session, *, topic: TopicArgument) -> None:
-    """Let the held messages of a topic go on, oldest first: 100 in the first second, then twice as many each second.
+    """Release the held messages of a topic, oldest first.
 
-    With a delivery rate, never faster than that.
+    The rate is 100 messages in the first second and doubles every second, up to the delivery rate of the topic, if
+    it has one.
     """
     with session.connect() as client:
         changed = client.set_topic(topic, is_paused=False)
@@ -288,10 +293,10 @@ def rm(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Remove a topic and the position of every group in it; refused while messages wait or are unread.
+    """Remove a topic and the position of every group in it.
 
-    Shows what would be lost, and asks. Its dead letters stay. A removal that has begun is completed, also after a
-    restart.
+    The removal is refused while messages are pending or unread. The command shows the losses and asks for
+    confirmation. The dead letters remain. A removal that has begun is completed, also after a restart.
     """
     with session.connect() as client:
         if dry_run or not yes:

@@ -31,7 +31,7 @@ app = noun("clock", _ShownAlone)
 @app.command()
 @with_session
 def show(session: Session) -> None:
-    """Show the state of the host clock, and what is on hold because it was stepped."""
+    """Show the state of the host clock and the work held by a step."""
     with session.connect() as client:
         found = client.clock().clock
     if session.as_json:
@@ -43,10 +43,10 @@ def show(session: Session) -> None:
 @app.command()
 @with_reason
 def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = False) -> None:
-    """Declare the host clock right: what is on hold goes on at once.
+    """Accept the host clock as correct and release the held work.
 
-    That is the hand-over of what is due by it, retention, and the deletion of old dates of the trail. It cannot be
-    undone: it says what waits, and asks.
+    Held are the hand-over of messages that are due by this clock, retention, and the deletion of old dates of the
+    trail. The command cannot be undone. It shows the pending messages and asks for confirmation.
     """
     from dmq.admin import admin_v1 as wire
 

@@ -26,7 +26,10 @@ Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
 @with_output
 @with_settings
 def check(session: Session, given: Given) -> None:
-    """Check all that can be before a start, and call the cluster; exit with 2 for a wrong setting, 1 for the rest."""
+    """Check the settings as far as possible, and call the cluster.
+
+    No daemon is started. The exit code is 2 for an invalid setting and 1 for any other problem.
+    """
     config, _ = _loaded(given)
     from broker_adapter.runtime.clock import SystemClock
     from dmq.daemon.checks import cluster_report, problems_of
@@ -54,9 +57,9 @@ def show(
     session: Session,
     given: Given,
     *,
-    source: Annotated[bool, typer.Option("--source", help="Where each value is from.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Show the source of each value.")] = False,
 ) -> None:
-    """Show every setting as one would write it in the file, secrets masked."""
+    """Show every setting in the format of the file, with masked secrets."""
     config, origins = _loaded(given)
     values = config.shown()
     if session.as_json:

@@ -18,10 +18,10 @@ def demo(
     keep_data: Annotated[bool, typer.Option("--keep-data", help="Keep the store for inspection.")] = False,
     no_kill: Annotated[bool, typer.Option("--no-kill", help="Do not kill the daemon.")] = False,
 ) -> None:
-    """Kill a daemon half-way and see that nothing is lost.
+    """Kill a daemon during a run and check that no message is lost.
 
-    Sends delayed messages with the official client, kills the daemon with SIGKILL and starts it again, and counts what
-    arrives, when.
+    The demo sends delayed messages with the official client. It kills the daemon with SIGKILL, starts it again, and
+    counts the deliveries and their times.
     """
     from dmq.demo import run
 

@@ -30,51 +30,61 @@ def _key(text: str, metavar: str) -> typer.models.OptionInfo:
 def serve(
     *,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file; ./dmq.toml if there is one.", envvar="DMQ_CONFIG", metavar="FILE")
+        Path | None, typer.Option(help="TOML file; ./dmq.toml if it exists.", envvar="DMQ_CONFIG", metavar="FILE")
     ] = None,
     data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
     must_exist: Annotated[
         bool | None,
-        typer.Option("--must-exist", help="Refuse to create a store if there is none.", show_default=False),
+        typer.Option("--must-exist", help="Refuse to start without an existing store.", show_default=False),
     ] = None,
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
     processes: Annotated[
-        str | None, _key("Processes that serve clients, before the one with the store; 1: that one does, auto.", "N")
+        str | None, _key("Front processes of the store process; 1: a single process (1); or auto.", "N")
     ] = None,
     broker: Annotated[
-        str | None, _key("embedded; rocketmq, rocketmq-remoting: in front of a cluster (embedded).", "BROKER")
+        str | None, _key("embedded; in front of a cluster: rocketmq or rocketmq-remoting (embedded).", "BROKER")
     ] = None,
     endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None,
     namesrv: Annotated[
         str | None, _key("rocketmq-remoting: the cluster's name servers, separated by ;.", "HOST:PORT;...")
     ] = None,
-    away: Annotated[str | None, _key("Sends while it is away: accept or refuse (accept).", "WORD")] = None,
-    embedded_topics: Annotated[str | None, _key("Topics that are not the cluster's, such as a;b*.", "TOPICS")] = None,
-    inner_topic: Annotated[str | None, _key("Topic of the cluster to take messages from, or off.", "TOPIC")] = None,
-    durability: Annotated[str | None, _key("disk: synced before OK; process: survives kill only.", "MODE")] = None,
+    away: Annotated[
+        str | None, _key("Sends while the cluster is unavailable: accept or refuse (accept).", "WORD")
+    ] = None,
+    embedded_topics: Annotated[
+        str | None, _key("Topics of the daemon itself, not of the cluster, such as a;b*.", "TOPICS")
+    ] = None,
+    inner_topic: Annotated[str | None, _key("Cluster topic to fetch messages from, or off (off).", "TOPIC")] = None,
+    durability: Annotated[
+        str | None, _key("disk: survives power loss; process: survives only a kill (disk).", "MODE")
+    ] = None,
     delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None,
     delay_max: Annotated[str | None, _key("Longest delay accepted, or none (none).", "DURATION")] = None,
     queues_per_topic: Annotated[str | None, _key("Queues of a new topic (8).", "N")] = None,
-    group_start: Annotated[str | None, _key("Where a new group begins: earliest or latest.", "PLACE")] = None,
-    idempotency_window: Annotated[str | None, _key("How long message ids are remembered (15m).", "DURATION")] = None,
+    group_start: Annotated[
+        str | None, _key("Start position of a new group: earliest or latest (earliest).", "PLACE")
+    ] = None,
+    idempotency_window: Annotated[str | None, _key("Minimum time to remember message ids (15m).", "DURATION")] = None,
     disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None,
     trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None,
-    trail_every: Annotated[str | None, _key("How often the audit trail is written (1m).", "DURATION")] = None,
-    shutdown_grace: Annotated[str | None, _key("Time that each part of a shutdown may take (10s).", "DURATION")] = None,
+    trail_every: Annotated[str | None, _key("Interval of writes to the audit trail (1m).", "DURATION")] = None,
+    shutdown_grace: Annotated[str | None, _key("Time limit of each part of a shutdown (10s).", "DURATION")] = None,
     acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="Listen beyond this host without access keys and TLS.", show_default=False),
+        typer.Option(
+            "--insecure", help="Listen on external addresses without access keys and TLS.", show_default=False
+        ),
     ] = None,
-    broker_name: Annotated[str | None, _key("Name clients see (rock-dmq).", "NAME")] = None,
+    broker_name: Annotated[str | None, _key("Broker name shown to clients (rock-dmq).", "NAME")] = None,
     log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None,
     log_format: Annotated[str | None, _key("auto, json or console (auto).", "FORMAT")] = None,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    Every key can also be set in the environment (DMQ_DELAY_MAX) or in the TOML file (delay_max); a flag beats the
-    environment, the environment beats the file.
+    Every setting is also a variable of the environment (DMQ_DELAY_MAX) and a key of the TOML file (delay_max). A
+    flag overrides the environment, and the environment overrides the file.
     """
     flags = {key: value for key, value in locals().items() if key != "config"}
     from dmq.config.settings import ConfigError, load

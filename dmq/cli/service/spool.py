@@ -68,12 +68,16 @@ class Listing(StrEnum):
 RootOption = Annotated[
     Path, typer.Option("--root", envvar="DMQ_SPOOL", metavar="DIR", help="Folder of the spool.", show_envvar=True)
 ]
-ListingOption = Annotated[Listing | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
+ListingOption = Annotated[Listing | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
 TypeOption = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help="Entry type; may be repeated.")]
-DeadOption = Annotated[bool, typer.Option("--dead", help="List the dead set instead.")]
+DeadOption = Annotated[bool, typer.Option("--dead", help="List the dead set instead of waiting entries.")]
 DueOption = Annotated[
     str | None,
-    typer.Option("--due-before", metavar="TIME", help="Due before: RFC 3339, epoch milliseconds, +5m or -1h from now."),
+    typer.Option(
+        "--due-before",
+        metavar="TIME",
+        help="Only entries due before: RFC 3339, epoch milliseconds, +5m or -1h from now.",
+    ),
 ]
 
 
@@ -160,7 +164,7 @@ def ls(
 ) -> None:
     """List waiting entries by directory, next due first.
 
-    Running processes are included. Entries that cannot be read are left out; it exits with 4 then.
+    Directories of running processes are included. Unreadable entries are omitted; the exit code is then 4.
     """
     listing = _listing_of(ctx, output, json=json)
     chosen = _chosen_of(type_name, key, is_dead=dead, due_before=due_before)
@@ -186,7 +190,7 @@ def show(
 ) -> None:
     """Show one entry, its body as JSON, text or hex.
 
-    JSON is always a list: an entry can be in two directories after a crash.
+    The JSON output is always a list, because after a crash an entry can be in two directories.
     """
     wanted = _uid_of(uid)
     with refusing("--bytes", body_bytes):
@@ -213,9 +217,9 @@ def show(
 @app.command()
 @with_output
 def stats(session: Session, *, root: RootOption = _ROOT) -> None:
-    """Count the entries of each directory by type, with its owner and when they are due.
+    """Count the entries of each directory by type and due time.
 
-    The directories keep these figures themselves; no entry is read.
+    The owner of each directory is shown. Each directory stores these counts; no entry is read.
     """
     from dmq.errors import StoreError
     from dmq.producer_store.directories.copies import holder
@@ -272,10 +276,10 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
 @app.command()
 @with_output
 def check(session: Session, *, root: RootOption = _ROOT) -> None:
-    """Check every directory: every row, every block, every cross-reference; exit with 4 if one is damaged.
+    """Check each row, block and reference; exit with 4 on damage.
 
-    Totals, index, timeline, the queues of keys and trail must agree, and every entry must make sense. Works on copies,
-    so also while producers run.
+    All directories are checked. Totals, index, timeline, key queues and trail must agree, and every entry must be
+    valid. The check reads copies, so it can run while producers run.
     """
     from dmq.errors import StoreError
     from dmq.producer_store.directories.figures import Checker
@@ -324,13 +328,14 @@ def export(
     type_name: TypeOption = None,
     key: KeysOption = None,
     due_before: DueOption = None,
-    dead: Annotated[bool, typer.Option("--dead", help="The dead set alone.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Only the dead set.")] = False,
     file: OutFileOption = None,
 ) -> None:
-    """Write entries as JSON Lines, with their bodies in base64, and as text where they are text.
+    """Write entries as JSON Lines, with their bodies in base64.
 
-    Without a filter: all that wait, and the dead set. Damaged directories as well, as far as they can be read: then it
-    exits with 4. A file appears under its name when it is complete, readable by its owner only.
+    A body that is text is also written as text. Without a filter, all waiting entries and the dead set are written.
+    Damaged directories are read as far as possible; the exit code is then 4. An output file gets its name when it
+    is complete. Only its owner can read it.
     """
     chosen = _chosen_of(type_name, key, is_dead=True if dead else None, due_before=due_before)
     reader = _Reader(root)
@@ -357,17 +362,17 @@ def salvage(
     *,
     directory: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all that no process uses]"),
+        typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all unused directories]"),
     ] = None,
     root: RootOption = _ROOT,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Recover what can be read of damaged directories; exit with 4 if something is lost.
+    """Recover the readable entries of damaged directories.
 
-    Each entry that can be read goes into a new directory; when that is complete, the damaged one is put aside as
-    damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it
-    is, and nobody is asked about it.
+    Each readable entry is copied into a new directory. When the copy is complete, the damaged directory is renamed
+    to damaged-<id>, with the report in damaged-<id>.json next to it. The command never removes it. Intact
+    directories are not changed and need no confirmation. The exit code is 4 if entries are lost.
     """
     from dmq.producer_store.salvage.salvage import looked_through
     from dmq.producer_store.salvage.salvage import salvage as salvage_one
@@ -437,10 +442,11 @@ def requeue(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Requeue dead entries of directories that no process uses: due now, attempts reset.
+    """Make dead entries due now, with their attempts reset.
 
-    Name them, or mean many with --all, which --type narrows. The process that owns such a directory next sends them.
-    Ends with 7 if some of those named are not dead there.
+    Only directories that no process uses are changed. Name the entries, or select the dead set with --all, limited
+    by --type. The next process that owns such a directory sends them. The exit code is 7 if some of the named
+    entries are not in a dead set.
     """
     from dmq.errors import StoreCorrupt, StoreLocked
     from dmq.producer_store.requeue import requeue as requeue_in
@@ -531,15 +537,16 @@ def adopt(
     root: RootOption = _ROOT,
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same]"),
+        typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same spool]"),
     ] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Move the entries of all directories that no process uses into one, which the next process takes over.
+    """Move the entries of all unused directories into one directory.
 
-    With --from: those of another spool, such as a volume that a replaced container left. Directories in use and damaged
-    ones are left alone, and named; with a damaged one it exits with 4.
+    A directory is unused if no process uses it. The next process adopts the new directory. With --from, the entries
+    come from another spool, for example from the volume of a replaced container. Directories in use and damaged
+    ones are not changed; the output names them. The exit code is 4 if a directory is damaged.
     """
     from dmq.producer_store.directories.copies import holder
 

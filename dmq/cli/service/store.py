@@ -30,10 +30,11 @@ def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder, new or empty.")],
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon.")] = None,
 ) -> None:
-    """Back up the store of the running daemon or, with --data, of a stopped one.
+    """Back up the store of the running daemon.
 
-    The daemon writes the copy, so the folder is one of its machine. On the same file system tables are shared by hard
-    links. All that was acknowledged before is in it; 'dmq serve --data FOLDER' serves it. The trail is not in it.
+    With --data, the store is that of a stopped daemon. A running daemon writes the copy, so FOLDER is on the
+    daemon's machine. On the same file system, the copy shares tables by hard links. The copy contains everything
+    that was acknowledged before. 'dmq serve --data FOLDER' serves it. The copy does not contain the trail.
     """
     folder = folder.absolute()
     if data is None:
@@ -83,9 +84,9 @@ def check(
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon, or a backup.")],
 ) -> None:
-    """Check a store: every row, every block, every cross-reference; exit with 4 if it is damaged.
+    """Check each row, block and reference; exit with 4 on damage.
 
-    Changes no data. Memory stays the same however many messages there are.
+    The command changes no data. Its memory use does not depend on the number of messages.
     """
     with stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
         from dmq.recovery.check.check import check as check_store
@@ -110,9 +111,10 @@ def salvage(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder for the new store, new or empty.")],
 ) -> None:
-    """Recover what can be read of a damaged store into a new one; exit with 4 if something is lost.
+    """Recover the readable rows of a damaged store into a new store.
 
-    The old one is not touched. The list is in NEW/LOST.jsonl, one JSON object a line.
+    The damaged store is not changed. NEW/LOST.jsonl lists the losses, one JSON object per line. The exit code is 4
+    if rows are lost.
     """
     with stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
         from dmq.recovery.salvage.salvage import salvage as salvage_store

@@ -32,7 +32,7 @@ ClusterKeyOption = Annotated[
         help="Access key for the cluster; its secret: DMQ_CLUSTER_SECRET_KEY.",
     ),
 ]
-ClusterTlsOption = Annotated[bool, typer.Option("--cluster-tls", help="Speak TLS with the cluster.")]
+ClusterTlsOption = Annotated[bool, typer.Option("--cluster-tls", help="Use TLS with the cluster.")]
 ClusterCaOption = Annotated[
     Path | None,
     typer.Option("--cluster-tls-ca", metavar="FILE", help="Certificates to trust, instead of the system's."),

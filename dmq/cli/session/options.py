@@ -49,7 +49,7 @@ class Output(StrEnum):
 _ADDRESS_HELP = f"Address of the daemon.  [env var: DMQ_ADDRESS; default: {ADDRESS_DEFAULT}]"
 AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Same as -o json.")]
 ContextOption = Annotated[
     str | None,
     typer.Option(
@@ -69,20 +69,20 @@ SecretFileOption = Annotated[
     Path | None,
     typer.Option("--secret-file", metavar="FILE", help="File that holds the secret.  [env var: DMQ_SECRET_FILE]"),
 ]
-TlsOption = Annotated[
-    bool | None, typer.Option("--tls/--no-tls", help="Speak TLS.  [default: if an option of TLS is given]")
-]
+TlsOption = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Use TLS.  [default: if a TLS option is set]")]
 TlsCaOption = Annotated[
     Path | None,
-    typer.Option("--tls-ca", metavar="FILE", help="Certificate of the authority to trust.  [env var: DMQ_TLS_CA]"),
+    typer.Option("--tls-ca", metavar="FILE", help="Certificate of the trusted authority.  [env var: DMQ_TLS_CA]"),
 ]
 TlsCertOption = Annotated[
-    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Client certificate, for a daemon that asks for one.")
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Client certificate, for a daemon that requires one.")
 ]
 TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of the client certificate.")]
 TlsServerNameOption = Annotated[
     str | None,
-    typer.Option("--tls-server-name", metavar="NAME", help="Name in the daemon's certificate, if not the host's."),
+    typer.Option(
+        "--tls-server-name", metavar="NAME", help="Name in the daemon's certificate, if different from the host name."
+    ),
 ]
 TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
@@ -100,17 +100,19 @@ MessageIdsArgument = Annotated[
 MessageIdsOption = Annotated[
     list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")
 ]
-KeysOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
+KeysOption = Annotated[
+    list[str] | None, typer.Option("--key", metavar="KEY", help="Only messages with this key; may be repeated.")
+]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")]
 AfterOption = Annotated[
-    str, typer.Option("--after", metavar="CURSOR", help="Continue a previous list, with the token that it printed.")
+    str, typer.Option("--after", metavar="CURSOR", help="Continue a previous list from the token that it printed.")
 ]
 OutFileOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would change, and how much.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the changes and their number without making them.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ TableOption = Annotated[
 ExponentialOption = Annotated[
     str | None,
     typer.Option(
-        "--exponential", metavar="FIRST..MAX", help="Exponential delays from the first to the longest, such as 5s..2h."
+        "--exponential", metavar="FIRST..MAX", help="Exponential delays, from the first to the longest, such as 5s..2h."
     ),
 ]
 MultiplierOption = Annotated[
@@ -44,19 +44,23 @@ FixedOption = Annotated[
 MaxAttemptsOption = Annotated[
     int | None,
     typer.Option(
-        "--max-attempts", metavar="N", help=f"Attempts in all, the first included; at most {MAX_ATTEMPTS_LIMIT}."
+        "--max-attempts",
+        metavar="N",
+        help=f"Total number of attempts, including the first; at most {MAX_ATTEMPTS_LIMIT}.",
     ),
 ]
 JitterOption = Annotated[
     float | None,
     typer.Option(
-        "--jitter", metavar="SHARE", help="Random addition to each delay, as a fraction: 0.2 is up to a fifth."
+        "--jitter", metavar="SHARE", help="Maximum random addition to each delay, as a fraction: 0.2 adds up to 20%."
     ),
 ]
 MaxAgeOption = Annotated[
     str | None,
     typer.Option(
-        "--max-age", metavar="DURATION", help="No attempt later than this after the first delivery; none: no bound."
+        "--max-age",
+        metavar="DURATION",
+        help="Maximum time from the first delivery to the last attempt; none: no limit.",
     ),
 ]
 

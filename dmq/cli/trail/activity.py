@@ -26,14 +26,16 @@ def ls(
     session: Session,
     *,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="WHEN", help="Only what began then or later, such as -1h.")
+        str | None,
+        typer.Option("--since", metavar="WHEN", help="Only changes that began at this time or later, such as -1h."),
     ] = None,
-    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only what this access key changed.")] = "",
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only changes by this access key.")] = "",
     limit: LimitOption = 100,
 ) -> None:
-    """List what operators changed, the newest first: when, who, from where, what, why, and how it ended.
+    """List the changes by operators, the newest first.
 
-    The daemon keeps the last 1,000; the audit trail has all of them, as events OPERATED.
+    Each row shows the time, the access key, the address, the change, the reason and the result. The daemon keeps
+    the last 1,000 changes; the audit trail keeps all of them, as OPERATED events.
     """
     since_ms = instant_ms(since, "--since") or 0
     found: list[wire.Activity] = []
@@ -75,9 +77,11 @@ def ls(
 def show(
     session: Session,
     *,
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Its number, as listed by 'dmq activity ls'.")],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", min=1, help="Number of the change, as listed by 'dmq activity ls'.")
+    ],
 ) -> None:
-    """Show all that is known of one."""
+    """Show all details of one change."""
     with session.connect() as client:
         found = client.activity(before=number + 1, limit=1).activities
     if not found or found[0].number != number:

@@ -48,20 +48,27 @@ _GAPS_SHOWN = 20
 _MASTER = "local[*]"
 
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool's process.")
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or one directory of a spool."),
 ]
-TrailOption = Annotated[str | None, typer.Option("--trail", metavar="DIR", help="The trail.  [default: the daemon's]")]
+TrailOption = Annotated[
+    str | None,
+    typer.Option("--trail", metavar="DIR", help="Directory of the trail.  [default: the trail of the daemon]"),
+]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="The daemon's TOML file.")
+    Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="TOML file of the daemon.")
 ]
 RetiredCellOption = Annotated[
     list[str] | None,
-    typer.Option("--retired-cell", metavar="CELL", help="Cell whose store is gone: recorded in the trail; repeatable."),
+    typer.Option(
+        "--retired-cell", metavar="CELL", help="Cell whose store is lost, recorded in the trail; may be repeated."
+    ),
 ]
 SnapshotOption = Annotated[
     bool | None,
     typer.Option(
-        "--snapshot/--no-snapshot", help="Have the daemon export its events and take a snapshot first.  [default: try]"
+        "--snapshot/--no-snapshot",
+        help="First export the events of the daemon and take a snapshot.  [default: if possible]",
     ),
 ]
 
@@ -79,37 +86,35 @@ def run(
     config: ConfigOption = None,
     since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
     until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
-    late_after: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Lateness above which a message is late.")
-    ] = None,
-    late_max: Annotated[int | None, typer.Option(min=0, help="Late messages tolerated.")] = None,
-    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Duplicates tolerated.")] = None,
+    late_after: Annotated[str | None, typer.Option(metavar="DURATION", help="Tolerated lateness of a message.")] = None,
+    late_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of late messages.")] = None,
+    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of duplicates.")] = None,
     grace: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message counts as lost.")
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even where sums agree.")] = False,
-    incremental: Annotated[bool, typer.Option("--incremental", help="Read only what is new; needs --state.")] = False,
-    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder that keeps state between runs.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even if the sums agree.")] = False,
+    incremental: Annotated[bool, typer.Option("--incremental", help="Read only new files; requires --state.")] = False,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the state between runs.")] = None,
     snapshot: SnapshotOption = None,
     retired_cell: RetiredCellOption = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT;...", help="Name servers: read back what the trail says was forwarded there."),
+        typer.Option(metavar="HOST:PORT;...", help="Name servers: read forwarded messages back, and compare them."),
     ] = None,
     cluster_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time to read the cluster; the rest is told as not read back.")
+        str, typer.Option(metavar="DURATION", help="Time limit of this; other messages count as not read back.")
     ] = "5m",
     cluster_key: ClusterKeyOption = None,
     cluster_tls: ClusterTlsOption = False,
     cluster_ca: ClusterCaOption = None,
     engine: Annotated[
-        Engine, typer.Option(help="What judges it: DuckDB on this machine, or Spark; the outcome is the same.")
+        Engine, typer.Option(help="Engine of the audit: DuckDB on this machine, or Spark; both have the same result.")
     ] = Engine.auto,
     master: Annotated[str | None, typer.Option(metavar="URL", help="Spark's master.  [default: local[*]]")] = None,
     driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
 ) -> None:
-    """Audit the trail: was anything lost, late, duplicated? Message by message, with the evidence."""
+    """Audit the trail for lost, late and duplicated messages."""
     arguments = [
         *("--out", str(into)),
         *_times_asked(since, until, late_after, grace),
@@ -150,7 +155,10 @@ def explain(
     config: ConfigOption = None,
     snapshot: SnapshotOption = None,
 ) -> None:
-    """Tell the story of one message, event by event, and what became of it. Needs no Spark and no Java."""
+    """Show the events and the result of one message.
+
+    The command needs neither Spark nor Java.
+    """
     where = _trail_of(session, trail, data, config)
     taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
     _check_is_trail(where)
@@ -181,7 +189,10 @@ def snapshot(
     trail: TrailOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write a snapshot of what waits into the trail, of the running daemon or, with --data, a stopped one."""
+    """Write a snapshot of the pending messages into the trail.
+
+    The snapshot is of the running daemon or, with --data, of a stopped daemon.
+    """
     if data is None:
         if trail is not None:
             raise refused("a running daemon has one trail: give --data as well", "--trail")
@@ -225,7 +236,9 @@ def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
 def export(
     session: Session,
     *,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool.")],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or one directory of a spool.")
+    ],
     trail: TrailOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -267,7 +280,7 @@ def ls(
     trail: TrailOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List the cells of the trail with their events, gaps and snapshots."""
+    """List the cells of the trail: events, gaps and snapshots."""
     where = _trail_of(session, trail, data, config)
     _check_is_trail(where)
     from dmq.trail.cells import cells_of

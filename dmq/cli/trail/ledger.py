@@ -36,16 +36,17 @@ _GROUP_TERMS = ("fired", "acked", "forwarded", "dead", "filtered", "expired", "i
 def ledger(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Only this topic, with its groups.")] = "",
-    groups: Annotated[bool, typer.Option("--groups", help="Each group's part of each topic, too.")] = False,
+    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Only this topic and its groups.")] = "",
+    groups: Annotated[bool, typer.Option("--groups", help="Show the counts of each group as well.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Count everything anew, from the rows of the store, and compare.")
+        bool, typer.Option("--verify", help="Count the rows of the store, and compare the results.")
     ] = False,
 ) -> None:
-    """Show where every message is; exit with 4 if that does not add up.
+    """Show message counts by state; exit with 4 if they do not balance.
 
-    scheduled = fired + cancelled + pending; of a group, fired = acked + forwarded + dead + filtered + expired +
-    in retry + unread, of which some are in flight. --verify takes a while, beside the daemon; it is about all topics.
+    For a topic: scheduled = fired + cancelled + pending. For a group: fired = acked + forwarded + dead + filtered +
+    expired + in retry + unread; messages in flight are included. --verify covers all topics and takes longer; the
+    daemon continues to serve.
     """
     if verify:
         if topic or groups:
