@@ -107,11 +107,11 @@ def run(
 ) -> None:
     """Audit a trail: 0 clean, 10 late or duplicates, 20 loss, 30 inconclusive, 40 inconsistent."""
     if incremental != (state is not None):
-        raise typer.BadParameter("--incremental and --state DIR go together")
+        raise typer.BadParameter("--incremental and --state DIR require each other")
     if incremental and (from_time or to_time):
-        raise typer.BadParameter("--incremental audits the whole trail; it goes with neither --from nor --to")
+        raise typer.BadParameter("--incremental audits the whole trail; omit --from and --to")
     if incremental and read_back is not None:
-        raise typer.BadParameter("--incremental reads what is new; --read-back compares the whole trail")
+        raise typer.BadParameter("--incremental reads only new files; --read-back compares the whole trail")
     chosen: dict[str, Any] = {
         "from_ms": instant_ms(from_time) if from_time else None,
         "to_ms": instant_ms(to_time) if to_time else None,
@@ -126,7 +126,7 @@ def run(
         "exact": exact,
     }
     if chosen["window_ms"] <= 0:
-        raise typer.BadParameter("a window has a length")
+        raise typer.BadParameter("the window must be longer than 0")
     retired = retired_cell or []
     raise typer.Exit(_audit(trail, out, chosen, state, read_back, retired=retired, opened=_ENGINES[engine](threads)))
 
@@ -139,7 +139,7 @@ def _duckdb(threads: int | None) -> Engine:
 
 def _spark(threads: int | None) -> Engine:
     if threads is not None:
-        raise typer.BadParameter("--threads is duckdb's; Spark's are said by its master")
+        raise typer.BadParameter("--threads applies to duckdb only; the master of Spark sets its threads")
     _say("starting Spark")
     from spark_audit.engines.spark import SparkEngine
     from spark_audit.session import open_session

@@ -489,4 +489,4 @@ def test_a_cluster_is_read_back_before_the_job(tmp_path: Path, spark: FakeSpark)
             assert dmq(*asked, "--cluster", peer.address, *wrong, env=spark.env).returncode == 2
         peer.topics.clear()
         ended = dmq(*asked, "--cluster", peer.address, env=spark.env)
-    assert (ended.returncode, "nothing of the cluster was read: topic not found" in ended.stderr) == (6, True)
+    assert (ended.returncode, "no queue of the cluster was read: topic not found" in ended.stderr) == (6, True)

@@ -124,10 +124,10 @@ def targets_of(
     options = ("--key", "--tag", "--due-after", "--due-before", "--all")
     if own_keys:
         if everything or is_filtered or len(given) > 1:
-            raise refused("an own key names one message: give it behind the topic alone", "--own-key", "ID", *options)
+            raise refused("an own key selects one message: give only the topic with it", "--own-key", "ID", *options)
         return Targets(given[0], own_keys=tuple(dict.fromkeys(own_keys)))
     if everything and is_filtered:
-        raise refused("--all means all that wait: give it without a filter", *options)
+        raise refused("--all selects all pending messages: give it without a filter", *options)
     if everything or is_filtered:
         if len(given) > 1:
             raise refused("give message ids or a filter, not both", "ID", *options)
@@ -153,7 +153,7 @@ def targets_of(
         return Targets(decode_recall(given[0]).topic, handle=given[0])
     except Refused as error:
         why = (
-            "it is no recall handle; a message id needs its topic in front of it, TOPIC ID, and behind a topic give "
+            "not a recall handle; give a message id after its topic, TOPIC ID, and after a topic give "
             f"message ids or a filter ({', '.join(options)})"
         )
         raise refused(why, "HANDLE", given=given[0]) from error
@@ -171,7 +171,7 @@ def run_change(
             _show_found(session, client, targets, change, found)
         if missing:
             code = ExitCode.PARTIAL if found else ExitCode.NOT_FOUND
-            raise CommandFailed(f"nothing waits in topic {targets.topic} as {', '.join(missing)}", code)
+            raise CommandFailed(f"not pending in topic {targets.topic}: {', '.join(missing)}", code)
         return
     if targets.filter is not None:
         found = _find(client, targets, quiet=session.as_json)
@@ -349,7 +349,7 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
         case "EXPIRES":
             return f"expires at {at}, not after the new delivery time: unchanged"
         case "UNKNOWN" if message.own_key and not message.message_id:
-            return f"nothing waits under the own key {message.own_key}"
+            return f"no pending message has the own key {message.own_key}"
         case "UNKNOWN":
             return "not known: never sent there, or ended longer ago than is remembered"
         case other:

@@ -159,7 +159,7 @@ def simulate(
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     run = _run(policy, start_ms, processing_ms, Random(seed))
     if run.dead_at_ms > DELIVER_AT_MS_MAX:
-        raise refused("the attempts would go on past the year 9999", "--start", "--processing")
+        raise refused("the attempts would continue past the year 9999", "--start", "--processing")
     if session.as_json:
         given = {"policy": to_plain(policy), "start_ms": start_ms, "processing_ms": processing_ms, "seed": seed}
         out.show_json(given | _simulated_plain(run, start_ms))

@@ -127,7 +127,7 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
         out.show_json({"group": group, "lag": lag, "never_committed": never, "queues": rows})
         return
     if not found:
-        out.note(f"group {group} never committed an offset, and nobody is online")
+        out.note(f"group {group} never committed an offset and has no online members")
         return
     now_ms = SystemClock().now_ms()
     out.show_table(
@@ -364,7 +364,7 @@ def _show_shares(shares: QueueShares) -> None:
     _show_owners(shares, now_ms)
     for each in shares.members:
         if each.state is None:
-            out.note(f"member {each.connected.client_id} does not say what is its own: {each.why}")
+            out.note(f"member {each.connected.client_id} does not report its queues: {each.why}")
 
 
 def _show_owners(shares: QueueShares, now_ms: int) -> None:
@@ -387,7 +387,7 @@ def _show_owners(shares: QueueShares, now_ms: int) -> None:
     for queue, owners in shares.owners.items():
         if len(owners) > 1 and _model(shares.seen) != "broadcasting":
             where = f"queue {queue.queue_id} of {queue.topic} at {queue.broker}"
-            out.note(f"{where} has {len(owners)} owners: it changes hands now, or members divide by different rules")
+            out.note(f"{where} has {len(owners)} owners: a rebalance is in progress, or the allocation rules differ")
 
 
 def _counts(queues: Sequence[Mapping[str, Any]] | None) -> tuple[str, str]:

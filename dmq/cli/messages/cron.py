@@ -96,7 +96,7 @@ def add(
     if (every is None) == (cron is None):
         raise refused("give one of them", "--every", "--cron")
     if zone and cron is None:
-        raise refused("a time zone is for a cron expression", "--zone", given=zone)
+        raise refused("a time zone requires --cron", "--zone", given=zone)
     properties = properties_of(prop)
     from dmq.admin import admin_v1 as wire
 
@@ -124,7 +124,7 @@ def add(
         return
     _show(session, made.schedule)
     if not made.is_new:
-        out.note("it was there as it is; nothing was changed")
+        out.note("the schedule exists with the same content; nothing was changed")
 
 
 @app.command()

@@ -399,7 +399,7 @@ def redrive(
     The exit code is 7 if some dead letters failed or do not exist, and 1 if the job was stopped.
     """
     if to and all_groups:
-        raise refused("give one of them only: --to is for all groups of its topic already", "--to", "--all-groups")
+        raise refused("give one of them only: --to includes all groups of its topic", "--to", "--all-groups")
     with session.connect() as client:
         from dmq.admin import admin_v1 as wire
 
@@ -449,7 +449,7 @@ def purge(
     The exit code is 7 if some dead letters failed or do not exist, and 1 if the job was stopped.
     """
     if not session.why:
-        raise refused("a purge needs a reason, which is kept with each of them", "--why")
+        raise refused("a purge requires a reason, which is recorded with each dead letter", "--why")
     with session.connect() as client:
         from dmq.admin import admin_v1 as wire
 
@@ -540,7 +540,7 @@ def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *
     else:
         typer.echo(out.printable(told))
     if _state(job) == "stopped":
-        raise CommandFailed(f"job {job.job_id} was stopped before its end")
+        raise CommandFailed(f"job {job.job_id} was stopped before it finished")
     if job.failed:
         is_bound = _kind(job) == "redrive" and not job.to_topic
         origin = ", or their topic or group is gone and they need --to" if is_bound else ""

@@ -196,5 +196,5 @@ def _place_of(cursor: str) -> _Place:
     kind, _, rest = cursor.partition(":")
     name, colon, token = rest.partition(":")
     if kind not in _KINDS or not name or not colon or (kind == "dead" and token and not token.isdigit()):
-        raise refused("a token that an earlier 'dmq find' printed is expected", "--after", given=cursor)
+        raise refused("a token printed by an earlier 'dmq find' is expected", "--after", given=cursor)
     return _Place(_KINDS.index(kind), name, token)

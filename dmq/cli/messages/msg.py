@@ -151,7 +151,7 @@ def _show_sent(
     if not session.as_json:
         typer.echo(out.printable(stored_id))
         if stored_id != message_id:
-            out.note(f"not stored: {stored_id} waits under the own key {own_key}")
+            out.note(f"not stored: pending message {stored_id} has the own key {own_key}")
         return
     recall_handle = entry.recall_handle if entry is not None else ""
     out.show_json({"topic": topic, "message_id": stored_id, "recall_handle": recall_handle or None})
@@ -171,12 +171,12 @@ def get(
 ) -> None:
     """Show a message: state, result for each group, and content."""
     if bool(message_id) == bool(own_key):
-        raise refused("give one of them, behind the topic", "ID", "--own-key")
+        raise refused("give one of them after the topic", "ID", "--own-key")
     with session.connect() as client:
         found = client.message(topic, message_id, own_key=own_key, with_body=body)
     plain = out.to_plain(found)
     if plain["state"] == "UNKNOWN" and own_key:
-        text = f"nothing waits in topic {topic} under the own key {own_key}"
+        text = f"no pending message in topic {topic} has the own key {own_key}"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
     if plain["state"] == "UNKNOWN":
         text = f"message {message_id} is not known in topic {topic}: never sent there, or forgotten since"
@@ -347,7 +347,7 @@ def _own_key(own_key: str, on_same_key: OnSameKey | None) -> dict[str, str]:
     from broker_adapter.contracts.own_keys import ON_SAME_KEY, OWN_KEY
 
     if on_same_key is not None and not own_key:
-        raise refused("it is about what waits under an own key: give that as well", "--on-same-key", "--own-key")
+        raise refused("it requires --own-key", "--on-same-key", "--own-key")
     made = {OWN_KEY: own_key} if own_key else {}
     return made | ({ON_SAME_KEY: on_same_key.value} if on_same_key is not None else {})
 
@@ -568,7 +568,7 @@ def peek(
 ) -> None:
     """Show messages in the queues of a topic without consuming them."""
     if offset is not None and queue is None:
-        raise refused("an offset is one of a queue: give --queue as well", "--offset")
+        raise refused("an offset requires --queue", "--offset")
     with session.connect() as client:
         ranges = client.count(topic).queues
         if queue is not None and queue >= len(ranges):

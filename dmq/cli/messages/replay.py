@@ -102,12 +102,12 @@ def replay(
     from broker_adapter.contracts.topics import check_topic
 
     if lost and not trail:
-        raise refused("give the trail that has it as well", "--lost", "--trail")
+        raise refused("--lost requires the trail that contains the cell", "--lost", "--trail")
     now_ms = SystemClock().now_ms
     since_ms, until_ms = past_ms(since, "--since", now_ms), past_ms(until, "--until", now_ms)
     due_after_ms = past_ms(due_after, "--due-after", now_ms)
     if until_ms and until_ms <= since_ms:
-        raise refused("it does not lie behind --since", "--until", given=until)
+        raise refused("it must be later than --since", "--until", given=until)
     options = remoting_of(namesrv, "--namesrv", access_key, tls_ca, tls=tls)
     spared = _spared(trail or (), lost or ())
     tally = _Tally()
@@ -120,7 +120,7 @@ def replay(
             reading = Reading(cluster, check_topic(inner_topic), since_ms, until_ms)
             count = await reading.begin()
             if count and not dry_run:
-                confirm(f"up to {count:,} messages of {inner_topic} would be given to the daemon", yes=yes)
+                confirm(f"up to {count:,} messages of {inner_topic} would be sent to the daemon", yes=yes)
             call = _Call(client, inner_topic, due_after_ms, tally, is_dry_run=dry_run)
             with Progress("replay", quiet=session.as_json) as progress:
                 async for each in reading.messages():
@@ -255,6 +255,6 @@ def _show(session: Session, tally: _Tally, reading: Reading, *, dry_run: bool) -
         first_ms = int(str(each["first_stored_at_ms"]))
         left = f"the first one left was stored at {out.when(first_ms)}" if first_ms else "none is left"
         place = f"queue {each['queue_id']} at {each['broker']}"
-        out.note(f"{place}: the cluster has removed what lay before offset {each['before_offset']}; {left}")
+        out.note(f"{place}: the cluster has removed the messages before offset {each['before_offset']}; {left}")
     for named, reason in tally.unreadable:
         out.note(f"{named}: {reason}")

@@ -92,7 +92,7 @@ def new(
 
     name = secrets.token_hex(10).upper() if access_key is None else access_key
     if not is_access_key(name):
-        raise refused("1 to 128 visible ASCII characters but , and / are expected", "ACCESS_KEY", given=name)
+        raise refused("1 to 128 visible ASCII characters except , and / are expected", "ACCESS_KEY", given=name)
     secret = secrets.token_urlsafe(30)
     if session.as_json:
         out.show_json({"access_key": name, "secret_key": secret})

@@ -63,11 +63,11 @@ def add(
     with refusing("--address", address):
         where = str(parse_address(address or ADDRESS_DEFAULT))
     if given.secret_file is not None and not given.access_key:
-        raise refused("a secret belongs to an --access-key", "--secret-file")
+        raise refused("a secret requires --access-key", "--secret-file")
     if (given.tls_cert is None) != (given.tls_key is None):
         raise refused("a client certificate and its key go together", "--tls-cert", "--tls-key")
     if not replacing and name in load().by_name:
-        raise CommandFailed(f"there is a context {name!r} already; --replace writes over it", ExitCode.USAGE)
+        raise CommandFailed(f"context {name!r} exists; use --replace to replace it", ExitCode.USAGE)
     context = replace(
         given,
         address=where,
@@ -189,7 +189,9 @@ def _ask(access_key: str) -> str:
     elif not secret and not sys.stdin.isatty():
         secret = sys.stdin.readline()
     if not secret.strip():
-        raise CommandFailed("no secret was given: type it, set DMQ_SECRET_KEY, or name a --secret-file", ExitCode.USAGE)
+        raise CommandFailed(
+            "no secret was given: enter it, set DMQ_SECRET_KEY, or name a --secret-file", ExitCode.USAGE
+        )
     return secret.strip()
 
 

@@ -225,7 +225,7 @@ def set_policy(
         if is_policy and default:
             raise refused("give a policy or --default, not both", "--default")
         if not is_policy and not default and fifo is None and retries is None:
-            raise CommandFailed("say what to change; see 'dmq group set-policy --help'", ExitCode.USAGE)
+            raise CommandFailed("no change is given; see 'dmq group set-policy --help'", ExitCode.USAGE)
         policy = policy_from(_policy_now(client, group)) if is_policy else None
         from dmq.admin.requests.mapping import wire_policy
 

@@ -241,7 +241,7 @@ def set_(
         quota_of(send_rate, _count, "--send-rate"),
     )
     if type_ is None and not queues and all(each is None for each in (keep, deliver_rate, *limits)):
-        raise CommandFailed("say what to change; see 'dmq topic set --help'", ExitCode.USAGE)
+        raise CommandFailed("no change is given; see 'dmq topic set --help'", ExitCode.USAGE)
     type_name = type_.name if type_ is not None else ""
     with session.connect() as client:
         changed = client.set_topic(

@@ -29,7 +29,7 @@ def _complete_file(path: Path) -> Iterator[TextIO]:
     """Yield a file that gets its final name after it is written and synced. It is removed if that fails."""
     target = path.resolve()
     if target.exists() and not target.is_file():  # the rename would replace a device by a file
-        raise refused("it is there and is no file", "--out", given=str(path))
+        raise refused("it exists and is not a file", "--out", given=str(path))
     if not target.parent.is_dir():
         raise refused(f"there is no directory {path.parent}", "--out", given=str(path))
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)

@@ -146,7 +146,9 @@ class _Reader:
     def raise_if_failed(self) -> None:
         """End the command if a directory or entry could not be read."""
         if self._exit_code:
-            raise CommandFailed("not everything can be read; 'dmq spool salvage' saves what can", self._exit_code)
+            raise CommandFailed(
+                "not everything can be read; 'dmq spool salvage' recovers the readable entries", self._exit_code
+            )
 
 
 @app.command()
@@ -315,7 +317,7 @@ def check(session: Session, *, root: RootOption = _ROOT) -> None:
             for finding in each["findings"] if isinstance(each["findings"], list) else ():
                 typer.echo(f"  {out.printable(str(finding))}")
     if wrong:
-        text = f"{len(wrong)} of {len(answers)} directories are not whole; 'dmq spool salvage' saves what can be read"
+        text = f"{len(wrong)} of {len(answers)} directories are damaged; 'dmq spool salvage' recovers readable entries"
         raise CommandFailed(text, ExitCode.DAMAGED)
 
 
@@ -390,7 +392,7 @@ def salvage(
         damaged = [report for report in reports if report.error]
         if damaged and not dry_run:
             what = ", ".join(f"{Path(each.directory).name} ({each.error})" for each in damaged)
-            confirm(f"what can be read of {_counted(len(damaged))} of {root} would be saved: {what}", yes=False)
+            confirm(f"the readable entries of {_counted(len(damaged))} of {root} would be recovered: {what}", yes=False)
         chosen = [Path(report.directory) for report in damaged]
     if not dry_run and chosen:
         whole = [report for report in reports if not report.error]
@@ -452,7 +454,7 @@ def requeue(
     from dmq.producer_store.requeue import requeue as requeue_in
 
     if bool(uids) == everything or (type_name and not everything):
-        raise refused("give uids, or --all and perhaps --type", "UID", "--all", "--type")
+        raise refused("give uids, or --all with an optional --type", "UID", "--all", "--type")
     wanted = {_uid_of(text) for text in uids or ()}
     paths = _directories_of(root)
     if dry_run or (everything and not yes):
@@ -483,7 +485,7 @@ def requeue(
     text = "1 entry waits again" if len(moved) == 1 else f"{len(moved):,} entries wait again"
     _show_requeued(session, text, requeued=len(moved), missing=missing, left_alone=used)
     if exit_code is ExitCode.DAMAGED:
-        raise CommandFailed("a directory is damaged; 'dmq spool salvage' saves what can be read", exit_code)
+        raise CommandFailed("a directory is damaged; 'dmq spool salvage' recovers the readable entries", exit_code)
 
 
 def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) -> tuple[int, list[str]]:
@@ -579,7 +581,7 @@ def adopt(
     for text in left:
         out.note(f"left alone: {text}")
     if done.damaged:
-        text = "not everything could be taken over; 'dmq spool salvage' saves what can be read"
+        text = "not everything could be taken over; 'dmq spool salvage' recovers the readable entries"
         raise CommandFailed(text, ExitCode.DAMAGED)
 
 

@@ -163,7 +163,7 @@ class Session:
         try:
             return _chosen(self.given, self.context)
         except ContextUnknown as error:
-            raise CommandFailed(f"{error}; 'dmq context add' makes one", ExitCode.USAGE) from error
+            raise CommandFailed(f"{error}; create it with 'dmq context add'", ExitCode.USAGE) from error
 
     @contextmanager
     def connect(self) -> Iterator[AdminClient]:

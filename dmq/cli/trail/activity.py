@@ -85,7 +85,7 @@ def show(
     with session.connect() as client:
         found = client.activity(before=number + 1, limit=1).activities
     if not found or found[0].number != number:
-        raise CommandFailed(f"there is no activity {number}, or it is no longer kept", ExitCode.NOT_FOUND)
+        raise CommandFailed(f"activity {number} does not exist or is no longer kept", ExitCode.NOT_FOUND)
     (activity,) = found
     if session.as_json:
         out.show_json(out.to_plain(activity))

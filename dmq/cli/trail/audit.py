@@ -264,7 +264,7 @@ def _is_of_spool(data: Path) -> bool:
 
 def _local_trail(trail: str | None, data: Path, config: Path | None) -> Path:
     if trail is None and _is_of_spool(data):
-        raise refused("the directory of a spool does not tell its trail: give --trail", "--data")
+        raise refused("the directory of a spool does not contain its trail's location: give --trail", "--data")
     where = trail if trail is not None else _configured(data, config)[0]
     if _is_elsewhere(where):
         raise refused("a trail is written to a local directory", "--trail", given=where)
@@ -407,16 +407,16 @@ def _steps_asked(state: Path | None, *, incremental: bool, is_bounded: bool) -> 
     if incremental != (state is not None):
         raise refused("give both or neither", "--incremental", "--state")
     if incremental and is_bounded:
-        raise refused("it audits the whole trail: give neither --from nor --to", "--incremental")
+        raise refused("it audits the whole trail: omit --from and --to", "--incremental")
     return ["--incremental", "--state", str(state)] if incremental else []
 
 
 def _check_place(trail: str, master: str, *, incremental: bool) -> None:
     """Raise for options that conflict with reading a cluster back."""
     if incremental:
-        raise refused("it compares the whole trail: give no --incremental", "--cluster")
+        raise refused("it compares the whole trail: omit --incremental", "--cluster")
     if _is_elsewhere(trail) or not master.startswith("local"):
-        raise refused("what is read back lies on this machine, so trail and master must too", "--cluster")
+        raise refused("messages are read back to this machine, so trail and master must be local", "--cluster")
 
 
 def _read_back(
@@ -433,7 +433,7 @@ def _read_back(
         except ValueError as error:
             raise CommandFailed(str(error)) from error
     if found.queues and all(each.queue is None for each in found.queues):
-        raise CommandFailed(f"nothing of the cluster was read: {found.queues[0].why}", ExitCode.UNAVAILABLE)
+        raise CommandFailed(f"no queue of the cluster was read: {found.queues[0].why}", ExitCode.UNAVAILABLE)
     out.note(f"read back {found.messages:,} messages of {len(found.queues):,} queues")
     for each in found.unread[:_GAPS_SHOWN]:
         place = f"queue {each.queue.queue_id} at {each.queue.broker} of " if each.queue is not None else ""
@@ -525,7 +525,7 @@ def _check_is_trail(where: str) -> None:
 def _check_out(into: Path) -> None:
     """Create only the named folder and none above it, because its disk may not be mounted."""
     if not into.absolute().parent.is_dir():
-        raise refused("its parent folder must be there: make it, or mount its disk", "--out", given=str(into))
+        raise refused("its parent folder must exist: create it, or mount its disk", "--out", given=str(into))
 
 
 def _is_elsewhere(trail: str) -> bool:

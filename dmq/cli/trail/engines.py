@@ -34,10 +34,12 @@ def chosen(asked: Engine, trail: str, *, is_elsewhere: bool, is_for_spark: bool)
     has_duckdb = find_spec("duckdb") is not None
     if asked is Engine.duckdb:
         if is_elsewhere:
-            raise refused("DuckDB reads trails of this machine: take --engine spark", "--trail", given=trail)
+            raise refused("DuckDB reads only trails on this machine: use --engine spark", "--trail", given=trail)
         if is_for_spark:
             raise refused(
-                "--master, --driver-memory and --conf are Spark's: take --engine spark", "--engine", given="duckdb"
+                "--master, --driver-memory and --conf apply to Spark only: use --engine spark",
+                "--engine",
+                given="duckdb",
             )
         if not has_duckdb:
             raise CommandFailed("duckdb is missing: pip install 'rock-dmq[audit-local]'")
@@ -47,7 +49,7 @@ def chosen(asked: Engine, trail: str, *, is_elsewhere: bool, is_for_spark: bool)
         return Engine.spark
     has_spark = "SPARK_HOME" in os.environ or find_spec("pyspark") is not None
     if not has_duckdb and not has_spark:
-        raise CommandFailed("neither DuckDB nor Spark is there: pip install 'rock-dmq[audit-local]'")
+        raise CommandFailed("neither DuckDB nor Spark is installed: pip install 'rock-dmq[audit-local]'")
     is_long = has_spark and _event_bytes(Path(trail)) > AUTO_MAX_BYTES
     return Engine.duckdb if has_duckdb and not is_long else Engine.spark
 

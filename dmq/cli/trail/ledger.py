@@ -50,7 +50,7 @@ def ledger(
     """
     if verify:
         if topic or groups:
-            raise CommandFailed("--verify is about all topics and groups: give neither beside it", ExitCode.USAGE)
+            raise CommandFailed("--verify covers all topics and groups: give no TOPIC and no --groups", ExitCode.USAGE)
         _verify(session)
         return
     with session.connect() as client:

@@ -192,9 +192,9 @@ def assert_refused(told: str, why: str) -> None:
         (("--start", "1769853600"), "--start: epoch milliseconds are expected"),
         (("--start", "1969-12-31T23:59:59Z"), "--start: the time lies before 1970"),
         (("--processing", "soon"), "--processing: a duration is expected"),
-        (("--start", "9999-12-31T23:00:00Z"), "--start, --processing: the attempts would go on past the year 9999"),
-        (("--processing", "3650000d"), "--start, --processing: the attempts would go on past the year 9999"),
-        (("--start", "+3650000d"), "--start, --processing: the attempts would go on past the year 9999"),
+        (("--start", "9999-12-31T23:00:00Z"), "--start, --processing: the attempts would continue past the year 9999"),
+        (("--processing", "3650000d"), "--start, --processing: the attempts would continue past the year 9999"),
+        (("--start", "+3650000d"), "--start, --processing: the attempts would continue past the year 9999"),
     ],
 )
 def test_runs_that_cannot_be(arguments: tuple[str, ...], why: str) -> None:

@@ -177,7 +177,7 @@ def test_a_group_that_did_nothing_yet_is_no_error(cluster: Cluster) -> None:
     """It is there, and said to have done nothing; another one is not there."""
     found = cluster.run("offsets", "idle")
     assert (found.exit_code, found.stdout) == (0, "")
-    assert found.stderr == "dmq: group idle never committed an offset, and nobody is online\n"
+    assert found.stderr == "dmq: group idle never committed an offset and has no online members\n"
     assert ["members", "nobody", "is", "online"] in lines(cluster.run("consumers", "idle"))
     assert cluster.json("offsets", "idle")["queues"] == []
 
@@ -205,7 +205,7 @@ def test_the_queues_of_a_member_that_does_not_answer_are_unknown(cluster: Cluste
     cluster.members = {"one": state(0), "two": RemotingFrame(code=3, remark="not served by this client")}
     found = cluster.run("consumers", GROUP)
     assert [TOPIC, "broker-a", "1", "unknown"] in lines(found)
-    assert found.stderr.startswith("dmq: member two does not say what is its own: not implemented: not served")
+    assert found.stderr.startswith("dmq: member two does not report its queues: not implemented: not served")
     known = cluster.json("consumers", GROUP)
     assert [each["owners"] for each in known["owners"]] == [["one"], None]
     assert (known["members"][1]["answers"], known["members"][1]["queues"]) == (False, None)

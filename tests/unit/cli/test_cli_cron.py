@@ -23,7 +23,10 @@ def test_a_schedule_is_made_once(live: LiveCell) -> None:
         "next         2023-11-14T22:13:25.000Z",
     ]
     again = live.run(*ADD)
-    assert (again.exit_code, again.stderr) == (0, "dmq: it was there as it is; nothing was changed\n")
+    assert (again.exit_code, again.stderr) == (
+        0,
+        "dmq: the schedule exists with the same content; nothing was changed\n",
+    )
     other = live.run("cron", "add", "tick", "orders", "other", "--every", "5s")
     assert (other.exit_code, "another content; replace it (--replace)" in other.stderr) == (1, True)
     more = ("--replace", "-o", "json")
@@ -112,7 +115,7 @@ def test_what_cannot_be_is_told(live: LiveCell) -> None:
         ((), 2, "give one of them"),
         (("--every", "1s", "--cron", "@daily"), 2, "give one of them"),
         (("--every", "0s"), 2, "more than 0 is expected"),
-        (("--every", "1s", "--zone", "UTC"), 2, "a time zone is for a cron expression"),
+        (("--every", "1s", "--zone", "UTC"), 2, "a time zone requires --cron"),
         (("--every", "1s", "--property", "x"), 2, "KEY=VALUE is expected"),
         (("--every", "10ms"), 1, "limit 1000 to"),
         (("--cron", "61 * * * *"), 1, "'61' is no minute; allowed are *, 0 to 59"),

@@ -236,7 +236,7 @@ def test_a_job_that_somebody_stops_is_a_failure(daemon: LiveCell) -> None:
     daemon.before_call(stop_at_the_second)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (1, "redriven 2, passed over 0, failed 0\n")
-    assert result.stderr.endswith("dmq: job 1 was stopped before its end\n")
+    assert result.stderr.endswith("dmq: job 1 was stopped before it finished\n")
 
 
 def test_an_interrupt_stops_watching_only(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_a_topic_that_holds_messages_is_removed_by_force(daemon: LiveCell) -> No
     )
     asked = daemon.run("topic", "rm", "orders", "--force")
     lost = "topic orders would be removed: 5 messages in its queues, 2 unread by group billing, 1 pending"
-    assert (asked.exit_code, asked.stderr) == (2, f"dmq: {lost}; there is no terminal to ask at; use --yes\n")
+    assert (asked.exit_code, asked.stderr) == (2, f"dmq: {lost}; there is no terminal for a confirmation; use --yes\n")
     assert daemon.run("topic", "rm", "orders", "--dry-run").stdout == f"{lost}; it needs --force\n"
     told = json.loads(daemon.run("topic", "rm", "orders", "--dry-run", "-o", "json").stdout)
     assert told == {

@@ -250,7 +250,7 @@ def test_what_retention_removed_is_said(daemon: LiveCell, peer: Peer) -> None:
 
     peer.before = remove
     result = play(daemon, peer)
-    assert "queue 0 at broker-a: the cluster has removed what lay before offset 7" in result.stderr
+    assert "queue 0 at broker-a: the cluster has removed the messages before offset 7" in result.stderr
     assert [line.split() for line in result.stdout.splitlines()][-1] == ["gone", "meanwhile", "1"]
 
 

@@ -277,7 +277,7 @@ def test_a_check_of_what_is_not(root: Path) -> None:
     assert "NOT whole" in result.stdout
     assert "cannot be read: Corruption: block checksum mismatch" in result.stdout
     assert "('dmq spool check' lists the damage, 'dmq spool salvage' saves what can be read)" in result.stdout
-    assert result.stderr == "dmq: 1 of 1 directories are not whole; 'dmq spool salvage' saves what can be read\n"
+    assert result.stderr == "dmq: 1 of 1 directories are damaged; 'dmq spool salvage' recovers readable entries\n"
     assert json.loads(run("spool", "check", "--root", str(root), "-o", "json").stdout)[0]["findings"]
 
 
@@ -328,7 +328,7 @@ def test_a_salvage_asks_first(root: Path) -> None:
     (directory / "CELL").write_text("{", encoding="utf-8")
     result = run("spool", "salvage", "--root", str(root))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"what can be read of 1 directory of {root} would be saved: {directory.name} (" in result.stderr
+    assert f"the readable entries of 1 directory of {root} would be recovered: {directory.name} (" in result.stderr
     assert "use --yes" in result.stderr
     dry = run("spool", "salvage", "--root", str(root), "--dry-run")
     assert (dry.exit_code, dry.stdout.startswith(f"{directory}: damaged: ")) == (0, True)

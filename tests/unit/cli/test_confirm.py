@@ -30,7 +30,9 @@ def test_nobody_is_asked_who_cannot_see_or_answer(
     """It would wait for ever; with a yes it needs nobody."""
     monkeypatch.setattr(sys, "stdin", Stream("y\n", is_terminal=can_answer))
     monkeypatch.setattr(sys, "stderr", Stream(is_terminal=can_see))
-    with pytest.raises(CommandFailed, match="all \x07 go; there is no terminal to ask at; use --yes") as caught:
+    with pytest.raises(
+        CommandFailed, match="all \x07 go; there is no terminal for a confirmation; use --yes"
+    ) as caught:
         confirm("all \x07 go", yes=False)
     assert caught.value.exit_code is ExitCode.USAGE
     confirm("all go", yes=True)

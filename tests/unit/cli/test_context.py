@@ -42,7 +42,7 @@ def test_add_show_use_and_remove() -> None:
     assert "* " in run("context", "ls")
     run("context", "use", "test")
     assert what_counts() == {"address": ("test:1", "context test"), "tls": ("true", "context test")}
-    assert "already" in run("context", "add", "prod", "--address", "other:1", code=2)
+    assert "exists; use --replace" in run("context", "add", "prod", "--address", "other:1", code=2)
     run("context", "add", "prod", "--replace", "--address", "other:1")
     run("context", "rm", "test")
     assert what_counts() == {"address": ("127.0.0.1:8081", "default")}

@@ -71,18 +71,18 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
         (["reschedule", "orders", "R", "--in", "1h"], 3, "not rescheduled: was delivered at"),
         (["fire", "orders", "x", "y"], 3, "2 of 2 delayed messages were not fired"),
         (["fire", "nowhere", "x"], 3, "topic not found"),
-        (["fire", "orders"], 2, "behind a topic give message ids or a filter"),
+        (["fire", "orders"], 2, "after a topic give message ids or a filter"),
         (
             ["recall", "01C0FFEE00C0FFEE000012340000000001"],
             2,
-            "no recall handle; a message id needs its topic in front",
+            "not a recall handle; give a message id after its topic",
         ),
         (["fire", "orders", "A", "--all"], 2, "give message ids or a filter, not both"),
-        (["fire", "orders", "--all", "--key", "k"], 2, "--all means all that wait"),
+        (["fire", "orders", "--all", "--key", "k"], 2, "--all selects all pending messages"),
         (["fire", "orders", "--due-after", "soon"], 2, "--due-after"),
-        (["fire", "orders", "x", "R", "--dry-run"], 3, "nothing waits in topic orders as x, R"),
-        (["fire", "orders", "A", "x", "--dry-run"], 7, "nothing waits in topic orders as x"),
-        (["recall", "orders", "--own-key", "k", "--dry-run"], 3, "nothing waits in topic orders as own key k"),
+        (["fire", "orders", "x", "R", "--dry-run"], 3, "not pending in topic orders: x, R"),
+        (["fire", "orders", "A", "x", "--dry-run"], 7, "not pending in topic orders: x"),
+        (["recall", "orders", "--own-key", "k", "--dry-run"], 3, "not pending in topic orders: own key k"),
         (["fire", "orders", "--all"], 2, "4 delayed messages of topic orders would be delivered now; there is no term"),
         (["reschedule", "orders", "A"], 2, "give one of them"),
         (["reschedule", "orders", "A", "--in", "1h", "--at", LATER], 2, "give one of them"),
@@ -229,7 +229,7 @@ def test_what_waits_under_an_own_key(live: LiveCell) -> None:
     assert send("A").stdout == "A\n"
     assert send("B").stdout == "B\n"
     kept = send("C", "--on-same-key", "keep")
-    assert (kept.stdout, kept.stderr) == ("B\n", "dmq: not stored: B waits under the own key k\n")
+    assert (kept.stdout, kept.stderr) == ("B\n", "dmq: not stored: pending message B has the own key k\n")
     assert waiting(live) == {"B": HOUR_MS}
     told, code = answers(live, "recall", "orders", "A")
     assert (code, told["messages"][0]["outcome"]) == (3, "REPLACED")
@@ -250,9 +250,9 @@ def test_what_waits_under_an_own_key(live: LiveCell) -> None:
     assert " k " in repeated.stdout
     assert " was recalled at " in repeated.stdout
     assert "not fired: was recalled at" in live.run("msg", "fire", "orders", "--own-key", "k").stderr
-    assert "nothing waits under the own key free" in live.run("msg", "fire", "orders", "--own-key", "free").stderr
+    assert "no pending message has the own key free" in live.run("msg", "fire", "orders", "--own-key", "free").stderr
     gone = live.run("msg", "get", "orders", "--own-key", "k")
-    assert (gone.exit_code, gone.stderr) == (3, "dmq: nothing waits in topic orders under the own key k\n")
+    assert (gone.exit_code, gone.stderr) == (3, "dmq: no pending message in topic orders has the own key k\n")
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_what_waits_under_an_own_key(live: LiveCell) -> None:
     [
         ("get orders", "give one of them"),
         ("get orders A --own-key k", "give one of them"),
-        ("send orders x --on-same-key keep", "what waits under an own key"),
-        ("recall orders A --own-key k", "an own key names one message"),
-        ("recall orders --all --own-key k", "an own key names one message"),
+        ("send orders x --on-same-key keep", "it requires --own-key"),
+        ("recall orders A --own-key k", "an own key selects one message"),
+        ("recall orders --all --own-key k", "an own key selects one message"),
     ],
 )
 def test_own_keys_that_cannot_be(live: LiveCell, command: str, why: str) -> None:

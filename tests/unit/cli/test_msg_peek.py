@@ -78,7 +78,7 @@ def test_peek_begins_where_it_is_told(daemon: LiveCell) -> None:
         (["peek", "nobody"], 3, "topic not found"),
         (["peek", "orders", "--queue", "3"], 3, "has the queues 0 to 2, and no queue 3"),
         (["peek", "orders", "--queue", "0", "--offset", "4"], 1, "illegal offset"),
-        (["peek", "orders", "--offset", "3"], 2, "give --queue as well"),
+        (["peek", "orders", "--offset", "3"], 2, "an offset requires --queue"),
         (["peek", "orders", "--queue", "-1"], 2, "--queue"),
         (["peek", "orders", "-n", "0"], 2, "-n"),
     ],
