@@ -168,7 +168,7 @@ def test_a_kill_in_the_middle_leaves_no_copy(store: Store, tmp_path: Path, step:
     code = (
         "import os, sys, signal\n"
         "from pathlib import Path\n"
-        "from dmq.store import backup, cell\n"
+        "from dmq.store import backup\nfrom dmq.store.files import cell\n"
         "def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
         f"step = {step!r}\n"
         "if step == 'fill': backup.shutil.copyfile = die\n"
