@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from support.rigs import copy_at_rest
 from support.stores import PATIENCE_S, GatedEngine, hand_over
 
 from broker_adapter.runtime.clock import ManualClock
@@ -49,10 +50,7 @@ class RocksDisk:
     def kill(self) -> None:
         """Copy the files as they are: the page cache is what SIGKILL leaves."""
         image = self.path.with_name(self.path.name + "+")
-        image.mkdir()
-        for file in self.path.iterdir():
-            if file.name != "LOCK":
-                (image / file.name).write_bytes(file.read_bytes())
+        copy_at_rest(self.path, image)
         self.path = image
 
 
