@@ -210,7 +210,8 @@ class Consumer:
             return False
         held = {queue: owned.pulled_at_ms for queue, owned in self._owned.items() if queue.topic == topic}
         diff = changes(held, share, self._now_ms())
-        gone = [await self._give_up(queue, wait=True) for queue in diff.dropped]
+        # Together: no queue accepts acknowledgements while the offset of another one is committed.
+        gone = await asyncio.gather(*(self._give_up(queue, wait=True) for queue in diff.dropped))
         taken = await self._take_up([queue for queue in diff.added if queue not in self._owned])
         if diff.dropped or taken:
             shown = [f"{queue.broker}:{queue.queue_id}" for queue in self.queues if queue.topic == topic]
