@@ -486,7 +486,7 @@ def _trail_of(session: Session, trail: str | None, data: Path | None, config: Pa
         if error.exit_code is ExitCode.UNAVAILABLE and near and Path(near).is_dir():
             out.note(f"{error.text}; its trail would be at {near}")
             return near
-        text = f"{error.text}; without a daemon, say where the trail is with --trail, --data or --config"
+        text = f"{error.text} Without a daemon, name the trail with --trail, --data or --config"
         raise CommandFailed(text, error.exit_code) from error
     return _trail_here(found, session.chosen().target().address)
 

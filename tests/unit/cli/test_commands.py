@@ -167,7 +167,7 @@ def test_a_trail_that_is_elsewhere(
     (tmp_path / "dmq-data" / "trail").mkdir(parents=True)
     result = run(*command.split())
     assert (result.exit_code, result.stdout) == (6, "")
-    assert "without a daemon, say where the trail is with --trail, --data or --config" in result.stderr
+    assert "Without a daemon, name the trail with --trail, --data or --config" in result.stderr
 
 
 def test_json_has_a_short_form(daemon: type[FakeClient]) -> None:
