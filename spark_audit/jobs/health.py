@@ -126,7 +126,7 @@ def look_at_files(
 
 def _doubt_about(file: EventFile, facts: FileFacts, line: ManifestLine | None) -> str:
     """Return how the events in a file contradict its folder or its manifest line; empty if they do not."""
-    if any(_hour_folder(at_ms) not in file.path for at_ms in (facts.first_at_ms, facts.at_ms_max)):
+    if any(_hour_folder(at_ms) not in file.path for at_ms in (facts.at_ms_min, facts.at_ms_max)):
         return "holds events of another hour than its folder"
     if line is None:
         return ""
@@ -400,7 +400,7 @@ def cell_states(
                 last=last,
                 events=sum(each.rows for each in all_facts) - _repeated(files, cell),
                 files=len(all_facts),
-                first_at_ms=min(each.first_at_ms for each in all_facts),
+                first_at_ms=min(each.at_ms_min for each in all_facts),
                 last_at_ms=last_at_ms[cell],
                 runs=len(opened),
                 kills=len(opened - closed - {max(opened, default=0)}),

@@ -24,7 +24,7 @@ from spark_audit.rules.integrity import FileFacts, Gap
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import READS
 
-STATE_FORMAT = 6
+STATE_FORMAT = 7
 _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 

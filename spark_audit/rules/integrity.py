@@ -23,8 +23,9 @@ class FileFacts(NamedTuple):
     total: int  # sum of distances to the sequence in the file's name, like the next two
     squares: int
     xor: int
-    first_at_ms: int
+    first_at_ms: int  # time of the first row, as a clock may step back within a file
     last_at_ms: int  # time of the last row
+    at_ms_min: int
     at_ms_max: int
 
     def is_whole(self, first: int, last: int) -> bool:
@@ -57,8 +58,9 @@ def file_facts(rows: Table) -> list[FileFacts]:
             F.sum_of(distance).alias("total"),
             F.sum_of(distance * distance).alias("squares"),
             F.bit_xor(distance).alias("xor"),
-            F.min_of("at_ms").alias("first_at_ms"),
+            F.min_by("at_ms", "sequence").alias("first_at_ms"),
             F.max_by("at_ms", "sequence").alias("last_at_ms"),
+            F.min_of("at_ms").alias("at_ms_min"),
             F.max_of("at_ms").alias("at_ms_max"),
         )
     )

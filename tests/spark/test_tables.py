@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from support.trail_damage import change_column, vouch_for
-from support.trail_files import cells_of, files_of, read_manifest, write_manifest
+from support.trail_files import HOUR_MS, cells_of, files_of, read_file, read_manifest, write_manifest
 from support.trail_forge import forge
 from support.trail_hand import Hand
 
@@ -148,6 +148,20 @@ def test_a_manifest_line_with_a_false_figure_is_a_finding(engine: Engine, trail:
     assert (found["kind"], found["detail"]) == ("UNPROVEN", lines[0]["path"])
     assert name in found["rule"]
     assert outcome.exit_code == 30
+
+
+def test_a_clock_that_steps_back_within_a_file_is_no_finding(engine: Engine, tmp_path: Path) -> None:
+    """The manifest line names the times of the first and the last event, neither of which is the earliest here."""
+    hand = Hand(tmp_path)
+    for number, at_ms in enumerate((900, 300, 1_200, 600)):
+        hand.scheduled(number, HOUR_MS + 5_000, HOUR_MS + at_ms)
+    hand.end(HOUR_MS + 700)
+    line = read_manifest(tmp_path, "one")[-1]
+    rows = read_file(files_of(tmp_path, "one")[-1])
+    assert min(row.at_ms for row in rows) < rows[0].at_ms
+    assert (line["first_at_ms"], line["last_at_ms"]) == (rows[0].at_ms, rows[-1].at_ms)
+    outcome = run_audit(engine, str(tmp_path), Options())
+    assert [each for each in outcome.findings if each["kind"] == "UNPROVEN"] == []
 
 
 def test_a_file_in_another_folder_is_a_finding(engine: Engine, trail: Path) -> None:

@@ -49,6 +49,7 @@ def test_threads_start_with_the_first_handler_whose_messages_wait() -> None:
 
 def test_messages_are_unclaimed_once_no_handler_comes_any_more(caplog: pytest.LogCaptureFixture) -> None:
     """The first handler starts the threads; the next ones are registered after it, and are no reason to warn."""
+    structlog.reset_defaults()  # as in an application that has not configured it
     clock = ManualClock(1_700_000_000_000)
     sink = MemorySink(clock)
     for name in ("a", "b"):
