@@ -5,6 +5,7 @@ It is started from Maven's artifacts, as the bench starts it, and ends with the 
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +14,7 @@ import typer
 from rich.console import Console
 
 from bench.rocketmq import VERSION, PeerMissing, RocketMQ, artifacts
-from dmq.demo.behind import Behind
-from dmq.demo.show import ended_by_sigterm, show
+from dmq.demo.program import DemoCluster, run_demo
 
 _TOPIC, _GROUP = "demo", "demo-consumers"
 _HEAP_MB = 512
@@ -41,11 +41,13 @@ def demo(
 
     say(f"starting Apache RocketMQ {VERSION}, a name server and a broker with its proxy")
     try:
-        with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="rock-dmq-rocketmq-") as folder:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # CI systems send it
+        with tempfile.TemporaryDirectory(prefix="rock-dmq-rocketmq-") as folder:
             running = RocketMQ(Path(folder), artifacts(), heap_mb=_HEAP_MB)
             try:
-                code = show(
-                    messages=messages, seconds=seconds, keep_data=keep_data, kill=not no_kill, behind=_behind(running)
+                cluster = _cluster(running)
+                code = run_demo(
+                    messages=messages, seconds=seconds, keep_data=keep_data, kill=not no_kill, cluster=cluster
                 )
             finally:
                 running.close()
@@ -58,11 +60,11 @@ def demo(
     raise typer.Exit(code)
 
 
-def _behind(running: RocketMQ) -> Behind:
+def _cluster(running: RocketMQ) -> DemoCluster:
     running.make_topics({_TOPIC: "NORMAL"})
     running.make_group(_GROUP)
     (node,) = running.nodes
-    return Behind(
+    return DemoCluster(
         endpoints=running.endpoints,
         topic=_TOPIC,
         group=_GROUP,

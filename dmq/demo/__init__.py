@@ -1,15 +1,9 @@
 """``dmq demo``: kill a daemon during a run, and show that every accepted message is delivered nevertheless.
 
-``plan``      messages of a run, with their send times and delays (pure)
-``facts``     reports of the client processes, as lines of JSON
-``ledger``    facts of a run so far
-``verdict``   figures and exit code, computed from these facts (pure)
-``clients``   the client processes: the only module that imports the official RocketMQ client
-``children``  the processes: the daemon that is killed and started again, and the clients
-``screen``    a live table on a terminal, progress lines elsewhere
-``behind``    the cluster that the daemon forwards to, if there is one
-``result``    the last lines (pure)
-``show``      the run
+``program``  the run: a daemon, its kill and its restart, the clients, the result
+``clients``  the client process: the only module that imports the official RocketMQ client
+``plan``     messages of a run, with their send times and delays (pure)
+``verdict``  figures, exit code and result lines, computed from the reports of the clients (pure)
 """
 
 from __future__ import annotations
@@ -17,6 +11,6 @@ from __future__ import annotations
 
 def run(*, messages: int, seconds: float, keep_data: bool = False, kill: bool = True) -> int:
     """Run the demo. Return 0, or 1 if a message was lost or early, or if the run could not be finished."""
-    from dmq.demo.show import show  # the client processes import this package too and do not need it
+    from dmq.demo.program import run_demo  # the client process imports this package too and does not need it
 
-    return show(messages=messages, seconds=seconds, keep_data=keep_data, kill=kill)
+    return run_demo(messages=messages, seconds=seconds, keep_data=keep_data, kill=kill)

@@ -1,4 +1,4 @@
-"""Verdict of a run: figures and exit code, computed from the facts of the clients. Pure.
+"""Verdict of a run: figures, exit code and result lines, computed from the reports of the clients. Pure.
 
 The verdict relies on the observations of the *clients*. The daemon is trusted only for the delivery time that it
 stamped on a message, which is checked against the producer's send time. In front of a cluster its trail is also trusted
@@ -8,167 +8,186 @@ for sends without an answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from dmq.demo.facts import Acked, Received, Sent
+UNACKED = "not acknowledged before the kill"
+EXPIRED = "not acknowledged within the invisible duration"
+IN_DOUBT = "sent to the cluster again, because it did not answer"
+FORGOTTEN = "acknowledged at the killed broker, which lost that"
+UNEXPLAINED = "WITHOUT A REASON"
+_SHOWN_MAX = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
-    """The kill: its time, the time of the next service, and of the next message received (0: never)."""
+class AnsweredSend(NamedTuple):
+    """A send was answered OK. ``asked_ms`` is the requested delivery timestamp, 0 if a delay was requested."""
+
+    number: int
+    message_id: str
+    asked_ms: int
+    started_ms: int  # before its first attempt
+    answered_ms: int
+    attempts: int  # calls of ``send``, all with the same message id
+
+
+class Reception(NamedTuple):
+    """A message was delivered to the consumer; ``reception`` counts the deliveries from 1."""
+
+    reception: int
+    number: int
+    message_id: str
+    at_ms: int
+    deliver_at_ms: int  # from the daemon; 0 from a cluster, whose topic accepts no delayed messages
+
+
+class DaemonOutage(NamedTuple):
+    """The kill, and the time of the next service."""
 
     killed_at_ms: int
     serving_at_ms: int
-    received_at_ms: int = 0
     is_of_broker: bool = False  # a broker of the cluster was killed with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
-    """Lateness of messages at the consumer; figures are 0 if ``count`` is."""
-
-    count: int = 0
-    p50_ms: int = 0
-    p99_ms: int = 0
-    max_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DemoVerdict:
     """Figures of a run."""
 
     planned: int
-    sent: int  # answered OK
-    received: int  # of those, at least once
-    lost: tuple[int, ...]  # numbers that were answered OK and never received
-    early: tuple[int, ...]
-    repeated_unacked: int  # redelivered: the first delivery was not acknowledged when the daemon was killed
-    repeated_expired: int  # redelivered: the invisible duration expired
-    repeated_in_doubt: int  # duplicate: sent to the cluster without a known answer
-    repeated_forgotten: int  # redelivered although acknowledged: the killed broker lost the acknowledgement
-    unexplained: tuple[int, ...]  # redelivered although acknowledged, or stored twice
-    resent: int  # sends that needed more than one attempt
-    lateness: Lateness = field(default_factory=Lateness)
-    lateness_of_outage: Lateness = field(default_factory=Lateness)
+    sends: Mapping[int, AnsweredSend]  # the accepted ones by number
+    delivered: int  # of those, at least once
+    lost: Sequence[int]  # numbers that were accepted and never received
+    early: Sequence[int]
+    duplicates: Counter[str]  # redeliveries by reason
+    late_ms: Sequence[int]  # sorted; of each message at its first delivery
+    late_of_outage_ms: Sequence[int]  # the same, of messages that were due while the daemon or its consumer was away
+    back_ms: int = 0  # from the kill to the next delivery; 0: none
 
     @property
-    def duplicated(self) -> int:
-        """Number of redeliveries."""
-        explained = self.repeated_unacked + self.repeated_expired + self.repeated_in_doubt + self.repeated_forgotten
-        return explained + len(self.unexplained)
-
-    @property
-    def is_complete(self) -> bool:
-        """True if every message of the plan was accepted."""
-        return self.sent == self.planned
-
-    @property
-    def exit_code(self) -> int:
-        """0 if every message was accepted and received, none early, and every redelivery has a known reason."""
-        return 0 if self.is_complete and not (self.lost or self.early or self.unexplained) else 1
+    def faults(self) -> list[str]:
+        """Reasons of failure; none if all messages were accepted and delivered, and all duplicates have a reason."""
+        found = {
+            "messages were lost": self.lost,
+            "messages were early": self.early,
+            "messages were duplicated without a reason": UNEXPLAINED in self.duplicates,
+            "not all sends were accepted": len(self.sends) < self.planned,
+        }
+        return [fault for fault, is_so in found.items() if is_so]
 
 
 def judge(
     planned_ms: Mapping[int, int],
-    sent: Iterable[Sent],
-    received: Iterable[Received],
-    acked: Iterable[Acked],
-    outage: Outage | None,
+    reports: Sequence[Sequence[Any]],
+    outage: DaemonOutage | None = None,
     in_doubt: Mapping[str, int] = MappingProxyType({}),
-) -> Verdict:
-    """Judge a run. ``planned_ms`` is the delay of each number, ``in_doubt`` the number of possible extra copies of each
-    id.
-    """
-    sent_by_number = {each.number: each for each in sent}
-    acked_at_ms = {each.reception: each.at_ms for each in acked}
-    by_number: dict[int, list[Received]] = {}
-    for each in sorted(received, key=lambda each: (each.at_ms, each.reception)):
-        by_number.setdefault(each.number, []).append(each)
+) -> DemoVerdict:
+    """Judge a run by the reports of the client process.
 
-    early, unexplained = [], []
-    unacked = expired = doubtful = forgotten = 0
+    ``planned_ms`` is the delay of each number, ``in_doubt`` the number of possible extra copies of each id.
+    """
+    sends = {each.number: each for each in (AnsweredSend(*fields) for kind, *fields in reports if kind == "sent")}
+    acked_at_ms: dict[int, int] = dict(fields for kind, *fields in reports if kind == "acked")
+    received = sorted((Reception(*fields) for kind, *fields in reports if kind == "received"), key=_when)
+    back_at_ms = next((each.at_ms for each in received if outage and each.at_ms > outage.serving_at_ms), 0)
+    receptions: dict[int, list[Reception]] = {}
+    for each in received:
+        receptions.setdefault(each.number, []).append(each)
+
+    early: list[int] = []
+    duplicates: Counter[str] = Counter()
     doubts = Counter(in_doubt)
     usual_ms: list[int] = []
     outage_ms: list[int] = []
-    for number, receptions in by_number.items():
-        first = receptions[0]
-        due_ms, is_early = _due(planned_ms.get(number, 0), sent_by_number.get(number), first)
-        if is_early or any(each.at_ms < due_ms for each in receptions):
+    for number, every in receptions.items():
+        at_ms, due_ms = every[0].at_ms, _due_ms(planned_ms.get(number, 0), sends.get(number), every[0])
+        if at_ms < due_ms:
             early.append(number)
-        late_ms = max(0, first.at_ms - due_ms)
-        (outage_ms if _is_of_outage(due_ms, first, outage) else usual_ms).append(late_ms)
-        for before, again in pairwise(receptions):
-            ack_ms = acked_at_ms.get(before.reception)
-            is_finished = ack_ms is not None and ack_ms < again.at_ms
-            if before.message_id != again.message_id:
-                unexplained.append(number)
-            elif is_finished and doubts[again.message_id]:
-                doubts[again.message_id] -= 1
-                doubtful += 1
-            elif is_finished and outage is not None and outage.is_of_broker and before.at_ms <= outage.serving_at_ms:
-                forgotten += 1
-            elif is_finished:
-                unexplained.append(number)
-            elif outage is not None and before.at_ms <= outage.serving_at_ms <= again.at_ms:
-                unacked += 1
-            else:
-                expired += 1
-    return Verdict(
+        was_away = outage and at_ms >= outage.killed_at_ms and due_ms <= (back_at_ms or outage.serving_at_ms)
+        (outage_ms if was_away else usual_ms).append(max(0, at_ms - due_ms))
+        for before, again in pairwise(every):
+            reason = _reason(before, again, acked_at_ms.get(before.reception), outage, doubts)
+            doubts[again.message_id] -= reason == IN_DOUBT
+            duplicates[reason] += 1
+    return DemoVerdict(
         planned=len(planned_ms),
-        sent=len(sent_by_number),
-        received=len(sent_by_number.keys() & by_number.keys()),
-        lost=tuple(sorted(sent_by_number.keys() - by_number.keys())),
-        early=tuple(sorted(early)),
-        repeated_unacked=unacked,
-        repeated_expired=expired,
-        repeated_in_doubt=doubtful,
-        repeated_forgotten=forgotten,
-        unexplained=tuple(sorted(unexplained)),
-        resent=sum(each.attempts > 1 for each in sent_by_number.values()),
-        lateness=spread(usual_ms),
-        lateness_of_outage=spread(outage_ms),
+        sends=sends,
+        delivered=len(sends.keys() & receptions.keys()),
+        lost=sorted(sends.keys() - receptions.keys()),
+        early=sorted(early),
+        duplicates=duplicates,
+        late_ms=sorted(usual_ms),
+        late_of_outage_ms=sorted(outage_ms),
+        back_ms=back_at_ms - outage.killed_at_ms if outage is not None and back_at_ms else 0,
     )
 
 
-def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
-    """Return the due time of a message, and whether its stamp (or, without one, its arrival) is too early.
+def _when(reception: Reception) -> tuple[int, int]:
+    return reception.at_ms, reception.reception
+
+
+def _reason(
+    before: Reception, again: Reception, ack_ms: int | None, outage: DaemonOutage | None, doubts: Mapping[str, int]
+) -> str:
+    """Return the reason why a message was delivered again."""
+    if before.message_id != again.message_id:
+        return UNEXPLAINED
+    is_before_service = outage is not None and before.at_ms <= outage.serving_at_ms
+    if ack_ms is not None and ack_ms < again.at_ms:
+        if doubts[again.message_id] > 0:
+            return IN_DOUBT
+        return FORGOTTEN if is_before_service and outage is not None and outage.is_of_broker else UNEXPLAINED
+    return UNACKED if is_before_service and outage is not None and outage.serving_at_ms <= again.at_ms else EXPIRED
+
+
+def _due_ms(delay_ms: int, sent: AnsweredSend | None, first: Reception) -> int:
+    """Return the due time of a message.
 
     A delay counts from the acceptance by the daemon, which is between the first send attempt and the answer. The
     daemon's stamp is trusted only within these bounds. Without a stamp, from a cluster, a message is early before the
     first bound and late after the second.
     """
-    stamp_ms = first.deliver_at_ms
+    due_ms = first.deliver_at_ms or first.at_ms
     if sent is None:  # not answered OK yet, but stored nevertheless
-        return stamp_ms or first.at_ms, False
-    if sent.asked_ms:
-        return sent.asked_ms, 0 < stamp_ms < sent.asked_ms
-    earliest_ms, latest_ms = sent.started_ms + delay_ms, sent.answered_ms + delay_ms
-    if not stamp_ms:
-        return min(latest_ms, max(earliest_ms, first.at_ms)), first.at_ms < earliest_ms
-    if stamp_ms < earliest_ms:
-        return earliest_ms, True
-    return (stamp_ms if stamp_ms <= latest_ms else earliest_ms), False
+        return due_ms
+    return sent.asked_ms or min(max(due_ms, sent.started_ms + delay_ms), sent.answered_ms + delay_ms)
 
 
-def _is_of_outage(due_ms: int, first: Received, outage: Outage | None) -> bool:
-    """Return True if a message could not come in time because of the outage of the daemon or of its consumer."""
-    return (
-        outage is not None
-        and first.at_ms >= outage.killed_at_ms
-        and due_ms <= (outage.received_at_ms or outage.serving_at_ms)
-    )
+def lines_of(verdict: DemoVerdict, restart: str = "") -> list[str]:
+    """Return the result, line by line; the positions of the figures are fixed. ``restart`` describes the kill."""
+    accepted, resent = len(verdict.sends), sum(each.attempts > 1 for each in verdict.sends.values())
+    of_planned = "" if accepted == verdict.planned else f"of {verdict.planned:,}; "
+    again = f"; {resent:,} of them sent repeatedly" if resent else ""
+    back = f"{'':<11}next delivery {verdict.back_ms / 1000:.2f} s after the kill"
+    return [
+        _line("accepted", accepted, f"{of_planned}answered OK by the daemon{again}"),
+        _line("delivered", verdict.delivered, "to the official client, at least once"),
+        _line("lost", len(verdict.lost), _numbers(verdict.lost)),
+        _line("duplicates", verdict.duplicates.total(), ""),
+        *(_line("", number, reason) for reason, number in verdict.duplicates.items()),
+        _line("early", len(verdict.early), _numbers(verdict.early)),
+        f"{'lateness':<11}{'p50':>7} {'p99':>11} {'max':>11}   at the consumer",
+        *_percentiles(verdict.late_ms, "messages"),
+        *_percentiles(verdict.late_of_outage_ms, "due during the outage"),
+        *([f"{'kill':<11}{restart}"] if restart else []),
+        *([back] if verdict.back_ms else []),
+        f"FAILED: {', '.join(verdict.faults)}" if verdict.faults else "OK: nothing lost, nothing early",
+    ]
 
 
-def spread(values_ms: Sequence[int]) -> Lateness:
-    """Return the lateness figures of a list; percentiles by nearest rank."""
-    if not values_ms:
-        return Lateness()
-    ordered = sorted(values_ms)
+def _line(name: str, count: int, about: str) -> str:
+    return f"{name:<11}{count:>7,}   {about}".rstrip()
 
-    def rank(percent: int) -> int:
-        return ordered[-(-len(ordered) * percent // 100) - 1]
 
-    return Lateness(count=len(ordered), p50_ms=rank(50), p99_ms=rank(99), max_ms=ordered[-1])
+def _numbers(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _SHOWN_MAX} more" if len(numbers) > _SHOWN_MAX else ""
+    return "messages " + ", ".join(map(str, numbers[:_SHOWN_MAX])) + more if numbers else ""
+
+
+def _percentiles(ordered_ms: Sequence[int], of: str) -> list[str]:
+    """Return the line of percentiles, by nearest rank; none without values."""
+    if not ordered_ms:
+        return []
+    ranks = (ordered_ms[-(-len(ordered_ms) * percent // 100) - 1] for percent in (50, 99, 100))
+    return [f"{'':<7}" + " ".join(f"{rank:>8,} ms" for rank in ranks) + f"   {len(ordered_ms):,} {of}"]

@@ -1,173 +1,153 @@
-"""The demo's verdict: what is lost, early and duplicated, with which reason, and the exit code."""
+"""The demo's verdict: lost, early and duplicate messages, the reasons of duplicates, lateness, and the result lines."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 
-from dmq.demo.facts import Acked, Received, Sent
-from dmq.demo.result import Life, lines_of
-from dmq.demo.verdict import Lateness, Outage, Verdict, judge, spread
+from dmq.demo.verdict import (
+    EXPIRED,
+    FORGOTTEN,
+    IN_DOUBT,
+    UNACKED,
+    UNEXPLAINED,
+    DaemonOutage,
+    DemoVerdict,
+    judge,
+    lines_of,
+)
 
 DELAY_MS = 1000
-OUTAGE = Outage(killed_at_ms=5_000, serving_at_ms=6_000, received_at_ms=6_300)
+OUTAGE = DaemonOutage(5_000, 6_000)
+
+Report = tuple[object, ...]
 
 
-def sent(number: int, *, at_ms: int = 100, attempts: int = 1, asked_ms: int = 0) -> Sent:
-    return Sent(number, f"id{number}", asked_ms, at_ms, at_ms + 5, attempts)
+def sent(number: int, *, at_ms: int = 100, attempts: int = 1, asked_ms: int = 0) -> Report:
+    return ("sent", number, f"id{number}", asked_ms, at_ms, at_ms + 5, attempts)
 
 
-def received(
-    number: int, at_ms: int, *, due_ms: int = 1_102, reception: int = 0, message_id: str = "", attempt: int = 1
-) -> Received:
-    return Received(reception or number, number, message_id or f"id{number}", at_ms, due_ms, attempt)
+def received(number: int, at_ms: int, *, due_ms: int = 1_102, reception: int = 0, message_id: str = "") -> Report:
+    return ("received", reception or number, number, message_id or f"id{number}", at_ms, due_ms)
 
 
-def judged(
-    sends: list[Sent], receptions: list[Received], acks: list[Acked] | None = None, outage: Outage | None = None
-) -> Verdict:
-    planned_ms = {each.number: DELAY_MS for each in sends}
-    return judge(planned_ms, sends, receptions, acks or [], outage)
+def acked(reception: int, at_ms: int) -> Report:
+    return ("acked", reception, at_ms)
 
 
-def test_everything_that_came_once_and_in_time_is_fine() -> None:
-    verdict = judged([sent(1), sent(2, attempts=3)], [received(1, 1_102), received(2, 1_110)])
-    assert (verdict.sent, verdict.received, verdict.lost, verdict.early, verdict.duplicated) == (2, 2, (), (), 0)
-    assert verdict.resent == 1
-    assert verdict.lateness == Lateness(count=2, p50_ms=0, p99_ms=8, max_ms=8)
-    assert verdict.exit_code == 0
+def judged(*reports: Report, outage: DaemonOutage | None = None, **in_doubt: int) -> DemoVerdict:
+    planned_ms = {int(str(each[1])): DELAY_MS for each in reports if each[0] == "sent"}
+    return judge(planned_ms, reports, outage, in_doubt)
 
 
-def test_a_message_that_was_answered_ok_and_never_came_is_lost() -> None:
-    verdict = judged([sent(1), sent(2)], [received(1, 1_102)])
-    assert verdict.lost == (2,)
-    assert verdict.exit_code == 1
+def test_messages_that_came_once_and_in_time_are_fine() -> None:
+    verdict = judged(sent(1), sent(2, attempts=3), received(1, 1_102), received(2, 1_110))
+    assert (len(verdict.sends), verdict.delivered, verdict.lost, verdict.early) == (2, 2, [], [])
+    assert verdict.late_ms == [0, 8]
+    assert verdict.faults == []
+    assert lines_of(verdict)[0] == "accepted         2   answered OK by the daemon; 1 of them sent repeatedly"
 
 
-def test_a_message_that_no_ok_came_for_is_not_lost_but_the_run_is_incomplete() -> None:
-    verdict = judge({1: DELAY_MS, 2: DELAY_MS}, [sent(1)], [received(1, 1_102)], [], None)
-    assert verdict.lost == ()
-    assert verdict.exit_code == 1
+def test_an_accepted_message_that_never_came_is_lost() -> None:
+    verdict = judged(sent(1), sent(2), received(1, 1_102))
+    assert (verdict.lost, verdict.faults) == ([2], ["messages were lost"])
+
+
+def test_a_message_without_an_ok_is_not_lost_but_the_run_is_incomplete() -> None:
+    verdict = judge({1: DELAY_MS, 2: DELAY_MS}, [sent(1), received(1, 1_102)])
+    assert (verdict.lost, verdict.faults) == ([], ["not all sends were accepted"])
 
 
 @pytest.mark.parametrize(
     ("send", "reception"),
     [
-        pytest.param(sent(1), received(1, 1_101), id="before the time on it"),
-        pytest.param(
-            sent(1), received(1, 1_500, due_ms=1_099), id="with a time on it that is before the one asked for"
-        ),
-        pytest.param(sent(1), received(1, 1_099, due_ms=9_000), id="before the earliest moment, whatever is on it"),
-        pytest.param(sent(1, asked_ms=2_000), received(1, 1_999, due_ms=2_000), id="before the timestamp asked for"),
-        pytest.param(sent(1, asked_ms=2_000), received(1, 2_500, due_ms=1_999), id="a timestamp dated back"),
+        pytest.param(sent(1), received(1, 1_101), id="before its stamp"),
+        pytest.param(sent(1), received(1, 1_099, due_ms=9_000), id="before the earliest moment, with a false stamp"),
+        pytest.param(sent(1, asked_ms=2_000), received(1, 1_999, due_ms=2_000), id="before the requested timestamp"),
+        pytest.param(sent(1), received(1, 1_099, due_ms=0), id="before the earliest moment, without a stamp"),
     ],
 )
-def test_a_message_before_its_time_is_early(send: Sent, reception: Received) -> None:
-    verdict = judged([send], [reception])
-    assert verdict.early == (1,)
-    assert verdict.exit_code == 1
+def test_a_message_before_its_time_is_early(send: Report, reception: Report) -> None:
+    verdict = judged(send, reception)
+    assert (verdict.early, verdict.faults) == ([1], ["messages were early"])
 
 
-def test_a_repetition_of_what_was_not_acknowledged_before_the_kill_is_explained() -> None:
-    again = [received(1, 4_990), received(1, 6_300, reception=2)]
-    verdict = judged([sent(1)], again, [Acked(2, 6_310)], OUTAGE)
-    assert (verdict.repeated_unacked, verdict.repeated_expired, verdict.unexplained) == (1, 0, ())
-    assert verdict.exit_code == 0
-
-
-def test_a_repetition_after_the_invisible_duration_is_explained() -> None:
-    again = [received(1, 1_102), received(1, 11_200, reception=2, attempt=2)]
-    verdict = judged([sent(1)], again, [Acked(2, 11_210)])
-    assert (verdict.repeated_unacked, verdict.repeated_expired, verdict.unexplained) == (0, 1, ())
-    assert verdict.exit_code == 0
+TWICE = (received(1, 4_900), received(1, 6_300, reception=2))
 
 
 @pytest.mark.parametrize(
-    ("receptions", "acks"),
+    ("reports", "outage", "reasons"),
     [
+        pytest.param([*TWICE, acked(2, 6_310)], OUTAGE, {UNACKED: 1}, id="not acknowledged before the kill"),
+        pytest.param([*TWICE, acked(2, 6_310)], None, {EXPIRED: 1}, id="after the invisible duration"),
+        pytest.param([*TWICE, acked(1, 4_950)], OUTAGE, {UNEXPLAINED: 1}, id="acknowledged before"),
         pytest.param(
-            [received(1, 4_900), received(1, 6_300, reception=2)], [Acked(1, 4_950)], id="acknowledged before"
+            [TWICE[0], received(1, 6_300, reception=2, message_id="other")], OUTAGE, {UNEXPLAINED: 1}, id="two ids"
         ),
         pytest.param(
-            [received(1, 4_900), received(1, 6_300, reception=2, message_id="other")], [], id="stored under two ids"
+            [*TWICE, acked(1, 4_950)], OUTAGE._replace(is_of_broker=True), {FORGOTTEN: 1}, id="the broker lost it"
+        ),
+        pytest.param(
+            [received(1, 6_100), received(1, 6_300, reception=2), acked(1, 6_200)],
+            OUTAGE._replace(is_of_broker=True),
+            {UNEXPLAINED: 1},
+            id="acknowledged at the new broker",
         ),
     ],
 )
-def test_a_repetition_without_a_reason_is_a_failure(receptions: list[Received], acks: list[Acked]) -> None:
-    verdict = judged([sent(1)], receptions, acks, OUTAGE)
-    assert verdict.unexplained == (1,)
-    assert verdict.duplicated == 1
-    assert verdict.exit_code == 1
+def test_every_duplicate_has_a_reason_or_is_a_failure(
+    reports: Sequence[Report], outage: DaemonOutage | None, reasons: dict[str, int]
+) -> None:
+    verdict = judged(sent(1), *reports, outage=outage)
+    assert verdict.duplicates == reasons
+    assert bool(verdict.faults) == (UNEXPLAINED in reasons)
 
 
-def test_a_second_copy_in_the_cluster_has_a_reason_if_the_trail_says_so() -> None:
-    """As often as it was sent without an answer, and no more."""
+def test_a_second_copy_in_the_cluster_has_a_reason_as_often_as_it_was_sent_without_an_answer() -> None:
     receptions = [received(1, 1_102 + 10 * number, reception=number) for number in (1, 2, 3)]
-    acks = [Acked(number, 1_103 + 10 * number) for number in (1, 2, 3)]
-    verdict = judge({1: DELAY_MS}, [sent(1)], receptions, acks, None, {"id1": 1})
-    assert (verdict.repeated_in_doubt, verdict.unexplained, verdict.duplicated) == (1, (1,), 2)
+    acks = [acked(number, 1_103 + 10 * number) for number in (1, 2, 3)]
+    assert judged(sent(1), *receptions, *acks, id1=1).duplicates == {IN_DOUBT: 1, UNEXPLAINED: 1}
 
 
-def test_what_a_killed_broker_forgot_comes_again() -> None:
-    """Of what came before it served again, that is a reason; of what came later it is none."""
-    sends = [sent(1), sent(2, at_ms=6_000)]
-    receptions = [
-        *(received(1, 1_102, reception=1), received(1, 6_500, reception=2)),
-        *(received(2, 7_010, due_ms=7_002, reception=3), received(2, 7_100, due_ms=7_002, reception=4)),
-    ]
-    acks = [Acked(1, 1_110), Acked(3, 7_020)]
-    verdict = judged(sends, receptions, acks, replace(OUTAGE, is_of_broker=True))
-    assert (verdict.repeated_forgotten, verdict.unexplained) == (1, (2,))
-    assert judged(sends, receptions, acks, OUTAGE).unexplained == (1, 2)
-
-
-def test_what_fell_due_while_nobody_could_deliver_it_is_counted_apart() -> None:
-    sends = [sent(1), sent(2, at_ms=4_100), sent(3, at_ms=5_200), sent(4, at_ms=7_000)]
-    receptions = [
+def test_messages_due_during_the_outage_are_counted_separately() -> None:
+    verdict = judged(
+        *(sent(1), sent(2, at_ms=4_100), sent(3, at_ms=5_200), sent(4, at_ms=7_000)),
         received(1, 1_104),  # long before
         received(2, 6_300, due_ms=5_104),  # due while the daemon was down
         received(3, 6_301, due_ms=6_203),  # due while the consumer was still away
         received(4, 8_009, due_ms=8_005),
+        outage=OUTAGE,
+    )
+    assert (verdict.late_ms, verdict.late_of_outage_ms, verdict.back_ms) == ([2, 4], [98, 1_196], 1_300)
+
+
+@pytest.mark.parametrize(("due_ms", "late_ms"), [(4_999, 3_895), (1_102, 3_898), (5, 3_900), (0, 3_895)])
+def test_a_false_stamp_hides_no_lateness(due_ms: int, late_ms: int) -> None:
+    """The message was sent at 100 and answered at 105: it was due from 1,100 to 1,105."""
+    assert judged(sent(1), received(1, 5_000, due_ms=due_ms)).late_ms == [late_ms]
+
+
+def test_the_result_names_every_figure_and_ends_with_the_verdict() -> None:
+    sends = [sent(number) for number in range(1, 101)]
+    receptions = [received(number, 1_102 + number) for number in range(1, 101)]
+    assert lines_of(judged(*sends, *receptions, outage=OUTAGE), "SIGKILL; down for 1.00 s") == [
+        "accepted       100   answered OK by the daemon",
+        "delivered      100   to the official client, at least once",
+        "lost             0",
+        "duplicates       0",
+        "early            0",
+        "lateness       p50         p99         max   at the consumer",
+        "             50 ms       99 ms      100 ms   100 messages",
+        "kill       SIGKILL; down for 1.00 s",
+        "OK: nothing lost, nothing early",
     ]
-    verdict = judged(sends, receptions, [], OUTAGE)
-    assert verdict.lateness == Lateness(count=2, p50_ms=2, p99_ms=4, max_ms=4)
-    assert verdict.lateness_of_outage == Lateness(count=2, p50_ms=98, p99_ms=1_196, max_ms=1_196)
-
-
-def test_a_time_on_the_message_that_cannot_be_true_hides_no_lateness() -> None:
-    verdict = judged([sent(1)], [received(1, 5_000, due_ms=4_999)])
-    assert verdict.lateness.max_ms == 5_000 - 1_100
-
-
-@pytest.mark.parametrize(
-    ("at_ms", "late_ms", "early"), [(1_099, 0, (1,)), (1_100, 0, ()), (1_105, 0, ()), (1_109, 4, ())]
-)
-def test_without_a_time_on_it_a_message_is_judged_by_when_it_was_sent(
-    at_ms: int, late_ms: int, early: tuple[int, ...]
-) -> None:
-    """It was sent at 100 and answered at 105, to come 1,000 later."""
-    verdict = judged([sent(1)], [received(1, at_ms, due_ms=0)])
-    assert (verdict.lateness.max_ms, verdict.early) == (late_ms, early)
-
-
-def test_percentiles_are_ranks_of_what_was_seen() -> None:
-    assert spread([]) == Lateness()
-    assert spread(list(range(1, 101))) == Lateness(count=100, p50_ms=50, p99_ms=99, max_ms=100)
-    assert spread([7]) == Lateness(count=1, p50_ms=7, p99_ms=7, max_ms=7)
-
-
-def test_the_last_lines_name_every_figure_and_end_with_the_verdict() -> None:
-    good = judged([sent(1)], [received(1, 1_102)], [Acked(1, 1_103)])
-    lines = lines_of(good, None, [Life()])
-    assert [line.split()[0] for line in lines] == [
-        "sent", "received", "lost", "duplicated", "early", "lateness", "p50", "OK:",
-    ]  # fmt: skip
-    with_kill = lines_of(good, OUTAGE, [Life(), Life(down_s=1.0, start_s=0.4, open_ms=12.0)])
-    assert with_kill[-2].startswith("kill       SIGKILL; down for 1.00 s; started again: store open in 12 ms")
-    bad = replace(good, lost=(4,), early=(5,), unexplained=(6,), planned=2)
-    text = "\n".join(lines_of(bad, None, [Life()]))
-    assert "lost             1   messages 4" in text
-    assert "early            1   messages 5" in text
-    assert "1 WITHOUT A REASON: messages 6" in text
-    assert text.splitlines()[-1].startswith("FAILED: messages were lost, messages were early, messages came twice")
+    lines = lines_of(judged(sent(1), sent(2), received(1, 1_090), received(1, 1_101, reception=2), acked(1, 1_092)))
+    assert lines[2:6] == [
+        "lost             1   messages 2",
+        "duplicates       1",
+        "                 1   WITHOUT A REASON",
+        "early            1   messages 1",
+    ]
+    faults = "messages were lost, messages were early, messages were duplicated without a reason"
+    assert lines[-1] == f"FAILED: {faults}"
