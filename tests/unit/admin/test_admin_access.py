@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
+from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
@@ -18,6 +20,7 @@ from dmq.admin.api.access import RPCS
 from dmq.admin.api.dispatch import AdminDispatcher, why_of
 from dmq.admin.api.service import refusal_of
 
+GOLDEN = Path(__file__).with_name("access.golden")
 CLOCK = ManualClock()
 OWN, OTHER = "redelivery", "billing"  # of HOOK, and not
 VIEWER, READER, ON_CALL = Key("viewer", "v"), Key("reader-of-all", "r"), Key("on-call", "o")
@@ -83,6 +86,43 @@ def request_of(rpc: str, topic: str, group: str) -> Message:
     if isinstance(request, wire.AddScheduleRequest):
         request.schedule.topic = topic
     return request
+
+
+def samples(rpc: str) -> list[Message]:
+    """Return requests of an RPC with each combination of the fields that its access depends on."""
+    values: dict[str, tuple[object, object]] = {"topic": ("", "orders"), "group": ("", "billing")}
+    values |= dict.fromkeys(("with_body", "is_dry_run", "all_groups"), (False, True))
+    values |= {"to_topic": ("", "refunds"), "number": (0, 1)}
+    request_class = wire.METHODS[rpc].request_class
+    if request_class is wire.AddScheduleRequest:
+        return [wire.AddScheduleRequest(schedule=wire.Schedule(topic="orders"))]
+    fields = [name for name in values if name in request_class.DESCRIPTOR.fields_by_name]
+    return [
+        request_class(**dict(zip(fields, given, strict=True))) for given in product(*(values[name] for name in fields))
+    ]
+
+
+def rights(rpc: str, request: Message) -> str:
+    """Return the rights that a request needs, with a schedule of ``orders`` and a job of ``billing`` in the store."""
+    access = RPCS[rpc]
+    needs = list(access.needs(request))
+    if access.of_schedule is not None:
+        needs.append(access.of_schedule("orders", request))
+    if access.of_job is not None:
+        needs.append(access.of_job("billing", request))
+    return " and ".join(f"{need} ({need.role})" for need in needs) or "nothing"
+
+
+def test_the_rights_of_each_call_are_those_of_the_golden_table() -> None:
+    """The rights for any request of a call, those for one request, and which calls are recorded."""
+    lines = []
+    for rpc in wire.METHODS:
+        lines.append(f"{rpc}: {RPCS[rpc].at_all} ({RPCS[rpc].at_all.role})")
+        for request in samples(rpc):
+            recorded = ", recorded" if RPCS[rpc].changes(request) else ""
+            given = " ".join(f"{field.name}={value}" for field, value in request.ListFields() if not field.message_type)
+            lines.append(f"    ({given}): {rights(rpc, request)}{recorded}")
+    assert lines == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
 def test_every_call_of_operators_is_classed() -> None:
