@@ -65,7 +65,7 @@ def _adapt(stub: str) -> str:
     # The loader gives the well-known types plain names of their own. At run time they are classes of the private pool;
     # the published stubs describe them just as well.
     stub = re.sub(
-        r"^from google\.protobuf import (\w+)_pb2 as _\1_pb2$",
+        r"^from google\.protobuf import (timestamp|duration)_pb2 as _\1_pb2$",
         lambda match: f"from google.protobuf.{match[1]}_pb2 import {match[1].title()} as {match[1].title()}",
         stub,
         flags=re.MULTILINE,
@@ -73,6 +73,8 @@ def _adapt(stub: str) -> str:
     stub = re.sub(r"\b_(?:timestamp|duration)_pb2\.", "", stub)
     # An import of another definition of ours: our loader has it under its plain module name.
     stub = re.sub(r"^import (\w+_v\d)_pb2 as ", r"from broker_adapter.wire import \1 as ", stub, flags=re.MULTILINE)
+    # The number of an extension at module level is no class variable.
+    stub = re.sub(r"^(\w+): _ClassVar\[int\]$", r"\1: int", stub, flags=re.MULTILINE)
     loader = "\nfrom broker_adapter.wire.pool import Method as _Method\n"
     tail = "\nSERVICE: str\nMETHODS: _Mapping[str, _Method]\n"
     return stub.replace("\nDESCRIPTOR:", loader + "\nDESCRIPTOR:", 1) + tail

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from pkgutil import get_data
 from types import MappingProxyType
+from typing import Any
 
 from google.protobuf import descriptor_pb2
-from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import FieldDescriptor, FileDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
@@ -80,10 +81,18 @@ def methods(service: ServiceDescriptor) -> Mapping[str, Method]:
     return MappingProxyType(table)
 
 
+def option(method: Method, extension: FieldDescriptor) -> Any:  # noqa: ANN401 - of the type that it declares
+    """Return the value of an extension of ``MethodOptions`` for an RPC."""
+    # Options are classes of the default pool, which does not know our extensions.
+    options_class: Any = GetMessageClass(POOL.FindMessageTypeByName("google.protobuf.MethodOptions"))
+    found = POOL.FindMethodByName(method.path[1:].replace("/", ".")).GetOptions()
+    return options_class.FromString(found.SerializeToString()).Extensions[extension]
+
+
 def _namespace(file: FileDescriptor) -> dict[str, object]:
-    names: dict[str, object] = {"DESCRIPTOR": file}
+    names: dict[str, object] = {"DESCRIPTOR": file, **file.extensions_by_name}
     for dependency in file.dependencies:
-        if dependency.package == "google.protobuf":
+        if dependency.package == "google.protobuf" and dependency.name != "google/protobuf/descriptor.proto":
             names |= _messages(dependency)
     names |= _messages(file)
     for name, enum in file.enum_types_by_name.items():

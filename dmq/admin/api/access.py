@@ -1,4 +1,4 @@
-"""Access table of the admin API: for each call the rights that a key needs to read, to change, or that refuse it.
+"""Access to the admin API, from the options of each RPC in ``admin_v1.proto``.
 
 An admin key may call everything. A viewer may read everything, and message bodies with ``bodies = true``. An operator
 may read the same, and also change the topics and groups that its rules grant. Any other key may read the topics that it
@@ -7,199 +7,121 @@ may send to or consume, and manage the groups on which it has ``ADMIN``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from broker_adapter.wire.pool import option
 from dmq.acl.gate import Entrance
 from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, BODIES, GROUP, OPERATE, PUB, SUB, TOPIC, VIEWER, AccessKey, Need
 from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.validate import named
 
-_REQUEST_MAX: Mapping[str, int] = MappingProxyType({"ReplayMessages": 16 * 1024 * 1024, "AddSchedule": 8 * 1024 * 1024})
-_REQUEST_MAX_OTHERS: Final = 4 * 1024 * 1024  # filters and pages, without messages
-
-_ANY_OF_TOPIC: Final = f"{PUB}|{SUB}|{ADMIN}"
+_MIB: Final = 1024 * 1024
+_REQUEST_MIB_MAX: Final = 4  # filters and pages, without messages
 _VIEW: Final = Need("", role=VIEWER)
+_MANAGE_GROUP: Final = Need(ADMIN, GROUP, ANY)
+
+# What each right means on any topic or group.
+_NEEDS: Mapping[int, Need] = MappingProxyType(
+    {
+        wire.Access.ADMINISTER: ADMIN_KEY,
+        wire.Access.VIEW: _VIEW,
+        wire.Access.READ_TOPIC: Need(f"{PUB}|{SUB}|{ADMIN}", TOPIC, ANY, VIEWER),
+        wire.Access.CONSUME_TOPIC: Need(SUB, TOPIC, ANY),
+        wire.Access.OPERATE_TOPIC: Need(OPERATE, TOPIC, ANY),
+        # A key that may send to a topic may also cancel and reschedule its messages.
+        wire.Access.CHANGE_MESSAGES: Need(f"{PUB}|{OPERATE}", TOPIC, ANY),
+        wire.Access.READ_GROUP: Need(ADMIN, GROUP, ANY, VIEWER),
+        wire.Access.MANAGE_GROUP: _MANAGE_GROUP,
+        wire.Access.OPERATE_GROUP: Need(OPERATE, GROUP, ANY),
+    }
+)
+_BODIES: Mapping[str, Need] = MappingProxyType(
+    {TOPIC: Need(SUB, TOPIC, ANY, BODIES), GROUP: Need(ADMIN, GROUP, ANY, BODIES)}
+)
+_OR_ALL: Final = frozenset({wire.Access.TOPIC_OR_ALL, wire.Access.GROUP_OR_ALL})
+_FOUND: Final = frozenset({wire.Access.SCHEDULE, wire.Access.JOB})
 
 
 class Access(NamedTuple):
-    """Rights that a call needs, and whether it changes anything. Calls with changes are recorded.
+    """Access to one RPC. Calls that change something are recorded."""
 
-    ``at_all`` is the rule that a key needs for any request of the RPC; ``needs`` returns the rules for one request. If
-    the rules depend on the schedule or the job that a request names, ``of_schedule`` and ``of_job`` return them.
-    """
+    rights: Sequence[wire.Access]
+    is_recorded: bool
+    request_bytes_max: int
 
-    needs: Callable[[Any], Iterable[Need]]
-    at_all: Need = ADMIN_KEY
-    changes: Callable[[Any], bool] = lambda _: False
-    of_schedule: Callable[[str, Any], Need] | None = None  # by the topic of the schedule
-    of_job: Callable[[str, Any], Need] | None = None  # by the group of the job
+    @property
+    def at_all(self) -> Need:
+        """The right that a key needs for any request."""
+        return _NEEDS[self.rights[0].right]
 
+    @property
+    def scopes(self) -> frozenset[int]:
+        """Scopes of its rights."""
+        return frozenset(right.scope for right in self.rights)
 
-def _changes(_: object) -> bool:
-    return True
+    def changes(self, request: Any) -> bool:  # noqa: ANN401 - requests of several RPCs, here and below
+        """Return True if the request changes something."""
+        return self.is_recorded and not getattr(request, "is_dry_run", False)
 
-
-def _unless_dry(request: Any) -> bool:  # noqa: ANN401 - requests of several RPCs, here and below
-    return not request.is_dry_run
-
-
-def _look_at(topic: str) -> Need:
-    return Need(_ANY_OF_TOPIC, TOPIC, topic, VIEWER)
-
-
-def _body_of(topic: str) -> Need:
-    return Need(SUB, TOPIC, topic, BODIES)
-
-
-def _look_at_topic(request: Any) -> Iterable[Need]:  # noqa: ANN401
-    return (_body_of(request.topic),) if getattr(request, "with_body", False) else (_look_at(request.topic),)
+    def needs(self, request: Any, found: str = "") -> Iterable[Need]:  # noqa: ANN401
+        """Return the rights for a request. ``found`` is the topic of its schedule, or the group of its job."""
+        if isinstance(request, wire.StartJobRequest) and (request.all_groups or not request.is_dry_run):
+            return _needs_of_job(request)
+        if isinstance(request, wire.VerifyLedgerRequest) and not request.number:  # it reads the whole store
+            return (ADMIN_KEY,)
+        return [need for right in self.rights if (need := _need(right, request, found)) is not None]
 
 
-def _look_at_topic_or_all(request: Any) -> Iterable[Need]:  # noqa: ANN401
-    return (_look_at(request.topic),) if request.topic else (_VIEW,)
+def _need(right: wire.Access, request: Any, found: str) -> Need | None:  # noqa: ANN401
+    need = _NEEDS[right.right]
+    if not need.kind:
+        return need
+    if right.scope == wire.Access.ANSWER or (right.scope in _FOUND and not found):
+        return None
+    name = found if right.scope in _FOUND else named(request, need.kind)
+    if not name and right.scope in _OR_ALL:
+        return _VIEW
+    return (_BODIES[need.kind] if getattr(request, "with_body", False) else need)._replace(name=name)
 
 
-def _look_at_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
-    role = BODIES if getattr(request, "with_body", False) else VIEWER
-    return (Need(ADMIN, GROUP, request.group, role),)
-
-
-def _look_at_jobs(request: wire.ListJobsRequest) -> Iterable[Need]:
-    return _look_at_group(request) if request.group else (_VIEW,)
-
-
-def _look_after_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
-    return (Need(ADMIN, GROUP, request.group),)
-
-
-def _start_job(request: wire.StartJobRequest) -> Iterable[Need]:
-    """Return the needs of a job. A redrive returns to its group; a redrive to another topic is a send.
-
-    Other groups are for admins.
+def _needs_of_job(request: wire.StartJobRequest) -> Iterable[Need]:
+    """Return the needs of a redrive to other groups, which is for admins; of one to another topic, which is a send;
+    and of all other jobs.
     """
     if request.all_groups:
         return (_VIEW if request.is_dry_run else ADMIN_KEY,)
-    needs = (Need(ADMIN, GROUP, request.group, VIEWER) if request.is_dry_run else Need(ADMIN, GROUP, request.group),)
-    return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic and not request.is_dry_run else needs
+    needs = (_MANAGE_GROUP._replace(name=request.group),)
+    return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic else needs
 
 
-def _subscribe(request: wire.SubscribeRequest) -> Iterable[Need]:
-    return Need(ADMIN, GROUP, request.group), Need(SUB, TOPIC, request.topic)
-
-
-def _change_messages(request: wire.ChangeMessagesRequest) -> Iterable[Need]:
-    """Return the needs of a change: a key that may send to a topic may also cancel and reschedule its messages."""
-    return (Need(f"{PUB}|{OPERATE}", TOPIC, request.topic),)
-
-
-def _operate(kind: str) -> Callable[[Any], Iterable[Need]]:
-    return lambda request: (Need(OPERATE, kind, getattr(request, kind)),)
-
-
-def _view(_: object) -> Iterable[Need]:
-    return (_VIEW,)
-
-
-def _admin(_: object) -> Iterable[Need]:
-    return (ADMIN_KEY,)
-
-
-def _nothing(_: object) -> Iterable[Need]:
-    return ()
-
-
-def _verify_ledger(request: wire.VerifyLedgerRequest) -> Iterable[Need]:
-    """Return the needs of a verification. A viewer may watch one; starting one reads the whole store and needs more."""
-    return (_VIEW if request.number else ADMIN_KEY,)
-
-
-_FOR_VIEWERS: Final = Access(_view, _VIEW)
-_OF_TOPIC: Final = Access(_look_at_topic, Need(_ANY_OF_TOPIC, TOPIC, ANY, VIEWER))
-_OF_TOPIC_OR_ALL: Final = Access(_look_at_topic_or_all, _OF_TOPIC.at_all)
-_OF_GROUP: Final = Access(_look_at_group, Need(ADMIN, GROUP, ANY, VIEWER))
-_AFTER_GROUP: Final = Access(_look_after_group, Need(ADMIN, GROUP, ANY), _changes)
-_ON_TOPIC: Final = Access(_operate(TOPIC), Need(OPERATE, TOPIC, ANY), _changes)
-_ON_GROUP: Final = Access(_operate(GROUP), Need(OPERATE, GROUP, ANY), _changes)
-_ON_SCHEDULE: Final = Access(
-    _nothing, _ON_TOPIC.at_all, _changes, of_schedule=lambda topic, _: Need(OPERATE, TOPIC, topic)
-)
-_FOR_ADMINS: Final = Access(_admin, ADMIN_KEY, _changes)
-
-# Every RPC. One that is missing here cannot be served, and a test fails.
 RPCS: Mapping[str, Access] = MappingProxyType(
     {
-        "GetStatus": _FOR_VIEWERS,
-        "GetClock": _FOR_VIEWERS,
-        "ListGroups": _FOR_VIEWERS,
-        "ListClients": _FOR_VIEWERS,
-        "GetClientStack": _FOR_VIEWERS,
-        "ListQuotas": _FOR_VIEWERS,
-        "ListActivity": _FOR_VIEWERS,
-        "VerifyLedger": Access(_verify_ledger, _VIEW),
-        "ListTopics": Access(_nothing, _OF_TOPIC.at_all),  # the answer contains only topics that the key may read
-        "GetTopic": _OF_TOPIC,
-        "GetMessage": _OF_TOPIC,
-        "CountMessages": _OF_TOPIC,
-        "PeekMessages": _OF_TOPIC,
-        "ListMessages": _OF_TOPIC,
-        "GetLedger": _OF_TOPIC_OR_ALL,
-        "ListSchedules": _OF_TOPIC_OR_ALL,
-        "GetSchedule": Access(
-            _nothing,
-            _OF_TOPIC.at_all,
-            of_schedule=lambda topic, request: _body_of(topic) if request.with_body else _look_at(topic),
-        ),
-        "GetGroup": _OF_GROUP,
-        "ListRetries": _OF_GROUP,
-        "ListDeadLetters": _OF_GROUP,
-        "ListJobs": Access(_look_at_jobs, _OF_GROUP.at_all),
-        "SetGroup": _AFTER_GROUP,
-        "RunRetriesNow": _AFTER_GROUP,
-        "EndRetries": _AFTER_GROUP,
-        "StartJob": Access(_start_job, _OF_GROUP.at_all, _unless_dry),
-        "StopJob": Access(_nothing, _AFTER_GROUP.at_all, _changes, of_job=lambda group, _: Need(ADMIN, GROUP, group)),
-        "Subscribe": Access(_subscribe, _AFTER_GROUP.at_all),  # like a receive, which is not recorded either
-        "CreateGroup": _ON_GROUP,
-        "RemoveGroup": _ON_GROUP,
-        "ResetGroup": _ON_GROUP,
-        "CreateTopic": _ON_TOPIC,
-        "SetTopic": _ON_TOPIC,
-        "RemoveTopic": _ON_TOPIC,
-        "ChangeMessages": Access(_change_messages, Need(f"{PUB}|{OPERATE}", TOPIC, ANY), _changes),
-        "AddSchedule": _ON_SCHEDULE._replace(needs=lambda request: (Need(OPERATE, TOPIC, request.schedule.topic),)),
-        "PauseSchedule": _ON_SCHEDULE,
-        "ResumeSchedule": _ON_SCHEDULE,
-        "RemoveSchedule": _ON_SCHEDULE,
-        "SetQuota": _FOR_ADMINS,
-        "AcceptClock": _FOR_ADMINS,
-        "TakeSnapshot": Access(_admin, ADMIN_KEY),  # an event per snapshot would itself change the next snapshot
-        "BackUpStore": _FOR_ADMINS,
-        "VerifyClientMessage": _FOR_ADMINS,
-        "ReplayMessages": _FOR_ADMINS._replace(changes=_unless_dry),
+        rpc: Access(
+            option(method, wire.access),
+            option(method, wire.is_recorded),
+            (option(method, wire.request_mib_max) or _REQUEST_MIB_MAX) * _MIB,
+        )
+        for rpc, method in wire.METHODS.items()
     }
 )
 
 
 def may_look_at(key: AccessKey, topic: str) -> bool:
     """Return True if the key may read the topic."""
-    return key.may(_look_at(topic))
+    return key.may(_NEEDS[wire.Access.READ_TOPIC]._replace(name=topic))
 
 
 def entrances() -> dict[str, Entrance]:
     """Return the checks that the headers of each RPC allow, by path."""
     return {
-        method.path: Entrance(
-            rpc=rpc,
-            request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS),
-            lacks=lacking(rpc),
-            is_operators=True,
-        )
+        method.path: Entrance(rpc=rpc, request_max=RPCS[rpc].request_bytes_max, lacks=lacking(rpc), is_operators=True)
         for rpc, method in wire.METHODS.items()
     }
 
 
 def lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
-    """Return a function that returns the rule that a key lacks for any request of the RPC, or None."""
+    """Return a function that returns the right that a key lacks for any request of the RPC, or None."""
     need = RPCS[rpc].at_all
     return lambda key: key.lacks(need)

@@ -8,12 +8,13 @@ from urllib.parse import unquote
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.acl.guard import Authenticator
-from dmq.acl.rules import AccessKey, Need
+from dmq.acl.rules import AccessKey
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS, lacking, may_look_at
 from dmq.admin.api.service import AdminService, Handler, handlers
 from dmq.admin.operations.activity import Caller
+from dmq.admin.requests import validate
 from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 
@@ -53,21 +54,15 @@ class AdminDispatcher:
 
     async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC
         """Raise if the key lacks a right. Return the topic of the schedule in the request; empty if there is none."""
-        access, topic = RPCS[rpc], ""
-        self._check(rpc, key, access.needs(request))
+        access, found = RPCS[rpc], ""
         is_judged, is_recorded = key is not None, self._service.activity.log is not None
-        if access.of_schedule is not None and (is_judged or is_recorded):
-            name = request.schedule.name if isinstance(request, wire.AddScheduleRequest) else request.name
-            topic = await self._service.schedules.topic_of(name)
-            self._check(rpc, key, [access.of_schedule(topic, request)] if topic else ())
-        if access.of_job is not None and is_judged:
-            group = self._service.group_of_job(request.job_id)
-            self._check(rpc, key, [access.of_job(group, request)] if group else ())
-        return topic
-
-    def _check(self, rpc: str, key: AccessKey | None, needs: Iterable[Need]) -> None:
+        if wire.Access.SCHEDULE in access.scopes and (is_judged or is_recorded):
+            found = await self._service.schedules.topic_of(validate.named(request, "name"))
+        elif wire.Access.JOB in access.scopes and is_judged:
+            found = self._service.group_of_job(request.job_id)
         if self._guard is not None and key is not None:
-            self._guard.check(rpc, key, needs)
+            self._guard.check(rpc, key, access.needs(request, found))
+        return found if wire.Access.SCHEDULE in access.scopes else ""
 
 
 def why_of(header: Header) -> str:

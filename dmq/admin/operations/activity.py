@@ -115,10 +115,10 @@ class ActivityLog:
             CallOutcome.BEGUN,
             key=caller.key,
             address=caller.address,
-            topic=_cut(_named(request, "topic") or topic, _NAME_CHARS_MAX),
-            group=_cut(_named(request, "group"), _NAME_CHARS_MAX),
+            topic=_cut(validate.named(request, "topic") or topic, _NAME_CHARS_MAX),
+            group=_cut(validate.named(request, "group"), _NAME_CHARS_MAX),
             what=_cut(what_of(request), _TEXT_CHARS_MAX),
-            why=_cut(caller.why or _named(request, "why"), _TEXT_CHARS_MAX),
+            why=_cut(caller.why or validate.named(request, "why"), _TEXT_CHARS_MAX),
         )
 
     async def _begin(self, begun: Activity) -> None:
@@ -210,13 +210,6 @@ def _parts(message: Message, without: frozenset[str] = frozenset()) -> Iterator[
             yield f"{field.name}={known.name if known else value}"
         else:
             yield f"{field.name}={_cut(str(value), _NAME_CHARS_MAX)}"
-
-
-def _named(request: Message, field: str) -> str:
-    if field in request.DESCRIPTOR.fields_by_name:
-        return str(getattr(request, field))
-    schedule = getattr(request, "schedule", None)
-    return str(getattr(schedule, field, "")) if schedule is not None else ""
 
 
 def _cut(text: str, chars_max: int) -> str:

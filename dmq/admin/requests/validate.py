@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from google.protobuf.message import Message
+
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, MESSAGE_ID_BYTES_MAX, PROPERTIES_BYTES_MAX
 from broker_adapter.contracts.own_keys import check_own_key
@@ -23,6 +25,13 @@ RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
 _TOKEN_CHARS_MAX = 1_000
 _ENTRY_CHARS_MAX = 100
 _HANDLE_CHARS_MAX = 2_000  # a topic, an id, and an authentication code
+
+
+def named(request: Message, field: str) -> str:
+    """Return the topic or the group that a request names, itself or in its schedule; empty if it names none."""
+    if field in request.DESCRIPTOR.fields_by_name:
+        return str(getattr(request, field))
+    return str(getattr(getattr(request, "schedule", None), field, ""))
 
 
 def check_message_id(message_id: str) -> str:

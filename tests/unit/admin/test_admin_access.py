@@ -105,11 +105,7 @@ def samples(rpc: str) -> list[Message]:
 def rights(rpc: str, request: Message) -> str:
     """Return the rights that a request needs, with a schedule of ``orders`` and a job of ``billing`` in the store."""
     access = RPCS[rpc]
-    needs = list(access.needs(request))
-    if access.of_schedule is not None:
-        needs.append(access.of_schedule("orders", request))
-    if access.of_job is not None:
-        needs.append(access.of_job("billing", request))
+    needs = access.needs(request, "billing" if wire.Access.JOB in access.scopes else "orders")
     return " and ".join(f"{need} ({need.role})" for need in needs) or "nothing"
 
 
@@ -213,9 +209,8 @@ def test_who_starts_a_job_may_stop_it(dispatcher: AdminDispatcher) -> None:
     request = wire.StopJobRequest(job_id=1)
     assert status_of(dispatcher, HOOK, "StopJob", request) == ADMITTED  # there is none
     assert status_of(dispatcher, SHOP, "StopJob", request) == FORBIDDEN
-    of_job = RPCS["StopJob"].of_job
-    assert of_job is not None
-    assert [of_job(OWN, request)] == list(RPCS["StartJob"].needs(wire.StartJobRequest(group=OWN)))
+    of_job = RPCS["StopJob"].needs(request, OWN)
+    assert list(of_job) == list(RPCS["StartJob"].needs(wire.StartJobRequest(group=OWN)))
 
 
 @pytest.mark.parametrize(
