@@ -79,7 +79,7 @@ fmt: $(STAMPS)/dev ## format the code and apply the fixes ruff is sure of
 	@$(PY) -m ruff check --quiet --fix-only $(CODE)
 	@$(PY) -m ruff format $(CODE)
 
-bench: $(STAMPS)/dev $(STAMPS)/compiled ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" to try, "--peer" beside RocketMQ)
+bench: $(STAMPS)/dev $(STAMPS)/compiled ## measure, and write docs/reference/performance.md (ARGS="--quick" to try, "--peer" beside RocketMQ)
 	@$(PY) -m bench $(ARGS)
 
 fuzz: $(STAMPS)/fuzz ## look for input that costs too much (ARGS="-max_total_time=3600" for an hour)

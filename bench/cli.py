@@ -129,7 +129,7 @@ def main(
     json: Annotated[
         Path | None, typer.Option(help="Where the figures are kept, and by default the page.", metavar="FILE")
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="Folder of the page (docs).", metavar="FOLDER")] = None,
+    page: Annotated[Path | None, typer.Option(help="Folder of the page (docs/reference).", metavar="FOLDER")] = None,
     load: Annotated[Kind, typer.Option(help="Load generator.")] = Kind.GO,
     pending: Annotated[
         int, typer.Option(min=1000, help="Messages that wait, for the figures of that name.")

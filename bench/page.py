@@ -9,17 +9,17 @@ from typing import Any
 
 from bench.figures import STEADY_SPREAD, number
 
-BEGIN = "<!-- by hand: what stands between this line and the one that ends it is kept when the page is written anew -->"
-END = "<!-- end of what is written by hand -->"
+BEGIN = "<!-- by hand: this part is kept when the page is generated -->"
+END = "<!-- end of the part by hand -->"
 NOTHING_BY_HAND = "No profile has been written down yet; the cost table below is measured."
 
 _INTRODUCTION = (
-    "What was measured, what stands beside it, and which goals were missed. `make bench` writes this page; only the "
-    "part that says so is by hand."
+    "Measured throughput, lateness and costs, next to floors and peers, with the missed goals. `make bench` generates "
+    "this page, except the marked part."
 )
 _AGAIN = (
-    '`make bench`; `make bench ARGS="--peer"` beside Apache RocketMQ; `make bench ARGS="--quick"` to see that it '
-    "works. `python -m bench NAME` measures one part anew, `python -m bench report` writes the page without measuring."
+    '`make bench`; with `ARGS="--peer"` next to Apache RocketMQ, with `ARGS="--quick"` as a check. `python -m bench '
+    "NAME` measures one part; `python -m bench report` generates the page without measuring."
 )
 
 # Details of figures that the page tells, in this order.
@@ -56,17 +56,17 @@ _SECTIONS = (
     _Section(
         group="grpc_send",
         title="Durable sends",
-        text="One message per call, 200 random bytes of body, the headers that official clients send, from a native "
-        "load generator on the same machine. OK comes after the sync of the log. The floors are servers that store "
-        "nothing: an echo on our own transport and one on grpcio, both of which parse the request and build an answer; "
-        'and this daemon with `transport = "grpcio"`.',
+        text="One message of 200 bytes per call, from a native load generator on the same machine. OK comes after the "
+        "sync of the log. The floors are servers that store nothing, an echo on this project's transport and one "
+        'on grpcio, and this daemon with `transport = "grpcio"`.',
+        shows=lambda name: not name.endswith(".to_peer"),
         picture="send",
     ),
     _Section(
         group="receive",
         title="Receive and acknowledge",
-        text="A backlog is received 32 messages at a time and each batch acknowledged in one call, which is answered "
-        "when it is durable. The floor is the same without a wire, in one process.",
+        text="A backlog is received 32 messages at a time; each batch is acknowledged durably in one call. The floor "
+        "is the same in one process, without a wire.",
         picture="receive",
     ),
     _Section(
@@ -78,17 +78,15 @@ _SECTIONS = (
     _Section(
         group="lateness",
         title="Lateness",
-        text="Messages with delays of 1 to 5 s are sent at a steady rate while others wait in the same store, and are "
-        "received by a consumer. Lateness counts from the delivery time. The floor is the disk's: 4 KiB appended and "
-        "synced again and again, and how late messages would be if nothing else took time.",
+        text="Messages with delays of 1 to 5 s are sent at a steady rate, next to a million pending ones, and are "
+        "received by a consumer. The floor is the lateness that the syncs of the disk alone would cause.",
         picture="lateness",
         shows=_but_extremes,
     ),
     _Section(
         group="wakeup",
         title="Wake-up of a long poll",
-        text="One message at a time to receives that wait. A message can be at the consumer before its sender has the "
-        "answer; that counts as 0.",
+        text="One message at a time to waiting receives. A message that is there before the answer counts as 0.",
         picture="wakeup",
     ),
     _Section(
@@ -100,23 +98,21 @@ _SECTIONS = (
     _Section(
         group="overload",
         title="Overload",
-        text="Twice the rate of the peak is offered, whether answers come or not. What the daemon cannot take it "
-        "refuses with 42900; what finds no place on a connection waits at the client. The daemon has one half of the "
-        "processors and the load generator the other, at the peak too, so these rates are lower than those above.",
+        text="Twice the peak rate is offered, open loop. Daemon and load generator each have half of the processors, "
+        "so these rates are lower than those above.",
         picture="overload",
     ),
     _Section(
         group="pending",
-        title="What waiting costs",
+        title="Cost of pending messages",
         text="A store filled in process, and one filled through gRPC, until neither memory nor disk changes; then "
         "SIGKILL, and a start.",
         picture="pending",
     ),
     _Section(
         group="sizes",
-        title="Against how many wait",
-        text="The same for fewer and for more, filled in process. The memory that a process takes for its tables in "
-        "memory does not grow with what waits, so few messages look dear.",
+        title="Cost by number of pending messages",
+        text="The same, filled in process. The fixed memory of a process makes few messages look expensive.",
     ),
 )
 
@@ -166,7 +162,7 @@ def _machine(kept: Mapping[str, Any]) -> Iterator[str]:
     if not options["native_load"]:
         yield "The load came from Python, which is a limit itself: rates through gRPC are those of the load generator."
     if options["is_quick"]:
-        yield "This was a quick run, with small sizes: its figures say that measuring works, and nothing else."
+        yield "This was a quick run with small sizes: its figures only prove that measuring works."
     if options["failed"]:
         yield "\n".join(
             ["Not measured:", "", *(f"- {name}: {_cell(str(why))}" for name, why in options["failed"].items())]
@@ -185,16 +181,15 @@ def _goals(figures: Sequence[_Figure]) -> Iterator[str]:
             f"`{figure['name']}`",
             f"{_value(figure)} {figure['unit']}" if not figure["goal"].endswith("%") else f"{figure['ratio']:.0%}",
             figure["goal"],
-            "met" if figure["is_met"] else "**missed**",
         ]
-        for figure in [*missed, *(figure for figure in judged if figure["is_met"])]
+        for figure in missed
     ]
-    yield _table(["figure", "measured", "goal", ""], rows)
+    if rows:
+        yield _table(["missed", "measured", "goal"], rows)
     unsteady = [f"`{figure['name']}`" for figure in figures if not figure["is_steady"]]
     if unsteady:
         yield (
-            f"The rounds of {len(unsteady)} figures differ by more than a factor of {STEADY_SPREAD}, so the machine "
-            f"was not quiet and they say little: {', '.join(unsteady)}."
+            f"Unreliable, because their rounds differ by more than a factor of {STEADY_SPREAD}: {', '.join(unsteady)}."
         )
 
 
@@ -203,8 +198,8 @@ def _costs(figures: Sequence[_Figure], pictures: Mapping[str, str]) -> Iterator[
         return
     yield "## The cost of one durable send"
     yield (
-        "Microseconds per message in the daemon, step by step, for a delayed message of 200 bytes; CPU time, but for "
-        "the sync, which one waits for. A batch has as many messages as are in flight."
+        "Microseconds of CPU per delayed message of 200 bytes, by step; for the sync, waiting time. A batch has as "
+        "many messages as are in flight."
     )
     yield from _image("costs", "The cost of one durable send", pictures)
     flights = sorted({figure["details"]["in_flight"] for figure in figures})
@@ -234,9 +229,19 @@ def _section(section: _Section, figures: Sequence[_Figure], pictures: Mapping[st
         ]
         for figure in shown
     ]
-    yield _table(["figure", "median", "rounds", "beside it", "goal", ""], rows)
-    yield "\n".join(f"- `{figure['name']}`: {figure['what']}{_facts(figure)}." for figure in shown)
+    yield _table(["figure", "median", "rounds", "floor or peer", "goal", ""], rows)
+    yield from _explanations(shown)
     yield _measured(figures[0])
+
+
+def _explanations(figures: Sequence[_Figure]) -> Iterator[str]:
+    """One bullet for the figures that share the text before the first colon."""
+    by_head: dict[str, list[str]] = {}
+    for figure in figures:
+        head, _, tail = figure["what"].partition(": ")
+        facts = f"{tail}{_facts(figure)}".removeprefix("; ")
+        by_head.setdefault(head, []).append(f"`{figure['name']}` {facts}".rstrip())
+    yield "\n".join(f"- {head}: {'; '.join(tails)}." for head, tails in by_head.items())
 
 
 def _image(name: str, title: str, pictures: Mapping[str, str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The page of figures, ``PERFORMANCE.md`` and its pictures: written from what is kept, never by measuring.
+"""The page of figures, ``performance.md`` and its pictures: written from what is kept, never by measuring.
 
 ``python -m bench report [--json FILE] [--page FOLDER]``. What stands between the two marks of the page is written by
 hand and stays; the rest is written anew.
@@ -17,9 +17,9 @@ from bench.pictures import pictures_of
 from bench.place import ROOT
 
 RESULTS = Path(__file__).parent / "results.json"
-PAGE = "PERFORMANCE.md"
+PAGE = "performance.md"
 PICTURES = "pictures"
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "reference"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     *,
     json: Annotated[Path, typer.Option(help="Where the figures are kept.", metavar="FILE")] = RESULTS,
-    page: Annotated[Path | None, typer.Option(help="Folder of the page (docs).", metavar="FOLDER")] = None,
+    page: Annotated[Path | None, typer.Option(help="Folder of the page (docs/reference).", metavar="FOLDER")] = None,
 ) -> None:
     """Write the page and its pictures from the figures that are kept. Measures nothing."""
     folder = page or folder_of(json)

@@ -1,4 +1,4 @@
-"""Files of a made-up trail: events with their manifest, in the format of docs/TRAIL.md."""
+"""Files of a made-up trail: events with their manifest, in the format of docs/reference/trail.md."""
 
 from __future__ import annotations
 

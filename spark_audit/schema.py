@@ -1,6 +1,6 @@
 """Schema of the trail for readers: columns, kinds of events by meaning, kinds of findings and their severity.
 
-Follows docs/TRAIL.md. Kinds that are not named here are kept, counted and reported.
+Follows docs/reference/trail.md. Kinds that are not named here are kept, counted and reported.
 """
 
 from __future__ import annotations

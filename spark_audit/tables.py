@@ -1,4 +1,4 @@
-"""Reader of the trail: the listing of its files, and tables with the columns of docs/TRAIL.md.
+"""Reader of the trail: the listing of its files, and tables with the columns of docs/reference/trail.md.
 
 A trail may be anywhere the engine can read: DuckDB reads local folders, Spark any Hadoop file system (``file:``,
 ``hdfs:``, ``s3a:``). The trail is listed once. All later reads name their files, so a file added in the meantime has
@@ -84,7 +84,7 @@ class Snapshot(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """File or manifest line that breaks the format of docs/TRAIL.md. The audit does not use it."""
+    """File or manifest line that breaks the format of docs/reference/trail.md. The audit does not use it."""
 
     cell: str
     path: str

@@ -15,7 +15,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")
 _PAGES = {
     "Homepage": "",
-    "Documentation": "/blob/main/docs/ARCHITECTURE.md",
+    "Documentation": "/blob/main/docs/tutorial/index.md",
     "Source": "",
     "Issues": "/issues",
     "Changelog": "/blob/main/CHANGELOG.md",

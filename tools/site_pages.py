@@ -28,21 +28,21 @@ PAGES = {
     "dmq/http2/README.md": "http2.md",
 }
 REFERENCE = {
-    "reference/hook.md": (
+    "reference/api/hook.md": (
         "The hook",
         "retry.hook.redelivery.Redelivery",
         "retry.hook.durable.durable",
         "retry.outcome",
     ),
-    "reference/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.client.SidecarClient", "retry.sink"),
-    "reference/policies.md": ("Retry policies", "retry.policy", "retry.flow", "retry.hook.verdict"),
-    "reference/broker.md": (
+    "reference/api/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.client.SidecarClient", "retry.sink"),
+    "reference/api/policies.md": ("Retry policies", "retry.policy", "retry.flow", "retry.hook.verdict"),
+    "reference/api/broker.md": (
         "Brokers",
         "broker_adapter.contracts.adapter",
         "broker_adapter.contracts.message",
         "broker_adapter.contracts.errors",
     ),
-    "reference/testing.md": ("Testing with the hook", "retry.testing"),
+    "reference/api/testing.md": ("Testing with the hook", "retry.testing"),
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 

@@ -1,8 +1,8 @@
 """Messages in the *inner topic* of a cluster, which a daemon reads and forwards when they are due.
 
 A producer that cannot connect to the daemon sends to the inner topic instead, and states the target and time in user
-properties. A producer that cannot set properties sends a JSON object as body. docs/CLUSTER.md shows both, for producers
-in other languages.
+properties. A producer that cannot set properties sends a JSON object as body. Examples in other
+languages: docs/how-to/rocketmq-cluster.md.
 
     property              JSON              value
     DMQ_TOPIC             topic             the target topic

@@ -7,7 +7,7 @@
                  ``runners`` and its ``pages`` for probes
 ``django``, ``fastapi``, ``flask``, ``celery``: imported only by users of that framework, and by no module here
 
-docs/INTEGRATIONS.md documents all of them.
+docs/how-to/frameworks.md documents all of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     DMQ_SPOOL                                store in a spool in this folder
     DMQ_ADDRESS, DMQ_CONTEXT, ...            or in this daemon, selected as by the ``dmq`` command
-    DMQ_HOOK_...                             options; docs/INTEGRATIONS.md lists them
+    DMQ_HOOK_...                             options; docs/how-to/frameworks.md lists them
 
 An unknown or invalid variable raises an error with its name, because a misspelt setting would have no effect.
 """

@@ -1,4 +1,4 @@
-"""Conversion of outbox rows to the columns of the trail (docs/TRAIL.md), with numpy. Pure, except for name lookups.
+"""Conversion of outbox rows to the columns of docs/reference/trail.md, with numpy. Pure, except for name lookups.
 
 It runs alongside the hot path and shares its GIL. Official clients generate ids that pack into 17 bytes. Rows with only
 such ids are converted without Python code per event. Other rows are first brought into that shape, one event at a time.

@@ -1,6 +1,6 @@
 """Paths of a trail's files, and its manifests: pure paths and lines, and the syncs that make them durable.
 
-docs/TRAIL.md defines their content. This module reads no Parquet.
+docs/reference/trail.md defines their content. This module reads no Parquet.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class EnvironmentInvalid(ValueError):
 
 
 def described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, Any]]:
-    """Return the open sink and the options of ``Redelivery`` configured by ``environ``; see docs/INTEGRATIONS.md."""
+    """Return the open sink and the options of ``Redelivery`` from ``environ``; see docs/how-to/frameworks.md."""
     for each in entry_points(group=_GROUP, name=_NAME):
         read: _Reader = each.load()
         return read(environ)

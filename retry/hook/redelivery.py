@@ -144,7 +144,7 @@ class Redelivery:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - options of the constructor
-        """Return a hook configured by environment variables: its sink and its options; see docs/INTEGRATIONS.md.
+        """Return a hook configured by environment variables: its sink and its options; see docs/how-to/frameworks.md.
 
         ``options`` are arguments that override variables. Raise ``EnvironmentInvalid`` with the variable, its value and
         the allowed values. Errors from opening a spool are raised unchanged.

@@ -335,9 +335,7 @@ def sound_snapshots(
 
 
 def _misshapen(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
-    """Return the tables of snapshots, at most one of each cell, that differ from the columns in docs/TRAIL.md,
-    by cell.
-    """
+    """Return by cell the tables of snapshots, at most one of each cell, that differ from docs/reference/trail.md."""
     found: dict[str, tuple[str, ...]] = {each.cell: () for each in snapshots}
     for name, fields in CONTENTS.items():
         urls = {listing.url(f"{each.path}/{name}.parquet"): each.cell for each in snapshots}

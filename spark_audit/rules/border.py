@@ -24,7 +24,7 @@ STATES = ("there", "not_there", "not_read_back", "lost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """Tables read back from a cluster, in the format of docs/TRAIL.md."""
+    """Tables read back from a cluster, in the format of docs/reference/trail.md."""
 
     messages: Table
     queues: Table

@@ -152,7 +152,7 @@ def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_pa
     assert all(
         figures[name]["value"] > 0 for name in steps if not name.endswith(".rest")
     )  # what is left may be nothing
-    page = (tmp_path / "PERFORMANCE.md").read_text(encoding="utf-8")
+    page = (tmp_path / "performance.md").read_text(encoding="utf-8")
     assert "This was a quick run" in page
     assert "not asked for (--peer)" in page
     assert all(f"`{name}`" in page for name in figures if name not in steps)

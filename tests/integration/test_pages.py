@@ -42,13 +42,11 @@ NOT_RUN = {
         "sent         1,000": "figures of a run: tests/integration::test_a_killed_daemon_loses_nothing",
     },
     "dmq/http2/README.md": {"server = Http2Server(": "a piece of a server"},
-    "docs/ARCHITECTURE.md": {
+    "docs/explanation/architecture.md": {
         "official RocketMQ 5 clients": _IS_DRAWN,
         "clients                              the store process": _IS_DRAWN,
-        "dmq  ->  retry": _IS_DRAWN,
-        "timeline   deliver_at_ms": _IS_DRAWN,
     },
-    "docs/AUDIT.md": {
+    "docs/how-to/audit.md": {
         "scheduled = fired": _IS_SUM,
         "fired = acked": _IS_SUM,
         "dmq audit run --out audit --cluster": "a cluster: tests/cluster::test_a_topic_is_read_back_as_it_was_sent",
@@ -56,8 +54,10 @@ NOT_RUN = {
         "dmq audit run --master": "needs clusters of Spark: tests/integration::test_a_cluster_gets_the_package",
         "dmq audit run --out audit --retired-cell": "needs a lost cell: tests/integration::test_a_cell_can_be_retired",
     },
-    "docs/CLIENTS.md": {"import java.time.Duration": "needs Java: tests/integration::test_the_example_in_java"},
-    "docs/CLUSTER.md": {
+    "docs/reference/clients.md": {
+        "import java.time.Duration": "needs Java: tests/integration::test_the_example_in_java"
+    },
+    "docs/how-to/rocketmq-cluster.md": {
         "message = Message()": _IN_FRONT,
         "Message message =": _IN_FRONT,
         "msg := ": _IN_FRONT,
@@ -70,43 +70,43 @@ NOT_RUN = {
         '{"topic": "orders"': "what another program sends",
         "dmq replay": "needs a cluster: tests/cluster::test_a_disk_is_gone_and_the_audit_looks_at_the_cluster",
     },
-    "docs/COMMANDS.md": {
+    "docs/reference/commands.md": {
         "dmq serve": "a list and no program: tests/tidy::test_the_page_of_commands_has_each_of_them_once",
     },
-    "docs/DEPLOY.md": {
+    "docs/how-to/deploy.md": {
         "DMQ_COMPILED=1 python -m hatchling": "needs a clone: tests/integration::test_a_compiled_wheel_serves_compiled",
         "python3.11 -m venv": "installs for all users, needs systemd: tests/unit::test_the_unit_is_one",
         "docker build": "needs Docker: tests/unit::test_the_image_is_described_without_a_complaint",
         "DMQ_BROKER=rocketmq": "needs Docker: tests/unit::test_the_compose_file_is_one",
         "kubectl create": "needs Kubernetes: tests/unit::test_kubernetes_takes_it",
     },
-    "docs/HOOK.md": {
+    "docs/how-to/producer-hook.md": {
         'topics = { "redelivery_*"': "a part of a file: tests/integration::test_the_sidecar_client_signs",
         "200 messages/s": _IS_SUM,
         "def post_fork": "needs gunicorn",
         "# confluent-kafka": "needs Kafka, RabbitMQ and a server of HTTP",
     },
-    "docs/INTEGRATIONS.md": {
+    "docs/how-to/frameworks.md": {
         "transaction.on_commit": "a line of a view: tests/integration::test_django_under_gunicorn",
         "from celery import": "a piece: tests/integration::test_a_celery_worker_starts_and_ends_the_hook_of_its_pool",
         "pip install rock-dmq 'rocketmq": "another project's package",
         "from dmq.integrations.consumer": "goes on for ever: tests/integration::test_a_function_consumes",
         "try:": "a piece of a handler: tests/integration::test_a_message_is_acknowledged_tried_again_or_dead",
     },
-    "docs/QUEUES.md": {
+    "docs/how-to/queue-clients.md": {
         "$ dmq broker": "needs a cluster: tests/cluster::test_members_say_what_is_theirs_and_lags_are_told",
         "broker = await connect": "needs a cluster: tests/cluster::test_environments_never_see_each_other",
     },
-    "docs/TESTING.md": {
+    "docs/explanation/testing.md": {
         "make test": _OF_MAKE,
         "unshare -rn": "runs all tests",
         "make disturb": _OF_MAKE,
         "make mutants": _OF_MAKE,
     },
-    "docs/TRAIL.md": {"<trail>/": _IS_DRAWN},
+    "docs/reference/trail.md": {"<trail>/": _IS_DRAWN},
 }
 # Pages whose Python blocks are pieces of one program.
-PIECES = {"docs/HOOK.md"}
+PIECES = {"docs/how-to/producer-hook.md"}
 _Step = Callable[[Reader], None]
 BEFORE: dict[tuple[str, str], _Step] = {}
 AFTER: dict[tuple[str, str], _Step] = {}
@@ -135,7 +135,7 @@ def after(page: str, part: str) -> Callable[[_Step], _Step]:
 # -- what pages take for granted, and what is to come of their blocks --------------------------------------------------
 
 
-@before("docs/ACCESS_KEYS.md", "dmq context add")
+@before("docs/how-to/access-keys.md", "dmq context add")
 def _(reader: Reader) -> None:
     """A daemon with these keys, whose certificate the reader has."""
     reader.serve("--acl", "acl.toml")
@@ -148,19 +148,19 @@ def _(reader: Reader) -> None:
     reader.typed = "...\n"
 
 
-@after("docs/ACCESS_KEYS.md", "dmq context add")
+@after("docs/how-to/access-keys.md", "dmq context add")
 def _(reader: Reader) -> None:
     assert re.search(r"on-call.*orders-eu", reader.said[-1]), reader.said[-1]
 
 
-@before("docs/AUDIT.md", "pip install")
+@before("docs/how-to/audit.md", "pip install")
 def _(reader: Reader) -> None:
     """A daemon with a message."""
     reader.serve()
     reader.instead["0100163E0A0B0C..."] = reader.shell('dmq msg send orders "hello" --delay 1h').strip()
 
 
-@before("docs/CLUSTER.md", "dmq serve --broker")
+@before("docs/how-to/rocketmq-cluster.md", "dmq serve --broker")
 def _(reader: Reader) -> None:
     """No proxy is there, which is what the daemon is for; each of the page's daemons is the only one."""
     if reader.daemon is not None:
@@ -183,12 +183,12 @@ class Producer:
         return "receipt"
 
 
-@before("docs/HOOK.md", "outcome = redelivery.send(")
+@before("docs/how-to/producer-hook.md", "outcome = redelivery.send(")
 def _(reader: Reader) -> None:
     reader.names |= {"producer": Producer()}
 
 
-@after("docs/HOOK.md", "outcome = redelivery.send(")
+@after("docs/how-to/producer-hook.md", "outcome = redelivery.send(")
 def _(reader: Reader) -> None:
     """A send while the broker is up, and one while it is away."""
     redelivery, producer = reader.names["redelivery"], reader.names["producer"]
@@ -200,7 +200,7 @@ def _(reader: Reader) -> None:
     reader.names["message"] = "hello"
 
 
-@after("docs/HOOK.md", "from dmq import durable")
+@after("docs/how-to/producer-hook.md", "from dmq import durable")
 def _(reader: Reader) -> None:
     """The producer's own receipt when it is up, ``Spooled`` when it is not."""
     durable = reader.names["producer"]
@@ -208,83 +208,83 @@ def _(reader: Reader) -> None:
     durable.redelivery.close()
 
 
-@before("docs/HOOK.md", "from dmq import SidecarClient")
+@before("docs/how-to/producer-hook.md", "from dmq import SidecarClient")
 def _(reader: Reader) -> None:
     reader.serve()
 
 
-@after("docs/HOOK.md", "from dmq import SidecarClient")
+@after("docs/how-to/producer-hook.md", "from dmq import SidecarClient")
 def _(reader: Reader) -> None:
     reader.names["redelivery"].close()
 
 
-@before("docs/HOOK.md", "from retry import RetryPolicy, Exponential")
+@before("docs/how-to/producer-hook.md", "from retry import RetryPolicy, Exponential")
 def _(reader: Reader) -> None:
     from retry.testing import ManualClock, MemorySink
 
     reader.names["spool"] = MemorySink(ManualClock())
 
 
-@after("docs/HOOK.md", "from retry import RetryPolicy, Exponential")
+@after("docs/how-to/producer-hook.md", "from retry import RetryPolicy, Exponential")
 def _(reader: Reader) -> None:
     reader.names["redelivery"].close()
 
 
-@after("docs/HOOK.md", "from retry import Redelivery, Spooled")
+@after("docs/how-to/producer-hook.md", "from retry import Redelivery, Spooled")
 def _(reader: Reader) -> None:
     """What readers copy into their own tests."""
     reader.names["test_an_outage_loses_no_order"]()
 
 
-@before("docs/OPERATIONS.md", "dmq group ls   ")
+@before("docs/how-to/operations.md", "dmq group ls   ")
 def _(reader: Reader) -> None:
     """A message, and a group."""
     reader.instead["MESSAGE_ID"] = reader.shell('dmq msg send orders "hello" --delay 1h').strip()
     reader.shell("dmq group create billing")
 
 
-@before("docs/OPERATIONS.md", "dmq topic set orders --max-pending")
+@before("docs/how-to/operations.md", "dmq topic set orders --max-pending")
 def _(reader: Reader) -> None:
     (reader.folder / "backup").mkdir()
 
 
-@before("docs/OPERATIONS.md", "/backup/dmq-stopped")
+@before("docs/how-to/operations.md", "/backup/dmq-stopped")
 def _(reader: Reader) -> None:
     reader.stop()
 
 
-@before("docs/runbooks/consumers.md", "dmq dead groups")
+@before("docs/how-to/runbooks/consumers.md", "dmq dead groups")
 def _(reader: Reader) -> None:
     reader.serve()
 
 
-@before("docs/runbooks/disk-and-store.md", "dmq store check /var/lib/dmq\n")
+@before("docs/how-to/runbooks/disk-and-store.md", "dmq store check /var/lib/dmq\n")
 def _(reader: Reader) -> None:
     """The store of a stopped daemon."""
     reader.serve("--data", reader.mine("/var/lib/dmq"))
     reader.stop()
 
 
-@before("docs/runbooks/disk-and-store.md", "dmq spool check")
+@before("docs/how-to/runbooks/disk-and-store.md", "dmq spool check")
 def _(reader: Reader) -> None:
     """A spool as well, of which one process died."""
     reader.env["DMQ_SPOOL"] = str(reader.folder / "spool")
     Spool(reader.folder / "spool").close()
 
 
-@before("docs/runbooks/late-or-stopped.md", "dmq msg ls orders")
+@before("docs/how-to/runbooks/late-or-stopped.md", "dmq msg ls orders")
 def _(reader: Reader) -> None:
     """A daemon with a message."""
     reader.serve()
     reader.shell('dmq msg send orders "hello"')
 
 
-@before("docs/runbooks/refused-calls.md", "dmq quota ls")
+@before("docs/how-to/runbooks/refused-calls.md", "dmq quota ls")
 def _(reader: Reader) -> None:
     reader.serve()
 
 
-@before("docs/QUEUES.md", "import asyncio")
+@before("docs/how-to/queue-clients.md", "import asyncio")
 def _(reader: Reader) -> None:
     """The broker in the program's own process, which the page says is the same, and no waiting for ever."""
     reader.instead |= {
@@ -381,7 +381,7 @@ def test_what_is_not_run_can_be_read() -> None:
     """By the shell, or whatever its language is."""
     for block in listed():
         match block.language:
-            case "sh" if not block.has_output and block.page != "docs/COMMANDS.md":
+            case "sh" if not block.has_output and block.page != "docs/reference/commands.md":
                 subprocess.run(["sh", "-n", "-c", block.text], check=True, timeout=10)
             case "python":
                 compile(block.text, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -397,7 +397,7 @@ def test_commands_that_are_not_run_have_their_options() -> None:
     """Of ``dmq``, the targets of ``make``, and files of this repository."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for block in listed():
-        if (block.language != "sh" and not block.has_output) or block.page == "docs/COMMANDS.md":
+        if (block.language != "sh" and not block.has_output) or block.page == "docs/reference/commands.md":
             continue
         for each in commands(block):
             assert set(re.findall(r"\bmake ([\w-]+)", each.text.partition("#")[0])) <= targets, each.text
@@ -411,7 +411,7 @@ def test_commands_that_are_not_run_have_their_options() -> None:
 def test_the_example_in_java(tmp_path: Path) -> None:
     """It gets what it sent, whatever came before it."""
     require(JAVA)
-    (block,) = (each for each in blocks("docs/CLIENTS.md") if each.language == "java")
+    (block,) = (each for each in blocks("docs/reference/clients.md") if each.language == "java")
     with Reader(tmp_path) as reader:
         reader.serve()
         reader.shell('dmq msg send orders "hello"')

@@ -110,7 +110,7 @@ def test_go_and_java_speak_tls_and_accept_any_certificate(language: Language, tm
     "language", [each for each in TLS_LANGUAGES if "plain" not in each.lacks], ids=lambda language: language.name
 )
 def test_tls_can_be_turned_off(language: Language, tmp_path: Path, expired: Daemon) -> None:
-    """As docs/CLIENTS.md says; the same port then serves plain text."""
+    """As docs/reference/clients.md says; the same port then serves plain text."""
     with tapped(expired) as tap:
         go_round(language, tmp_path, tap.address, "off")
     assert tap.first_bytes == {PLAIN_BYTE}

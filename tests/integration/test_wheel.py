@@ -143,7 +143,7 @@ def test_the_base_is_the_hook(installed: Path, tmp_path: Path) -> None:
         assert "rock-dmq[server]" in done.stderr, done.stderr
 
 
-# What is said of sizes in docs/DEPLOY.md.
+# What is said of sizes in docs/how-to/deploy.md.
 @pytest.mark.parametrize(("extra", "most"), [("", 15), ("client", 40), ("daemon", 90), ("server", 320)])
 def test_what_an_extra_takes_on_disk(installed: Path, extra: str, most: float) -> None:
     """The size of an installation is a promise: whatever makes one of them larger is noticed here."""

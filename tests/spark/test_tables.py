@@ -261,8 +261,8 @@ def test_local_tables_hold_what_they_are_given(engine: Engine) -> None:
 
 
 def test_the_schema_is_the_formats() -> None:
-    """The columns that docs/TRAIL.md lists, in their order."""
-    text = (Path(__file__).parents[2] / "docs" / "TRAIL.md").read_text(encoding="utf-8")
+    """The columns that docs/reference/trail.md lists, in their order."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "trail.md").read_text(encoding="utf-8")
     table = text.split("## Events", 1)[1].split("`cell`, `date`", 1)[0]
     listed = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     types = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binary"}

@@ -1,4 +1,4 @@
-"""The promises of docs/GUARANTEES.md, held against what clients saw and against the audit trail.
+"""The promises of docs/reference/guarantees.md, held against what clients saw and against the audit trail.
 
 Each rule returns what broke it, one line each, so that a failing run shows all that went wrong and not the first.
 """

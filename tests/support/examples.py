@@ -1,4 +1,4 @@
-"""The examples of docs/CLUSTER.md as programs: each block as it stands there, in the least that makes a program of it.
+"""The examples of docs/how-to/rocketmq-cluster.md, each unchanged in a minimal program.
 
 A program takes the address of a proxy and a time in epoch milliseconds, and ends once its message is sent.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from support.client_builds import CLIENTS
 from support.jvm import SHORT_LIVED
 
-PAGE = Path(__file__).parents[2] / "docs" / "CLUSTER.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "rocketmq-cluster.md"
 _SECONDS_MAX = 120
 _PYTHON = """\
 import sys

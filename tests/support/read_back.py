@@ -1,4 +1,4 @@
-"""What was read back from a cluster, forged: the files that docs/TRAIL.md describes, knowing nothing of ours."""
+"""Forged files of a cluster read-back, as docs/reference/trail.md describes them, without code of the product."""
 
 from __future__ import annotations
 

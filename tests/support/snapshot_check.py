@@ -1,4 +1,4 @@
-"""What a snapshot must hold, told by the events up to its sequence: the rules of docs/TRAIL.md, replayed plainly.
+"""The expected content of a snapshot: the rules of docs/reference/trail.md, replayed plainly from the events.
 
 Events are dicts with the columns of the page. Only what events tell of is compared: who has read how far in memory,
 and names, are not.

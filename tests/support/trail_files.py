@@ -1,4 +1,4 @@
-"""The files of an audit trail, as docs/TRAIL.md describes them: written and read with pyarrow, knowing nothing of ours.
+"""The files of an audit trail, by docs/reference/trail.md: pyarrow only, without code of the product.
 
 Tests make trails with it and bend them. The exporter has code of its own, so that each is a check of the other.
 """

@@ -1,7 +1,7 @@
 """Forged audit trails: what daemons and spools would have left, simulated, with the truth about every message beside.
 
-``forge(path, messages=20_000, seed=1)`` writes a whole trail in the format of docs/TRAIL.md. The truth comes from the
-simulation's own objects, never from the events it wrote.
+``forge(path, messages=20_000, seed=1)`` writes a whole trail in the format of docs/reference/trail.md. The truth comes
+from the simulation's own objects, never from the events it wrote.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lies about messages: each mutator changes ``count`` messages of a cell, and says which ones an audit must find.
 
-They work on any trail in the format of docs/TRAIL.md. ``avoid`` holds messages that an earlier mutator took, so that
-several can be laid over one another.
+They work on any trail in the format of docs/reference/trail.md. ``avoid`` holds messages that an earlier mutator took,
+so that several can be laid over one another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second opinion on small trails: docs/TRAIL.md and the rules of the verdict, replayed event by event in plain dicts.
+"""A second opinion on small trails: docs/reference/trail.md and the verdict's rules, replayed event by event.
 
 It shares nothing with the audit and is as slow as it is simple to check by reading. What it does not look at: files
 and their checksums, cells that fell silent, lateness beyond counting what is late.

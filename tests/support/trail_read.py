@@ -1,4 +1,4 @@
-"""A cell's trail read back with pyarrow and checked against docs/TRAIL.md; and what a record must become in it."""
+"""A cell's trail, read with pyarrow and checked against docs/reference/trail.md; the expected row of a record."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def sequences(trail: Path, cell: str) -> list[int]:
 
 
 def expected_row(record: OutboxRecord, names: dict[int, str]) -> dict[str, Any]:
-    """Return what docs/TRAIL.md makes of a record: slowly, one rule after the other."""
+    """Return what docs/reference/trail.md makes of a record: slowly, one rule after the other."""
     event = record.event
     number = event[0]
     kind = EventKind(number) if number in set(EventKind) else None

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml hold the house that docs/ARCHITECTURE.md draws, and refuse each wrong arrow.
+"""The import contracts of pyproject.toml hold the layers of docs/explanation/architecture.md.
 
 `make lint` runs the contracts over the real source; here they run over a house of empty modules, with one import too
 many at a time.

@@ -23,6 +23,7 @@ from dmq.states import MessageState
 from dmq.store import schema
 
 ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
@@ -31,6 +32,7 @@ SUITE = re.compile(r"^from support\.(\w+) import \*", re.MULTILINE)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 # in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/broker/deliveries/lease_expiry.py`
 NAMED = re.compile(r"`(?:\w+\.)*(\w+)`[^`|]{0,4}(?:in |of |\()+`([\w/]+\.py)`")
+PAGE = re.compile(r"\bdocs/(?!x\.md)[\w/-]+\.md\b")
 LINKED = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
 NAMES = re.compile(r"`([^`]+)`")
 
@@ -101,6 +103,13 @@ def test_names_that_contributors_are_sent_to_exist() -> None:
     assert [(name, path) for name, path in named if name not in names_in(ROOT / path)] == []
 
 
+def test_pages_that_code_cites_exist() -> None:
+    """Docstrings, comments and texts of the code name pages by their path from the root."""
+    cited = {page for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") for page in PAGE.findall(read(path))}
+    assert len(cited) > 5
+    assert [page for page in sorted(cited) if not (ROOT / page).exists()] == []
+
+
 def test_a_broken_citation_is_found() -> None:
     here = "tests/tidy/test_docs.py"
     assert broken_citations(f"`{here}`, `{here}::rows`, `tests/tidy::rows`, `dmq/store/`") == []
@@ -110,13 +119,13 @@ def test_a_broken_citation_is_found() -> None:
 
 def sections(page: str) -> dict[str, str]:
     """Return the numbered sections of a page: title to text."""
-    parts = re.split(r"^## ", read(ROOT / "docs" / page), flags=re.MULTILINE)[1:]
+    parts = re.split(r"^## ", read(REFERENCE / page), flags=re.MULTILINE)[1:]
     return {title: text for title, _, text in (part.partition("\n") for part in parts) if title[0].isdigit()}
 
 
 def test_every_promise_cites_a_test() -> None:
     """Each section of the guarantees has tests, on a page of its own, with one bullet per test."""
-    promises, tests = sections("GUARANTEES.md"), sections("GUARANTEES_TESTS.md")
+    promises, tests = sections("guarantees.md"), sections("guarantees-tests.md")
     assert len(promises) > 30
     assert list(tests) == list(promises)
     bullets = {title: re.findall(r"^- `tests/\w+::(\w+)`", text, re.MULTILINE) for title, text in tests.items()}
@@ -126,16 +135,16 @@ def test_every_promise_cites_a_test() -> None:
 
 def test_every_limit_belongs_to_a_promise() -> None:
     """The page of limits has sections of the guarantees only, under their titles, and each of them links to it."""
-    promises, limits = sections("GUARANTEES.md"), sections("GUARANTEES_LIMITS.md")
+    promises, limits = sections("guarantees.md"), sections("guarantees-limits.md")
     assert limits
     assert [title for title in promises if title in limits] == list(limits)
-    linking = [title for title, text in promises.items() if "(GUARANTEES_LIMITS.md#" in text]
+    linking = [title for title, text in promises.items() if "(guarantees-limits.md#" in text]
     assert linking == list(limits)
 
 
 def test_the_terms_of_the_glossary_are_in_the_code() -> None:
     """Each term is there once, and names one thing of the code: a module or package by its path, or a name."""
-    lines = read(ROOT / "docs" / "GLOSSARY.md").splitlines()
+    lines = read(REFERENCE / "glossary.md").splitlines()
     table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
     terms = [row for row in table if row[0] != "term"]
     assert 60 <= len(terms) <= 80
@@ -155,27 +164,27 @@ def _is_in_code(name: str, words: set[str]) -> bool:
 
 
 def test_the_configuration_table_is_the_configuration() -> None:
-    table = rows(ROOT / "docs" / "CONFIGURATION.md", "| key | default | what it does |")
+    table = rows(REFERENCE / "configuration.md", "| key | default | what it does |")
     written = {key.strip("`"): default.strip("`") for key, default, _ in table}
     assert written == {key: str(value) for key, value in DaemonConfig().shown().items()}
 
 
 def test_the_tables_of_exit_codes_are_complete() -> None:
-    page = ROOT / "docs" / "COMMANDS.md"
+    page = REFERENCE / "commands.md"
     assert [int(code) for code, _ in rows(page, "| exit code | meaning |")] == sorted(ExitCode)
     verdicts = rows(page, "| exit code of `dmq audit run` | meaning |")
     assert {int(code): meaning for code, meaning in verdicts} == MEANINGS
 
 
 def test_the_table_of_states_is_complete() -> None:
-    table = rows(ROOT / "docs" / "COMMANDS.md", "| state | of | meaning |")
+    table = rows(REFERENCE / "commands.md", "| state | of | meaning |")
     assert sorted(state.strip("`") for state, _, _ in table) == sorted(each.word for each in MessageState)
 
 
 def test_the_page_of_commands_has_each_of_them_once() -> None:
     """``dmq topic ls|show``: the commands that the help shows, and no others."""
     written = re.findall(
-        r"^    dmq ([a-z]+)(?: ([a-z|-]+))?(?: [A-Z]+)*  ", read(ROOT / "docs" / "COMMANDS.md"), re.MULTILINE
+        r"^    dmq ([a-z]+)(?: ([a-z|-]+))?(?: [A-Z]+)*  ", read(REFERENCE / "commands.md"), re.MULTILINE
     )
     there: list[tuple[str, str]] = []
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]  # the root is a group
@@ -185,7 +194,7 @@ def test_the_page_of_commands_has_each_of_them_once() -> None:
 
 
 def test_the_table_of_metrics_is_complete() -> None:
-    table = rows(ROOT / "docs" / "OPERATIONS.md", "| metric | what it says |")
+    table = rows(ROOT / "docs" / "how-to" / "operations.md", "| metric | what it says |")
     written = [name for cell, _ in table for name in NAMES.findall(cell)]
     metrics = Metrics(process=False)
     there = {
@@ -209,6 +218,6 @@ def test_the_page_of_the_store_is_the_code() -> None:
                 there.add(f"`{name}` = `{value.decode()}`")
             elif isinstance(value, type) and issubclass(value, IntEnum) and value.__module__ == found.name:
                 there |= {f"`{name}.{kind.name}` = {kind}" for kind in value}
-    drawn = re.findall(r"`\w+\.[A-Z_]+` = \d+|`(?:META|SPOOL)_\w+` = `\w`", read(ROOT / "docs" / "STORE.md"))
+    drawn = re.findall(r"`\w+\.[A-Z_]+` = \d+|`(?:META|SPOOL)_\w+` = `\w`", read(REFERENCE / "store.md"))
     assert len(there) > 50
     assert set(drawn) == there

@@ -1,4 +1,4 @@
-"""Outbox rows as columns: whatever goes in comes out, by the rules of docs/TRAIL.md."""
+"""Outbox rows as columns: whatever goes in comes out, by the rules of docs/reference/trail.md."""
 
 from __future__ import annotations
 

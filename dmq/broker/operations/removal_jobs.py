@@ -4,9 +4,9 @@ A *procedure* is a row. It is written in one unit with the removal of the name, 
 Then the procedure works in small units. Each unit is atomic and only moves forward; the last one deletes the row. After
 a kill the procedure starts again and finds the remaining work. One procedure runs at a time.
 
-Each message removed from a queue, from the timeline or from a group's progress leaves a final event (docs/TRAIL.md). A
-pending message is RECALLED, a half message ROLLED_BACK, a message that some group has not finished EXPIRED. A message
-skipped for a group is FILTERED, its pending retries after their move to the retry lane.
+Each message removed from a queue, from the timeline or from a group's progress leaves a final event; see
+docs/reference/trail.md. A pending message is RECALLED, a half message ROLLED_BACK, a message that some group has not
+finished EXPIRED. A message skipped for a group is FILTERED, its pending retries after their move to the retry lane.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class SpoolOptions:
         drop_oldest  drop the oldest entry not held by a worker
 
     Low disk space always refuses or blocks: a drop does not free space at once. ``durability`` "process" survives
-    SIGKILL, but not power loss. ``trail_path`` is the folder of the audit trail (docs/TRAIL.md), written every
-    ``trail_every_s``; ``None`` disables it. The trail needs ``pip install rock-dmq[server]``.
+    SIGKILL, but not power loss. ``trail_path`` is the folder of the audit trail, written every ``trail_every_s``;
+    ``None`` disables it (docs/reference/trail.md). The trail needs ``pip install rock-dmq[server]``.
     """
 
     entries_max: int = 1_000_000

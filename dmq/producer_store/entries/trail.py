@@ -1,4 +1,4 @@
-"""Audit trail of a spool: each directory is exported under its own cell id; docs/TRAIL.md describes the format.
+"""Audit trail of a spool: each directory is exported under its own cell id, as docs/reference/trail.md describes.
 
 Disabled unless ``SpoolOptions.trail_path`` is set, because it needs pyarrow, which the hook does not.
 """

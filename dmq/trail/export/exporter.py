@@ -1,4 +1,4 @@
-"""The exporter of the audit trail: moves events from the outbox into files, as defined by docs/TRAIL.md.
+"""The exporter of the audit trail: moves events from the outbox into files, as defined by docs/reference/trail.md.
 
 One thread per store. Only synced events are exported. A file is synced and listed in its manifest before its events
 leave the outbox. So a kill at any point leaves every event in the outbox, in the trail, or in both, and recovery

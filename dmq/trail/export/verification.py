@@ -7,7 +7,7 @@ compare:
     <folder>/queues.parquet     a row for each queue: the range that was read; or for an unreadable topic
     <folder>/cells.parquet      the last sequence of each cell before the read: later events are not compared
 
-docs/TRAIL.md defines the columns.
+docs/reference/trail.md defines the columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing a snapshot: converts a store that no process changes to a directory of Parquet, as defined by docs/TRAIL.md.
+"""Convert a store that no process changes to a snapshot, a directory of Parquet (docs/reference/trail.md).
 
     python -m dmq.trail.snapshots.snapshot CHECKPOINT OUT --cell CELL --taken-ms MS [--cursors FILE]
 

@@ -233,7 +233,7 @@ def _gap(cell: str, first: int, last: int, lines: Sequence[Row]) -> FileGap:
 
 
 def _within(root: Path, pattern: str) -> list[Path]:
-    """Return the files that match, without the hidden and temporary ones that docs/TRAIL.md excludes."""
+    """Return the files that match, without the hidden and temporary ones that docs/reference/trail.md excludes."""
     return sorted(
         path
         for path in root.rglob(pattern)

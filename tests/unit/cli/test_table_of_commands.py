@@ -1,4 +1,4 @@
-"""The table of docs/COMMANDS.md: every command is in it, and does what it says there, with good input and with bad.
+"""The table of docs/reference/commands.md has every command, and each behaves as stated, on good and bad input.
 
 All of them ask one daemon, in this process, that wants an access key; spools, stores and trails are real ones too.
 """
@@ -389,7 +389,7 @@ def options_of(name: str) -> set[str]:
 
 def rows() -> dict[str, Row]:
     """The table of the page."""
-    text = (ROOT / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     found = re.findall(r"^\| `([a-z -]+)` \| (yes|no) \| (yes|no) \| (yes|no) \| ([0-9 ]*)\|$", text, re.MULTILINE)
     return {
         name: Row(changes == "yes", asks == "yes", has_json == "yes", frozenset(map(int, codes.split())))

@@ -145,5 +145,5 @@ def test_a_daemon_is_found_as_the_command_finds_it(tmp_path: Path, monkeypatch: 
 
 def test_the_page_lists_every_variable() -> None:
     """And no other one of the hook."""
-    page = (Path(__file__).parents[3] / "docs" / "INTEGRATIONS.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "frameworks.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\bDMQ_HOOK_[A-Z_]*[A-Z]\b", page)) == {f"DMQ_HOOK_{each}" for each in environment._OWN}
