@@ -35,7 +35,7 @@ from dmq.store.writer.ledger_opening import open_ledger, read_head
 from dmq.store.writer.marks import Marks
 from dmq.store.writer.operations import Append, Appended, Op, Put, Schedule
 from dmq.store.writer.recount import read_ledger
-from dmq.store.writer.writer import CommitStats, Told, Unit, Writer
+from dmq.store.writer.writer import CommitStats, LoopUnit, OnStored, Unit, Writer
 
 _MIB = 1024 * 1024
 log = LibraryLog("dmq.store")
@@ -122,8 +122,6 @@ class Store:
             ledger_kinds=options.ledger_kinds if self.ledger_head is not None else (),
             bytes_since=self.bytes_since,
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_appended: Callable[[Appended], None] | None = None
         self.on_failure: Callable[[StoreError], None] = lambda _: None
         self._writer = Writer(
             engine,
@@ -133,7 +131,6 @@ class Store:
             is_synced=options.durability == "disk",
             pending_ops_max=options.pending_ops_max,
             pending_bytes_max=options.pending_bytes_max,
-            after_batch=self._after_batch,
             on_failure=lambda error: self.on_failure(error),  # noqa: PLW0108 - set later, by who opened it
             has_room=disk.has_room if disk is not None else lambda _: True,
         )
@@ -213,77 +210,37 @@ class Store:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
+    def send(self, op: Schedule | Append, on_stored: OnStored) -> None:
+        """Commit a message that arrives alone, as ``submit`` does, batched with the others of this turn of the loop."""
+        self._check_disk()
+        self._writer.send(op, on_stored)
+
+    def submit(self, unit: Unit, *, is_urgent: bool = False) -> None:
+        """Commit ``unit``, then settle it: a ``LoopUnit`` on the attached loop, any other in the writer's thread.
+
+        Errors that the ``settle`` of a loop unit raises go to the loop's exception handler.
+        """
+        if not (unit.is_direct or is_urgent):
+            self._check_disk()
+        self._writer.submit(unit, is_urgent=is_urgent)
+
     def commit(self, ops: Sequence[Op], *, is_urgent: bool = False) -> list[Receipt]:
         """Block until ``ops`` are durable and return their receipts. Must not run on the event loop."""
         done: Future[list[Receipt]] = Future()
-        self.submit(ops, lambda unit: _resolve(done, unit), is_urgent=is_urgent)
+        self.submit(Unit(ops, lambda unit: _resolve(done, unit)), is_urgent=is_urgent)
         return done.result()
-
-    def submit(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
-        """Call ``settle`` once ``ops`` are durable or have failed. It runs in the writer thread and must be short."""
-        self._writer.submit(Unit(ops, settle, is_direct=True), is_urgent=is_urgent)
 
     def commit_async(self, ops: Sequence[Op], *, is_urgent: bool = False) -> asyncio.Future[list[Receipt]]:
         """Return a future, of the attached loop, of the receipts. Cancelling it does not undo the write."""
-        assert self._loop is not None, "attach a loop first"
-        if not is_urgent:
-            self._check_disk()
-        done: asyncio.Future[list[Receipt]] = self._loop.create_future()
-        self._submit_from_loop(Unit(ops, lambda unit: _resolve(done, unit), is_direct=False), is_urgent=is_urgent)
+        loop = self._writer.loop
+        assert loop is not None, "attach a loop first"
+        done: asyncio.Future[list[Receipt]] = loop.create_future()
+        self.submit(LoopUnit(ops, lambda unit: _resolve(done, unit)), is_urgent=is_urgent)
         return done
 
-    def commit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
-        """Commit ``ops``, then call ``settle`` on the attached loop.
-
-        Errors that ``settle`` raises go to the loop's exception handler. Must be called on the loop's thread. All
-        non-urgent units of one turn of the loop reach the writer together at its end.
-        """
-        unit = Unit(ops, settle, is_direct=False)
-        if is_urgent:
-            self._submit_from_loop(unit, is_urgent=True)
-            return
-        self._check_disk()
-        if self._writer.gather(unit):
-            assert self._loop is not None, "attach a loop first"
-            self._loop.call_soon(self._writer.hand_over)
-
-    def commit_one(self, op: Schedule | Append, told: Told) -> None:
-        """Commit a single send like ``commit_then``, batched with the other single sends of this turn of the loop."""
-        self._check_disk()
-        if self._writer.gather_one(op, told):
-            assert self._loop is not None, "attach a loop first"
-            self._loop.call_soon(self._writer.hand_over)
-
-    def _submit_from_loop(self, unit: Unit, *, is_urgent: bool) -> None:
-        self._writer.hand_over()  # keeps the order: units gathered earlier are committed first
-        self._writer.submit(unit, is_urgent=is_urgent)
-
     def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
-        """Settle units on ``loop``, with one wake-up per batch. ``on_appended`` is called before them."""
-        self._loop, self._on_appended = loop, on_appended
-
-    def _after_batch(self, appended: Appended, units: list[Unit]) -> bool:
-        """Schedule the settling of ``units`` on the loop; return True if the loop will do it."""
-        if self._loop is None or not (appended or units):
-            return False
-        try:
-            self._loop.call_soon_threadsafe(self._settle_on_loop, appended, units)
-        except RuntimeError:  # the loop is closed: it has no waiting callers, and the batch stays written
-            return False
-        return True
-
-    def _settle_on_loop(self, appended: Appended, units: list[Unit]) -> None:
-        try:
-            if appended and self._on_appended is not None:
-                self._on_appended(appended)
-        finally:  # callers get their answers even if the listener raises
-            for unit in units:
-                try:
-                    unit.settle(unit)
-                except Exception as error:  # noqa: BLE001 - one caller's answer, and no other's
-                    assert self._loop is not None
-                    self._loop.call_exception_handler({"message": "a caller was not told", "exception": error})
-            self._writer.settled()
+        """Settle loop units on ``loop``, with one wake-up per batch. ``on_appended`` is called before them."""
+        self._writer.attach(loop, on_appended)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -479,7 +436,6 @@ class Store:
             if self._cell is not None:
                 self._cell.close()
             return
-        self._writer.hand_over()
         self._writer.close()
         self.marks.close()
         is_clean = self._writer.failure is None and not self._is_closed

@@ -112,7 +112,7 @@ def test_units_of_one_batch_see_each_other(bench: Bench) -> None:
     units: list[list[Op]] = [[*sends(2), bound(2)], [*sends(3), bound(2)], [gone], [*sends(4), bound(2)]]
     with writer._lock:  # the writer takes none before all are there
         for each, ops in zip(found, units, strict=True):
-            writer._pending.append(Unit(ops, partial(settle, each), is_direct=True))
+            writer._pending.append(Unit(ops, partial(settle, each)))
             writer._pending_ops += len(ops)
             writer._direct_pending += 1
         writer._wake.notify()

@@ -32,7 +32,7 @@ from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Appended, Delete, Done, Emit, Put
-from dmq.store.writer.writer import OPS_PER_BATCH_MAX, Unit
+from dmq.store.writer.writer import OPS_PER_BATCH_MAX, LoopUnit, Unit
 from dmq.trail.events import gap_event
 
 WINDOW_MS = 15 * 60_000
@@ -95,10 +95,10 @@ def test_what_is_gathered_counts_before_and_behind_its_hand_over(bench: Bench) -
         first = bench.submit(append(0))
         await asyncio.to_thread(bench.gate.await_sync)
         told = asyncio.Event()
-        bench.store.commit_one(large, lambda *_: told.set())
+        bench.store.send(large, lambda *_: told.set())
         for _ in range(2):  # and then behind the hand-over, at the end of the turn
             with pytest.raises(StoreBusy):
-                bench.store.commit_one(append(2, payload=bytes(600)), lambda *_: None)
+                bench.store.send(append(2, payload=bytes(600)), lambda *_: None)
             await asyncio.sleep(0)
         bench.gate.let_go()
         await asyncio.wait_for(told.wait(), PATIENCE_S)
@@ -316,9 +316,9 @@ def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over
         await asyncio.to_thread(bench.gate.await_sync)
         for number in (1, 2):
             if is_one:
-                bench.store.commit_one(append(number), hear)
+                bench.store.send(append(number), hear)
             else:
-                bench.store.commit_then([append(number)], settle)
+                bench.store.submit(LoopUnit([append(number)], settle))
         bench.gate.fails = "sync"
         bench.gate.let_go()
         await_failure()  # the loop does not turn meanwhile, so nothing is handed over
@@ -362,7 +362,7 @@ def test_one_who_waits_and_raises_leaves_nobody_else_waiting(bench: Bench) -> No
         bench.store.attach(loop, lambda _: None)
         for number in range(3):
             bench.gate.hold()
-            bench.store.commit_then([append(2 * number)], settle)
+            bench.store.submit(LoopUnit([append(2 * number)], settle))
             done = bench.store.commit_async([append(2 * number + 1)])
             bench.gate.let_go()
             (receipt,) = await asyncio.wait_for(done, PATIENCE_S)

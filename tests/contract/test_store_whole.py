@@ -36,7 +36,7 @@ def together(bench: Bench, *units: Sequence[Op]) -> list[list[Receipt] | Excepti
     writer = bench.store.writer
     with writer._lock:  # the writer takes none before all are there
         for each, ops in zip(done, units, strict=True):
-            unit = Unit(ops, partial(settle, each), is_direct=True)
+            unit = Unit(ops, partial(settle, each))
             writer._pending.append(unit)
             writer._pending_ops += len(unit.ops)
             writer._pending_bytes += unit.size_bytes

@@ -15,7 +15,7 @@ from support.stores import PATIENCE_S, append, hand_over, schedule
 from dmq.errors import StoreError
 from dmq.store.schema.index import Receipt
 from dmq.store.writer.operations import Emit, Op, Withdraw
-from dmq.store.writer.writer import CommitStats, Unit
+from dmq.store.writer.writer import CommitStats, LoopUnit, Unit
 
 
 @pytest.fixture(params=ENGINES)
@@ -24,7 +24,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 
 def size_of(*ops: Op) -> int:
-    return Unit(ops, lambda _: None, is_direct=True).size_bytes
+    return Unit(ops).size_bytes
 
 
 def test_a_unit_is_as_large_as_the_messages_it_carries() -> None:
@@ -87,17 +87,17 @@ def test_what_the_loop_wants_gathers_while_it_is_busy(bench: Bench) -> None:
 
         loop.call_soon_threadsafe = asking  # type: ignore[method-assign, assignment]
         bench.store.attach(loop, lambda _: None)
-        futures = [bench.store.commit_async([append(1)])]
+        futures = [bench.store.commit_async([append(1)], is_urgent=True)]
         assert is_asked.wait(PATIENCE_S)  # and from here on the loop is busy
         bench.gate.hold()
-        futures.append(bench.store.commit_async([append(2)]))
+        futures.append(bench.store.commit_async([append(2)], is_urgent=True))
         assert not bench.gate.is_syncing.wait(0.2), "it may want more in the same batch"
         direct = bench.submit(append(3))
         bench.gate.await_sync()
         bench.gate.let_go()
         direct.ended()
         bench.gate.hold()
-        futures.append(bench.store.commit_async([append(4)]))
+        futures.append(bench.store.commit_async([append(4)], is_urgent=True))
         assert not bench.gate.is_syncing.wait(0.2), "the direct unit is done, the loop is busy as before"
         bench.gate.let_go()
         await asyncio.wait_for(asyncio.gather(*futures), PATIENCE_S)
@@ -125,12 +125,11 @@ def test_messages_that_are_sent_alone_share_a_unit_in_their_order(bench: Bench) 
         bench.store.attach(loop, lambda _: None)
         before = bench.store.commit_stats.batches
         for number, name in enumerate(("one", "two")):
-            bench.store.commit_one(append(number), partial(hear, name))
-        bench.store.commit_one(append(1), partial(hear, "two again"))
-        bench.store.commit_then(
-            [append(2), append(3)], lambda unit: told.append(("unit", unit.receipts[0].queue_offset, False))
-        )
-        bench.store.commit_one(append(4), partial(hear, "last"))
+            bench.store.send(append(number), partial(hear, name))
+        bench.store.send(append(1), partial(hear, "two again"))
+        ops = [append(2), append(3)]
+        bench.store.submit(LoopUnit(ops, lambda unit: told.append(("unit", unit.receipts[0].queue_offset, False))))
+        bench.store.send(append(4), partial(hear, "last"))
         await bench.store.commit_async([])
         assert bench.store.commit_stats.batches - before <= 2
 
@@ -152,10 +151,10 @@ def test_no_unit_of_messages_that_are_sent_alone_is_large(bench: Bench) -> None:
     async def scenario() -> None:
         bench.store.attach(asyncio.get_running_loop(), lambda _: None)
         for number in range(600):
-            bench.store.commit_one(append(number), lambda *_: None)
+            bench.store.send(append(number), lambda *_: None)
         large = append(600)._replace(record=bytes(2 * 1024 * 1024))
-        bench.store.commit_one(large, lambda *_: None)
-        bench.store.commit_one(append(601), lambda *_: None)
+        bench.store.send(large, lambda *_: None)
+        bench.store.send(append(601), lambda *_: None)
         sizes.extend(len(unit.ops) for unit in bench.store.writer._gathered)
         await bench.store.commit_async([])
 

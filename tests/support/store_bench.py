@@ -122,7 +122,7 @@ class Waiter:
         self.receipts: list[Receipt] | None = None
         self.error: StoreError | None = None
         self._told = threading.Event()
-        store.writer.submit(Unit(ops, self._settle, is_direct=True), is_urgent=is_urgent)
+        store.writer.submit(Unit(ops, self._settle), is_urgent=is_urgent)
 
     def _settle(self, unit: Unit) -> None:
         self.receipts, self.error = (unit.receipts, None) if unit.error is None else (None, unit.error)

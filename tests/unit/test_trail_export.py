@@ -17,6 +17,7 @@ from support.trail_read import HOUR_MS, lines, read_trail
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import StoreOptions
 from dmq.store.writer.operations import Emit, Put
+from dmq.store.writer.writer import Unit
 from dmq.trail.events import EventKind, cell_event, encode_event, gap_event
 from dmq.trail.export.values import ExportOptions
 
@@ -47,7 +48,7 @@ def test_only_what_is_synced_is_exported(cell: Cell) -> None:
     """A batch can be read before it is durable; a power cut then must not leave the trail ahead of the store."""
     cell.emit(3)
     cell.gate.hold()
-    cell.store.submit([Emit(cell_event(EventKind.HEARTBEAT))], lambda _: None)
+    cell.store.submit(Unit([Emit(cell_event(EventKind.HEARTBEAT))]))
     cell.gate.await_sync()
     assert cell.store.outbox_state.next_sequence == 5
     assert cell.store.outbox_synced == 4

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded
 from dmq.errors import StoreBusy, StoreError, StoreStalled
 from dmq.store.schema.index import Receipt
 from dmq.store.store import Store
-from dmq.store.writer.operations import Append, Op, Schedule
-from dmq.store.writer.writer import Told, Unit
+from dmq.store.writer.operations import Op
 
 
 class Commits:
@@ -25,21 +24,7 @@ class Commits:
         try:
             return self.store.commit_async(ops, is_urgent=is_urgent)
         except StoreError as error:
-            raise _not_taken(error) from error
-
-    def submit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None]) -> None:
-        """Submit a unit that is not urgent; ``settle`` is called with it on the loop."""
-        try:
-            self.store.commit_then(ops, settle)
-        except StoreError as error:
-            raise _not_taken(error) from error
-
-    def submit_one(self, op: Schedule | Append, told: Told) -> None:
-        """As ``submit_then``, for a message that is sent alone; ``told`` is called with its receipt or the error."""
-        try:
-            self.store.commit_one(op, told)
-        except StoreError as error:
-            raise _not_taken(error) from error
+            raise refusal_of(error) from error
 
     async def commit(self, ops: Sequence[Op]) -> list[Receipt]:
         """Submit a unit and return its receipts once it is durable."""
@@ -64,7 +49,8 @@ class Commits:
             raise BrokerUnavailable(str(error)) from error
 
 
-def _not_taken(error: StoreError) -> BrokerError:
+def refusal_of(error: StoreError) -> BrokerError:
+    """Return the broker error for a unit that the store did not accept."""
     if isinstance(error, StoreStalled):
         return Overloaded(str(error), limit="disk")
     if isinstance(error, StoreBusy):

@@ -8,7 +8,7 @@ from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.broker.io.commits import Commits
+from dmq.broker.io.commits import Commits, refusal_of
 from dmq.broker.limits.topic_quotas import SendQuotas
 from dmq.broker.sending.placement import Placement, wrong_type
 from dmq.broker.topics.catalog import Catalog
@@ -18,7 +18,7 @@ from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
 from dmq.store.writer.operations import Append, Emit, Schedule
-from dmq.store.writer.writer import Unit
+from dmq.store.writer.writer import LoopUnit, Unit
 
 Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
 RECALL = HandleKind.RECALL  # enum members, looked up once
@@ -77,11 +77,16 @@ class Sends:
         op = self._placement.accept(topic, envelope, self._clock.now_ms())
         sent = _OneSent(self, self._handles, envelope, op)
         try:
-            self._commits.submit_one(op, sent.committed)
-        except Overloaded:
-            self.refused_total += 1
-            raise
+            self._store.send(op, sent.committed)
+        except StoreError as error:
+            raise self._not_accepted(error, 1) from error
         return sent
+
+    def _not_accepted(self, error: StoreError, messages: int) -> BrokerError:
+        refusal = refusal_of(error)
+        if isinstance(refusal, Overloaded):
+            self.refused_total += messages
+        return refusal
 
     async def _send_to_new(
         self, envelopes: Sequence[Envelope], note: Note | None, *, is_free: bool
@@ -132,13 +137,14 @@ class Sends:
 
         try:
             if more:  # valid for other sends from now on, even if this one is refused
-                self._commits.submit_then(more, lambda _: None)
+                self._store.submit(LoopUnit(more))
                 self._names.change_topics(changed)
-            self._commits.submit_then([*ops, *notes, *asked.bounds], settle)
-        except Overloaded:
-            quotas.give_back(asked.spent)
-            self.refused_total += len(envelopes)
-            raise
+            self._store.submit(LoopUnit([*ops, *notes, *asked.bounds], settle))
+        except StoreError as error:
+            refusal = self._not_accepted(error, len(envelopes))
+            if isinstance(refusal, Overloaded):
+                quotas.give_back(asked.spent)
+            raise refusal from error
         return sent
 
 

@@ -23,7 +23,7 @@ from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
-from dmq.broker.io.commits import Commits
+from dmq.broker.io.commits import Commits, look_at
 from dmq.broker.io.reader import Reader
 from dmq.broker.sending.placement import Placement, body_of, wrong_type
 from dmq.broker.sending.sends import Sends, failure_of
@@ -119,7 +119,7 @@ class Transactions:
         asked = self._quotas.ask(topics)
         try:
             if more:  # valid for other sends from now on, even if this one is refused
-                self._commits.submit_then(more, lambda _: None)
+                self._commits.submit(more, is_urgent=False).add_done_callback(look_at)
                 self._names.change_topics(changed)
             done = self._commits.submit([*ops, *asked.bounds], is_urgent=False)
         except Overloaded:

@@ -376,7 +376,7 @@ class Entries:
                 self._settled(plan)
             settle(unit)
 
-        self.store.submit(plan.ops, settled, is_urgent=True)
+        self.store.submit(Unit(plan.ops, settled), is_urgent=True)
         if plan.topic is not None:
             self.names.add_topic(plan.topic)
         if plan.key_queue is not None:

@@ -269,7 +269,7 @@ class DueReader:
         offset_ms = _offset_ms(self._clock)
         if offset_ms > self._kept_offset_ms or self._clock.has_news:
             news, row = self._clock.news()
-            self._store.submit([Put(Family.META, META_CLOCK, encode_clock(row))], _ignore, is_urgent=True)
+            self._store.submit(Unit([Put(Family.META, META_CLOCK, encode_clock(row))]), is_urgent=True)
             self._clock.recorded(len(news))
             self._kept_offset_ms = max(self._kept_offset_ms, offset_ms)
 
@@ -285,7 +285,7 @@ class DueReader:
             done = min([self._marks.low(), *behind, *self._entries.out, *self.unreadable, *damaged])
         if done != self._done:
             self._done = done
-            self._store.submit([Done(done)], _ignore, is_urgent=True)
+            self._store.submit(Unit([Done(done)]), is_urgent=True)
 
     def _next_due_ms(self) -> int | None:
         start = timeline_key(self._marks.low())
@@ -314,7 +314,3 @@ def _offset_ms(clock: Clock) -> int:
     # This order: a pause between the calls makes the offset smaller, and only larger ones are stored.
     now_ms = clock.now_ms()
     return now_ms - clock.boot_ms()
-
-
-def _ignore(_: Unit) -> None:
-    """Ignore the end of the unit: the next turn writes the mark again."""

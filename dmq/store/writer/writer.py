@@ -6,10 +6,12 @@ and all queued units fail as *in doubt*, no more units are accepted, and no sync
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.errors import (
@@ -38,14 +40,17 @@ _TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # rough bounds of a shared unit: 
 
 
 class Unit:
-    """Ops of one caller and, once settled, their receipts or the error."""
+    """Ops of one caller and, once settled, their receipts or the error.
 
-    __slots__ = ("error", "is_direct", "ops", "receipts", "settle", "size_bytes")
+    ``settle`` is called with the unit in the writer's thread, once the ops are durable or failed. It must be short.
+    """
 
-    def __init__(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_direct: bool) -> None:
+    __slots__ = ("error", "ops", "receipts", "settle", "size_bytes")
+    is_direct: ClassVar[bool] = True  # settled in the writer's thread
+
+    def __init__(self, ops: Sequence[Op], settle: Callable[[Unit], None] = lambda _: None) -> None:
         self.ops = ops
         self.settle = settle
-        self.is_direct = is_direct
         self.receipts: list[Receipt] = []
         self.error: StoreError | None = None
         size = 0
@@ -64,33 +69,34 @@ class Unit:
         self.size_bytes = size
 
 
-Told = Callable[[Receipt | None, StoreError | None], None]
+class LoopUnit(Unit):
+    """Unit submitted on the attached loop's thread, and settled there. Its ``settle`` may raise errors."""
+
+    __slots__ = ()
+    is_direct = False
 
 
-class SingleSendBatch(Unit):
+OnStored = Callable[[Receipt | None, StoreError | None], None]
+
+
+class SingleSendBatch(LoopUnit):
     """Single sends of several callers in one unit, since a unit for each would cost a tenth of the send."""
 
-    __slots__ = ("alone", "told")
+    __slots__ = ("callbacks", "messages")
 
     def __init__(self) -> None:
-        self.alone: list[Schedule | Append] = []
-        self.told: list[Told] = []
-        super().__init__(self.alone, self._tell, is_direct=False)
-
-    def add(self, op: Schedule | Append, told: Told) -> None:
-        """Add a send. ``told`` is called with its receipt or the error."""
-        self.alone.append(op)
-        self.told.append(told)
-        self.size_bytes += len(op.record)
+        self.messages: list[Schedule | Append] = []
+        self.callbacks: list[OnStored] = []
+        super().__init__(self.messages, self._settle_all)
 
     @staticmethod
-    def _tell(unit: Unit) -> None:
+    def _settle_all(unit: Unit) -> None:
         assert isinstance(unit, SingleSendBatch)
-        receipts: Sequence[Receipt | None] = unit.receipts or [None] * len(unit.told)
+        receipts: Sequence[Receipt | None] = unit.receipts or [None] * len(unit.callbacks)
         failed: Exception | None = None
-        for told, receipt in zip(unit.told, receipts, strict=True):
+        for on_stored, receipt in zip(unit.callbacks, receipts, strict=True):
             try:
-                told(receipt, unit.error)
+                on_stored(receipt, unit.error)
             except Exception as error:  # noqa: BLE001 - one caller's answer, and no other's
                 failed = error
         if failed is not None:
@@ -121,7 +127,6 @@ class Writer:
         is_synced: bool,
         pending_ops_max: int,
         pending_bytes_max: int,
-        after_batch: Callable[[Appended, list[Unit]], bool],
         on_failure: Callable[[StoreError], None],
         has_room: Callable[[int], bool] = lambda _: True,
     ) -> None:
@@ -132,7 +137,8 @@ class Writer:
         self._is_synced = is_synced
         self._pending_ops_max = pending_ops_max
         self._pending_bytes_max = pending_bytes_max
-        self._after_batch = after_batch
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._on_appended: Callable[[Appended], None] = lambda _: None
         self._on_failure = on_failure
         self._has_room = has_room
         self._pid = os.getpid()
@@ -158,6 +164,10 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
+    def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
+        """Settle loop units on ``loop``, with one wake-up per batch. ``on_appended`` is called before them."""
+        self.loop, self._on_appended = loop, on_appended
+
     @property
     def failure(self) -> StoreError | None:
         """Error that made the writer stop accepting units, or ``None``."""
@@ -175,63 +185,94 @@ class Writer:
         """Number of ops queued for the writer."""
         return self._pending_ops + self._gathered_ops
 
-    def gather(self, unit: Unit) -> bool:
-        """Add ``unit`` to the next ``hand_over``, without the lock; return True if it is the first one.
+    def send(self, op: Schedule | Append, on_stored: OnStored) -> None:
+        """Add a message that arrives alone to the single sends of this turn of the loop.
 
-        Must be called on the loop's thread. Raises the same errors as ``submit`` for a unit that is not urgent.
+        Must be called on the loop's thread, where ``on_stored`` is called. Raises the same errors as ``submit``.
         """
-        self._count_in(len(unit.ops), unit.size_bytes)
-        self._gathered.append(unit)
-        return len(self._gathered) == 1
-
-    def gather_one(self, op: Schedule | Append, told: Told) -> bool:
-        """Add a single send to the next ``hand_over``, like ``gather``, batched with other single sends."""
-        self._count_in(1, len(op.record))
+        size = len(op.record)
+        self._admit(1, size)
         gathered = self._gathered
-        unit = gathered[-1] if gathered else None
-        if type(unit) is not SingleSendBatch or unit.size_bytes > _TOGETHER_BYTES or len(unit.told) >= _TOGETHER:
-            unit = SingleSendBatch()
-            gathered.append(unit)
-        unit.add(op, told)
-        return len(gathered) == 1 and len(unit.told) == 1
-
-    def _count_in(self, ops: int, size: int) -> None:
-        if self._failure is not None or self._is_closing:
-            raise self._refusal()
-        if (self._pending or self._gathered) and (
-            self._pending_ops + self._gathered_ops + ops > self._pending_ops_max
-            or self._pending_bytes + self._gathered_bytes + size > self._pending_bytes_max
+        batch = gathered[-1] if gathered else None
+        if (
+            type(batch) is not SingleSendBatch
+            or batch.size_bytes > _TOGETHER_BYTES
+            or len(batch.callbacks) >= _TOGETHER
         ):
-            raise StoreBusy(f"{self.pending_ops} operations wait to be written")
-        self._gathered_ops += ops
+            batch = SingleSendBatch()
+            self._gather(batch)
+        batch.messages.append(op)
+        batch.callbacks.append(on_stored)
+        batch.size_bytes += size
+        self._gathered_ops += 1
         self._gathered_bytes += size
 
-    def hand_over(self) -> None:
+    def submit(self, unit: Unit, *, is_urgent: bool = False) -> None:
+        """Queue ``unit``. Raise ``StoreBusy`` beyond the bounds; raise ``StoreFailed`` or ``StoreClosed`` permanently.
+
+        The bounds do not apply to urgent units (acks, hand-overs), since these free space. Their number is limited by
+        their waiting callers. Loop units that are not urgent are queued together at the end of the loop's turn.
+        """
+        if not (unit.is_direct or is_urgent):
+            self._admit(len(unit.ops), unit.size_bytes)
+            self._gather(unit)
+            self._gathered_ops += len(unit.ops)
+            self._gathered_bytes += unit.size_bytes
+            return
+        if os.getpid() != self._pid:
+            raise self._refusal()
+        if not unit.is_direct:
+            self._queue_gathered()  # keeps the order: units gathered earlier are committed first
+        with self._lock:  # costs a third of entering the condition
+            self._admit(len(unit.ops), unit.size_bytes, is_urgent=is_urgent)
+            self._queue([unit], len(unit.ops), unit.size_bytes)
+
+    def _admit(self, ops: int, size: int, *, is_urgent: bool = False) -> None:
+        if self._failure is not None or self._is_closing:
+            raise self._refusal()
+        if (
+            not is_urgent
+            and (self._pending or self._gathered)
+            and (
+                self._pending_ops + self._gathered_ops + ops > self._pending_ops_max
+                or self._pending_bytes + self._gathered_bytes + size > self._pending_bytes_max
+            )
+        ):
+            raise StoreBusy(f"{self.pending_ops} operations wait to be written")
+
+    def _gather(self, unit: Unit) -> None:
+        """Add a unit, without the lock, to those that are queued at the end of this turn of the loop."""
+        if not self._gathered:
+            assert self.loop is not None, "attach a loop first"
+            self.loop.call_soon(self._queue_gathered)
+        self._gathered.append(unit)
+
+    def _queue_gathered(self) -> None:
         """Queue the gathered units, with one lock and one wake-up for all of them."""
         if not self._gathered:
             return
         units, self._gathered = self._gathered, []
         ops, self._gathered_ops = self._gathered_ops, 0
         size, self._gathered_bytes = self._gathered_bytes, 0
-        if os.getpid() != self._pid:  # the lock may have been held by a thread that does not exist in this child
-            self._refuse(units)
-            return
-        with self._lock:
-            is_refused = self._failure is not None or self._is_closing
-            if not is_refused:
-                was_empty = not self._pending
-                self._pending += units
-                self._pending_ops += ops
-                self._pending_bytes += size
-                if was_empty:
-                    self._wake.notify()
+        is_refused = os.getpid() != self._pid  # the lock may have been held by a thread that does not exist here
+        if not is_refused:
+            with self._lock:
+                is_refused = self._failure is not None or self._is_closing
+                if not is_refused:
+                    self._queue(units, ops, size)
         if is_refused:
-            self._refuse(units)
+            for unit in units:
+                unit.error = self._refusal()
+            self._settle_later(units, {})
 
-    def _refuse(self, units: list[Unit]) -> None:
-        for unit in units:
-            unit.error = self._refusal()
-        self._after_batch({}, units)
+    def _queue(self, units: list[Unit], ops: int, size: int) -> None:
+        is_direct = units[0].is_direct  # a direct unit comes alone
+        if is_direct or not self._pending:
+            self._wake.notify()
+        self._pending += units
+        self._pending_ops += ops
+        self._pending_bytes += size
+        self._direct_pending += is_direct
 
     def _refusal(self) -> StoreError:
         if os.getpid() != self._pid:
@@ -242,34 +283,30 @@ class Writer:
             return refusal
         return StoreClosed("the store is closed")
 
-    def submit(self, unit: Unit, *, is_urgent: bool) -> None:
-        """Queue ``unit``. Raise ``StoreBusy`` beyond the bounds; raise ``StoreFailed`` or ``StoreClosed`` permanently.
+    def _settle_later(self, units: list[Unit], appended: Appended) -> bool:
+        """Settle ``units`` on the loop. Return False if there is nothing to do or no loop left to do it."""
+        if self.loop is None or not (appended or units):
+            return False
+        try:
+            self.loop.call_soon_threadsafe(self._settle_on_loop, units, appended)
+        except RuntimeError:  # the loop is closed: it has no waiting callers, and the batch stays written
+            return False
+        return True
 
-        The bounds do not apply to urgent units (acks, hand-overs), since these free space. Their number is limited by
-        their waiting callers.
-        """
-        if os.getpid() != self._pid:
-            raise self._refusal()
-        with self._lock:  # costs a third of entering the condition
-            if self._failure is not None or self._is_closing:
-                raise self._refusal()
-            if (
-                not is_urgent
-                and self._pending
-                and (
-                    self._pending_ops + len(unit.ops) > self._pending_ops_max
-                    or self._pending_bytes + unit.size_bytes > self._pending_bytes_max
-                )
-            ):
-                raise StoreBusy(f"{self._pending_ops} operations wait to be written")
-            self._pending.append(unit)
-            self._pending_ops += len(unit.ops)
-            self._pending_bytes += unit.size_bytes
-            self._direct_pending += unit.is_direct
-            if len(self._pending) == 1 or unit.is_direct:
-                self._wake.notify()
+    def _settle_on_loop(self, units: list[Unit], appended: Appended) -> None:
+        try:
+            if appended:
+                self._on_appended(appended)
+        finally:  # callers get their answers even if the listener raises
+            for unit in units:
+                try:
+                    unit.settle(unit)
+                except Exception as error:  # noqa: BLE001 - one caller's answer, and no other's
+                    assert self.loop is not None
+                    self.loop.call_exception_handler({"message": "a caller was not told", "exception": error})
+            self._end_settling()
 
-    def settled(self) -> None:
+    def _end_settling(self) -> None:
         """Note that the loop has settled all units of the last batch; see ``_take``."""
         with self._wake:
             self._is_settling = False
@@ -280,6 +317,7 @@ class Writer:
         """Commit the accepted units, then end the thread."""
         if os.getpid() != self._pid:
             return  # the thread does not exist in this child, and may have held the lock
+        self._queue_gathered()
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -374,8 +412,8 @@ class Writer:
         waiting = [unit for unit in units if not unit.is_direct]
         with self._wake:
             self._is_settling = bool(waiting)
-        if not self._after_batch(appended, waiting):
-            self.settled()
+        if not self._settle_later(waiting, appended):
+            self._end_settling()
 
     def _fail(self, units: list[Unit], error: Exception) -> None:
         failure = error if isinstance(error, StoreError) else StoreFailed(f"{type(error).__name__}: {error}")

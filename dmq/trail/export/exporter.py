@@ -220,7 +220,7 @@ class Exporter:
             self._quiet_since_s = now_s
             self._beats += 1
             with suppress(StoreError):
-                self._store.submit([Emit(cell_event(EventKind.HEARTBEAT))], _nothing, is_urgent=True)
+                self._store.submit(Unit([Emit(cell_event(EventKind.HEARTBEAT))]), is_urgent=True)
 
     def _is_due(self, now_s: float) -> bool:
         if not self._next and self._error:  # recovery must find the last exported event
@@ -253,7 +253,7 @@ class Exporter:
 
     def _let_go(self) -> None:
         with suppress(StoreError):
-            self._store.submit([HoldOutbox(0)], _nothing, is_urgent=True)
+            self._store.submit(Unit([HoldOutbox(0)]), is_urgent=True)
 
     # -- exporting ----------------------------------------------------------------------------------------------------
 
@@ -434,10 +434,6 @@ def _load_libraries() -> None:
     """Load numpy and pyarrow at start instead of during a burst: it costs a large part of a second."""
     with suppress(Exception):  # the first export raises it again and logs it
         import dmq.trail.files  # noqa: F401
-
-
-def _nothing(_: Unit) -> None:
-    """Ignore the settled unit, which has no waiting caller."""
 
 
 def _no_breath() -> None:

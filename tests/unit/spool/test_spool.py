@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dmq.producer_store.directories.running import Running
 from dmq.producer_store.spool import Spool
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
 from dmq.store.schema.spool import encode_entry
-from dmq.store.writer.operations import Op, Put
+from dmq.store.writer.operations import Put
 from dmq.store.writer.writer import Unit
 from retry.sink import Death, Held, SinkClosed, SinkFull, SinkUnavailable
 
@@ -57,12 +57,12 @@ def test_what_is_held_from_the_start_is_nobody_elses(rig: SpoolRig, monkeypatch:
     rig.clock.advance(1)
     submit = rig.spool.entries.store.submit
 
-    def submit_read_first(ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool) -> None:
-        def read_first(unit: Unit) -> None:
+    def submit_read_first(unit: Unit, *, is_urgent: bool) -> None:
+        def read_first(ended: Unit) -> None:
             rig.spool.turn()
-            settle(unit)
+            unit.settle(ended)
 
-        submit(ops, read_first, is_urgent=is_urgent)
+        submit(Unit(unit.ops, read_first), is_urgent=is_urgent)
 
     monkeypatch.setattr(rig.spool.entries.store, "submit", submit_read_first)
     held = rig.spool.put(an_entry(created_at_ms=rig.clock.now_ms()), is_held=True).result(PATIENCE_S)
@@ -216,13 +216,12 @@ def test_a_full_spool_knows_what_it_keeps(tmp_path: Path) -> None:
 
 def test_one_whose_unit_fails_is_told_to_all(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who put it a second time hears of the first one's failure, and not that it is kept."""
-    waiting: list[Callable[[Unit], None]] = []
-    monkeypatch.setattr(rig.spool.entries.store, "submit", lambda _, settle, *, is_urgent: waiting.append(settle))
+    waiting: list[Unit] = []
+    monkeypatch.setattr(rig.spool.entries.store, "submit", lambda unit, **_: waiting.append(unit))
     answers = [rig.spool.put(an_entry(1)) for _ in range(2)]
-    failed = Unit([], lambda _: None, is_direct=False)
-    failed.error = StoreFailed("no")
-    waiting[0](failed)
-    waiting[1](Unit([], lambda _: None, is_direct=False))
+    waiting[0].error = StoreFailed("no")
+    for unit in waiting:
+        unit.settle(unit)
     for each in answers:
         with pytest.raises(SinkUnavailable):
             each.result(PATIENCE_S)
