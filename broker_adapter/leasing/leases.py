@@ -14,7 +14,6 @@ import asyncio
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from broker_adapter.contracts.classic import ReceivedMessage
@@ -26,6 +25,7 @@ from broker_adapter.leasing.handles import LeaseHandle
 from broker_adapter.queue_client.consumer.owned import OwnedQueue
 from broker_adapter.queue_client.consumer.services import Busy, Work
 from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.lease_timers import LeaseTimers
 from broker_adapter.runtime.live_clients import LiveClients
 from broker_adapter.runtime.log import LibraryLog
 
@@ -118,8 +118,7 @@ class MemberLeases:
             tuple[MessageQueue, str], deque[HeldDelivery]
         ] = {}  # messages blocked by one of their ordering key
         self._renewed: dict[str, dict[HeldDelivery, None]] = {}  # by client; some may be released by now
-        self._ends: list[tuple[int, int, HeldDelivery]] = []
-        self._tidy_at = _TIDY_AT_MIN
+        self._timers = LeaseTimers[HeldDelivery](clock, clients, _is_due_at, tidy_at_min=_TIDY_AT_MIN)
         self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # pending ones, by topic
         self._asked_ms: dict[str, int] = {}  # time of the last receive of a topic
         self._finished: OrderedDict[LeaseHandle, None] = OrderedDict()
@@ -250,11 +249,7 @@ class MemberLeases:
         held.is_leased = True
         held.keeps_attempt = keeps_attempt
         held.ends_ms = self._clock.boot_ms() + hidden_ms
-        heappush(self._ends, (held.ends_ms, next(self._numbers), held))
-        if len(self._ends) >= self._tidy_at:  # drop entries of finished messages early
-            self._ends = [each for each in self._ends if each[2].is_leased and each[0] == each[2].ends_ms]
-            heapify(self._ends)
-            self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._ends))
+        self._timers.start(held.ends_ms, held)
 
     def _release(self, held: HeldDelivery, *, failed: bool) -> None:
         """Make a message available again, before all others."""
@@ -299,12 +294,13 @@ class MemberLeases:
     def end_due(self) -> None:
         """End expired leases, and drop messages of queues that moved to other members."""
         now_ms = self._clock.boot_ms()
-        while self._ends and self._ends[0][0] <= now_ms:
-            ends_ms, _, held = heappop(self._ends)
-            if not held.is_leased or held.is_leaving or held.ends_ms != ends_ms:
+        while (expired := self._timers.pop(now_ms)) is not None:
+            ends_ms, held = expired
+            if held.is_leaving or not _is_due_at(ends_ms, held):
                 continue  # finished, delivered again, or hidden again
-            if held.renew_for and now_ms < held.renew_until_ms and self._clients.is_alive(held.renew_for):
-                self._hide(held, min(AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms - now_ms), keeps_attempt=False)
+            if self._timers.renew(held, now_ms):
+                held.keeps_attempt = False
+                self._timers.start(held.ends_ms, held)
             elif held.keeps_attempt or held.order is not None:
                 self._release(held, failed=not held.keeps_attempt)
             else:
@@ -433,3 +429,7 @@ class MemberLeases:
         task = asyncio.ensure_future(ending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_due_at(ends_ms: int, held: HeldDelivery) -> bool:
+    return held.is_leased and held.ends_ms == ends_ms

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 import structlog
@@ -25,6 +23,7 @@ from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, INVISIBLE_MS_MAX
 from broker_adapter.contracts.message import Delivery, pack_id
 from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.lease_timers import LeaseTimers
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Group
 from dmq.errors import StoreError
@@ -39,7 +38,6 @@ HELD_MAX = 10_000  # remembered deliveries
 HELD_BYTES_MAX = 64 * 1024 * 1024  # bytes of their payloads
 _MOVED_KEPT = 4_096
 _GONE_MS = 1_000  # after its client announced its termination
-_NAP_S_MAX = 0.2
 _ACK_PAUSES_S = (0.5, 1.0)
 
 
@@ -82,9 +80,8 @@ class RetriesHere:
         self._held: dict[str, _Held] = {}  # by receipt handle
         self._renewed: dict[str, set[str]] = {}  # handles with renewed leases, by client
         self._moved: dict[str, None] = {}  # handles of deliveries that were taken over, oldest first
-        self._ends: list[tuple[int, str]] = []
+        self._timers = LeaseTimers[str](clock, local.lease_ends.clients, self._counts, tidy_at_min=2 * HELD_MAX)
         self._is_full = False
-        self._sooner = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -174,13 +171,13 @@ class RetriesHere:
         self._watch(handle, held)
 
     def _watch(self, handle: str, held: _Held) -> None:
-        if not self._ends or held.ends_ms < self._ends[0][0]:
-            self._sooner.set()
-        if len(self._ends) >= 2 * HELD_MAX:  # most are already finished
-            self._ends = sorted((each.ends_ms, known) for known, each in self._held.items())
-        heappush(self._ends, (held.ends_ms, handle))
+        self._timers.start(held.ends_ms, handle)
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(), name="dmq-retries-here")
+
+    def _counts(self, ends_ms: int, handle: str) -> bool:
+        held = self._held.get(handle)
+        return held is not None and held.ends_ms == ends_ms
 
     def _taken(self, group: str, topic: str, handle: str) -> _Held | None:
         """Remove and return the delivery of a handle; ``None`` if there is none, or it is of another group or topic."""
@@ -275,27 +272,19 @@ class RetriesHere:
 
     async def _end(self) -> None:
         """Take over deliveries whose lease expires."""
-        clients = self._local.lease_ends.clients
         while True:
-            self._sooner.clear()
-            nap_s = None
-            if self._ends:
-                nap_s = min(max((self._ends[0][0] - self._clock.boot_ms()) / 1000, 0.001), _NAP_S_MAX)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(nap_s):
-                    await self._sooner.wait()
-            clients.look()
+            await self._timers.wait()
+            self._local.lease_ends.clients.look()
             now_ms = self._clock.boot_ms()
-            while self._ends and self._ends[0][0] <= now_ms:
-                _, handle = heappop(self._ends)
+            while (expired := self._timers.pop(now_ms)) is not None:
+                _, handle = expired
                 held = self._held.get(handle)
                 if held is None or held.ends_ms > now_ms:
                     continue  # finished, or extended and watched under its new time
-                if now_ms < held.renew_until_ms and clients.is_alive(held.renew_for):
-                    held.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms)
+                if self._timers.renew(held, now_ms):
                     self._watch(handle, held)
-                    continue
-                self._spawn(self._expire(handle))
+                else:
+                    self._spawn(self._expire(handle))
 
     async def _expire(self, handle: str) -> None:
         held = self._held.get(handle)

@@ -151,7 +151,7 @@ def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeyp
             kept[invisible_ms] = one.message_id
             for length in (invisible_ms + 30_000, invisible_ms + 20_000):
                 await ack(rig, *await receive(rig, batch_max=20, invisible_ms=length))
-        assert len(rig.broker.lease_ends._heap) <= 64 + 1
+        assert len(rig.broker.lease_ends._timers._heap) <= 64 + 1
         for invisible_ms in sorted(lengths):
             rig.clock.advance(1_000)
             await rig.settle()

@@ -18,6 +18,7 @@ from support.unread import UnreadDict
 from broker_adapter.contracts.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from broker_adapter.contracts.message import Delivery
+from broker_adapter.runtime import lease_timers
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster import retries_here
 from dmq.cluster.retries_here import LONGER_MS, Asked, RetriesHere
@@ -240,7 +241,7 @@ async def test_what_a_consumer_had_that_died_fails_here(
         return look()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retries_here, "_NAP_S_MAX", 0.001)
+        patch.setattr(lease_timers, "_NAP_S_MAX", 0.001)
         patch.setattr(clients, "look", seen_to_look)
         await handed_out(here, PUSH, a_delivery("a"))
         for _ in range(6):

@@ -5,13 +5,12 @@ All times are on the boot clock, so a step of the wall clock does not change the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from broker_adapter.contracts.limits import AUTO_RENEW_MS_MAX
 from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.lease_timers import LeaseTimers
 from broker_adapter.runtime.live_clients import LiveClients
 from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.subscription import SubscribedQueue
@@ -20,12 +19,20 @@ CLIENT_GONE_INVISIBLE_MS = 1_000
 IN_HAND_MAX = 1_000_000  # leases of all groups, some 600 bytes each
 IN_HAND_SHARE = 32  # leases allowed per group and topic at that bound: the usual batch of one receive
 TIDY_AGAIN_S = 30.0  # interval at that bound: one clean-up costs 0.2 s there
-_NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
 _TOGETHER_MAX = 1024  # leases under one timer
 
 _Place = tuple[SubscribedQueue, int, int]  # queue, offset, epoch
-_Watched = tuple[int, int, list[_Place], str]  # ends_ms, turn, the leases, and the client they may be renewed for
+
+
+class _Watched:
+    """Leases under one timer, and the client for which they may be renewed."""
+
+    __slots__ = ("places", "renew_for")
+
+    def __init__(self, places: list[_Place], renew_for: str) -> None:
+        self.places = places
+        self.renew_for = renew_for
 
 
 class Ended(NamedTuple):
@@ -41,14 +48,9 @@ class LeaseEnds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heap: list[_Watched] = []
-        self._places = 0  # leases in the heap
-        self._renewed: dict[str, dict[int, list[_Place]]] = {}  # renewed leases, by client and turn
-        self._turn = 0
-        self._tidy_at = _TIDY_AT_MIN
-        self._tidied_s = -TIDY_AGAIN_S
-        self._sooner = asyncio.Event()
         self.clients = LiveClients(clock)
+        self._timers = LeaseTimers[_Watched](clock, self.clients, self._weigh, tidy_at_min=_TIDY_AT_MIN)
+        self._renewed: dict[str, dict[_Watched, None]] = {}  # renewed leases, by client
 
     def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
         """Start the timer of one lease."""
@@ -59,50 +61,36 @@ class LeaseEnds:
         if not leases:
             return
         lease = leases[0][2]
-        ends_ms, renew_for = lease.ends_ms, lease.renew_for
-        if renew_for:
+        if lease.renew_for:
             until_ms = self._clock.boot_ms() + AUTO_RENEW_MS_MAX
             for _, _, each in leases:
                 each.renew_until_ms = each.renew_until_ms or until_ms
             if not self.clients.is_alive(lease.renew_for):
                 self.client_seen(lease.renew_for)
-        self._put(ends_ms, [(queue, offset, each.epoch) for queue, offset, each in leases], renew_for)
-        if self._places >= self._tidy_at:
-            self._tidy()
+        self._put(lease.ends_ms, [(queue, offset, each.epoch) for queue, offset, each in leases], lease.renew_for)
 
     def _put(self, ends_ms: int, places: list[_Place], renew_for: str) -> None:
-        if not self._heap or ends_ms < self._heap[0][0]:
-            self._sooner.set()
-        self._turn += 1
-        self._places += len(places)
+        watched = _Watched(places, renew_for)
         if renew_for:
-            self._renewed.setdefault(renew_for, {})[self._turn] = places
-        heappush(self._heap, (ends_ms, self._turn, places, renew_for))
+            self._renewed.setdefault(renew_for, {})[watched] = None
+        self._timers.start(ends_ms, watched, len(places))
 
     def is_full(self) -> bool:
         """Return True if the number of leases is at its limit.
 
         Finished leases may still count for up to ``TIDY_AGAIN_S`` seconds.
         """
-        if self._places >= IN_HAND_MAX and self._clock.monotonic_s() >= self._tidied_s + TIDY_AGAIN_S:
-            self._tidy()
-        return self._places >= IN_HAND_MAX
+        timers = self._timers
+        if timers.size >= IN_HAND_MAX and self._clock.monotonic_s() >= timers.tidied_s + TIDY_AGAIN_S:
+            timers.tidy()
+        return timers.size >= IN_HAND_MAX
 
-    def _tidy(self) -> None:
-        """Drop timers of leases finished before their expiry; set the next threshold to twice the remaining number."""
-        heap: list[_Watched] = []
-        self._places = 0
-        self._tidied_s = self._clock.monotonic_s()
-        for ends_ms, turn, places, renew_for in self._heap:
-            places[:] = [each for each in places if _is_held(each)]
-            if places:
-                heap.append((ends_ms, turn, places, renew_for))
-                self._places += len(places)
-            elif renew_for:
-                self._watch_no_more(renew_for, turn)
-        heapify(heap)
-        self._heap = heap
-        self._tidy_at = max(_TIDY_AT_MIN, 2 * self._places)
+    def _weigh(self, _ends_ms: int, watched: _Watched) -> int:
+        """Drop leases finished before their expiry, and return the number of the others."""
+        watched.places[:] = [each for each in watched.places if _is_held(each)]
+        if not watched.places:
+            self._watch_no_more(watched)
+        return len(watched.places)
 
     def client_seen(self, client_id: str) -> None:
         """Record a sign of life of a client."""
@@ -114,7 +102,7 @@ class LeaseEnds:
             return
         soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
         sooner: list[_Place] = []
-        for place in [place for places in self._renewed.pop(client_id, {}).values() for place in places]:
+        for place in [place for watched in self._renewed.pop(client_id, ()) for place in watched.places]:
             queue, offset, epoch = place
             lease = queue.leases.get(offset)
             if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
@@ -126,30 +114,20 @@ class LeaseEnds:
             self._put(soon_ms, sooner[first : first + _TOGETHER_MAX], "")
 
     async def wait(self) -> None:
-        """Return when a lease may have expired, at the latest after ``_NAP_S_MAX`` if any lease is watched."""
-        self._sooner.clear()
-        nap_s = None
-        if self._heap:
-            nap_s = min(max((self._heap[0][0] - self._clock.boot_ms()) / 1000, 0.001), _NAP_S_MAX)
-        try:
-            async with asyncio.timeout(nap_s):
-                await self._sooner.wait()
-        except TimeoutError:
-            return
+        """As ``LeaseTimers.wait``."""
+        await self._timers.wait()
 
     def pop(self, count_max: int) -> list[Ended]:
         """Remove and return up to ``count_max`` expired leases; renew the leases of live clients instead."""
         self.clients.look()
         now_ms = self._clock.boot_ms()
         ended: list[Ended] = []
-        while self._heap and self._heap[0][0] <= now_ms and len(ended) < count_max:
-            ends_ms, turn, places, renew_for = heappop(self._heap)
-            if renew_for:
-                self._watch_no_more(renew_for, turn)
-            self._places -= len(places)
-            room = count_max - len(ended)
+        while len(ended) < count_max and (expired := self._timers.pop(now_ms)) is not None:
+            ends_ms, watched = expired
+            self._watch_no_more(watched)
+            places, room = watched.places, count_max - len(ended)
             if len(places) > room:
-                self._put(ends_ms, places[room:], renew_for)
+                self._put(ends_ms, places[room:], watched.renew_for)
                 del places[room:]
             for queue, offset, epoch in places:
                 lease = queue.leases.get(offset)
@@ -157,25 +135,19 @@ class LeaseEnds:
                     continue  # finished, delivered again, or already returning
                 if lease.ends_ms > now_ms:
                     continue  # extended, with a newer timer
-                if self._is_renewed(lease, now_ms):
-                    lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
+                if self._timers.renew(lease, now_ms):
                     self.watch(queue, offset, lease)
                 else:
-                    lease.is_returning = True  # the heap may hold the lease more than once
+                    lease.is_returning = True  # the lease may have more than one timer
                     ended.append(Ended(queue, offset, lease))
         return ended
 
-    def _watch_no_more(self, renew_for: str, turn: int) -> None:
-        own = self._renewed.get(renew_for)
-        if own is not None:  # otherwise the client has unregistered
-            own.pop(turn, None)
+    def _watch_no_more(self, watched: _Watched) -> None:
+        own = self._renewed.get(watched.renew_for)
+        if own is not None:  # otherwise not renewed, or the client has unregistered
+            own.pop(watched, None)
             if not own:
-                del self._renewed[renew_for]
-
-    def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
-        if not lease.renew_for or now_ms >= lease.renew_until_ms:
-            return False
-        return self.clients.is_alive(lease.renew_for)
+                del self._renewed[watched.renew_for]
 
 
 def _is_held(place: _Place) -> bool:

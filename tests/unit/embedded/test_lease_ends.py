@@ -62,7 +62,7 @@ def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
             queue.leases[offset] = Lease(offset, 1, 60_000, renew_for="leaves")
         places = [(queue, offset, lease) for offset, lease in queue.leases.items()]
         ends.watch_together(places)  # type: ignore[arg-type]
-        ends._heap = UnreadList(ends._heap)
+        ends._timers._heap = UnreadList(ends._timers._heap)
         for _ in range(2):
             ends.client_seen("leaves")
             ends.client_gone("leaves")
@@ -74,7 +74,7 @@ def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
         clock.advance(60_000)
         assert not ends.pop(1_500)
         assert not ends._renewed
-        assert ends._places == 0
+        assert ends._timers.size == 0
 
     asyncio.run(scenario())
 
