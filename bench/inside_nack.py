@@ -100,7 +100,7 @@ async def _finished(data: Path, count: int, in_flight: int, finish_one: Finish) 
                 cpu_us=(time.process_time() - cpu_s) / count * 1e6,
                 sync_us=(stats.sync_s - sync_s) / count * 1e6,
                 per_batch=count / (stats.batches - batches),
-                retried=broker.failures.retried_total,
+                retried=broker.outcomes.retried_total,
                 latency_ms=quantiles(took_ms),
             )
 

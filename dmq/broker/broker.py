@@ -21,6 +21,7 @@ from dmq.broker.delayed.recall import Recalls
 from dmq.broker.deliveries.deliveries import Deliveries
 from dmq.broker.deliveries.lease_expiry import Leases
 from dmq.broker.failures.failures import Failures
+from dmq.broker.failures.outcomes import Outcomes
 from dmq.broker.failures.waiting_retries import WaitingRetries
 from dmq.broker.groups.lease_timers import LeaseEnds
 from dmq.broker.groups.subscriptions import Subscriptions
@@ -106,11 +107,12 @@ class EmbeddedBroker:
             catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, sends=self.sends
         )
         levels = delay_levels_ms
+        self.outcomes = outcomes = Outcomes(catalog, subscriptions, store.clock, levels_ms=levels)
         self.failures = failures = Failures(
-            *(catalog, commits, reader, subscriptions, ends, receipts), levels_ms=levels, keeps_reasons=failure_reasons
+            *(catalog, commits, reader, subscriptions, ends, receipts), outcomes=outcomes, keeps_reasons=failure_reasons
         )
         self.note_failure = failures.reasons.note
-        self.retries = WaitingRetries(catalog, commits, failures)
+        self.retries = WaitingRetries(catalog, commits, outcomes)
         self.leases = Leases(store, ends, failures)
         self.deliveries = Deliveries(
             catalog,
@@ -140,7 +142,7 @@ class EmbeddedBroker:
             sends=self.sends,
             failures=self.failures,
             receipts=self.receipts,
-            settled=self.subscriptions.settled,
+            outcomes=self.outcomes,
             levels_ms=levels_ms,
         )
         self.clients, self.sent_back = divided.clients, divided.sent_back

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +15,7 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
+from dmq.broker.failures.outcomes import FailedMessage
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.store.schema.index import Receipt
 from dmq.store.writer.operations import Op
@@ -171,8 +173,13 @@ async def test_retries_of_format_2_go_on(rig: EmbeddedRig) -> None:
     """Their keys have no epoch: they are found when they are due, run at once, ended or removed with their topic."""
     await rig.set_group(GROUP, max_attempts=3, delays_ms=(RETRY_MS,))
     await send(rig, "m-1", "m-2", "m-3", "m-4")
-    history = rig.broker.failures._history
-    with patch.object(rig.broker.failures, "_history", lambda *given: history(*given)._replace(epoch=0)):
+    message_of = rig.broker.failures._failed_message
+
+    def without_epoch(*given: Any) -> FailedMessage:  # noqa: ANN401 - as the patched method
+        failed = message_of(*given)
+        return failed._replace(history=failed.history._replace(epoch=0))
+
+    with patch.object(rig.broker.failures, "_failed_message", without_epoch):
         for each in await pushed(rig):
             await rig.broker.change_invisible(GROUP, TOPIC, each.receipt_handle, 0)
     await rig.restart(End.KILL)

@@ -96,7 +96,7 @@ def test_each_entry_is_counted_once(tmp_path: Path, command: Command) -> None:
         assert await command(rig, *named) == RetryOutcomes(moved=5, gone=35)
         assert await command(rig, *named) == RetryOutcomes(gone=40)
         assert len(await letters(rig)) == (40 if command is to_dead else 0)
-        assert rig.broker.failures.dead_total == len(await letters(rig))
+        assert rig.broker.outcomes.dead_total == len(await letters(rig))
         assert len(await pushed(rig)) == (32 if command is run_now else 0)
         assert len(await pushed(rig)) == (8 if command is run_now else 0)
         assert await entries(rig, group=OTHERS) == foreign

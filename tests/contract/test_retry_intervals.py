@@ -164,7 +164,7 @@ def test_jitter_only_ever_adds() -> None:
     added: list[float] = []
 
     async def scenario(rig: EmbeddedRig) -> None:
-        rig.broker.failures._rng = Random(7)
+        rig.broker.outcomes._rng = Random(7)
         chance = Random(7)
         shares = [chance.random() for _ in waits_ms]
         added.extend(shares)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.runtime.clock import ManualClock, Moment
-from dmq.broker.failures.failures import copy_of
+from dmq.broker.failures.outcomes import copy_of
 from dmq.broker.groups.group_queue import GroupQueue, Lease
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from broker_adapter.runtime.clock import Clock
 from dmq.broker.classic.clients import ClassicClients
-from dmq.broker.classic.send_back import SentBack
+from dmq.broker.classic.send_back import SentBackMessages
 from dmq.broker.failures.failures import Failures
-from dmq.broker.groups.settled_letters import Settled
+from dmq.broker.failures.outcomes import Outcomes
 from dmq.broker.handles.receipt_handle import ReceiptHandles
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
@@ -31,18 +31,18 @@ class Divided:
         sends: Sends,
         failures: Failures,
         receipts: ReceiptHandles,
-        settled: Settled,
+        outcomes: Outcomes,
         levels_ms: Sequence[int],
     ) -> None:
         self.clients = ClassicClients(clock)
         transactions.attach(self.clients)
-        self.sent_back = SentBack(
+        self.sent_back = SentBackMessages(
             catalog,
             commits,
             reader,
             sends=sends,
             failures=failures,
             receipts=receipts,
-            settled=settled,
+            outcomes=outcomes,
             levels_ms=levels_ms,
         )

@@ -27,12 +27,11 @@ from google.protobuf.message import DecodeError
 from broker_adapter.contracts.classic import MessageQueue, Outgoing, ReceivedMessage
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.contracts.message import Envelope, pack_id
-from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode, encode
 from dmq.broker.failures.failures import Failures
+from dmq.broker.failures.outcomes import FailedMessage, Outcomes
 from dmq.broker.groups.group_queue import ATTEMPT_MAX
-from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.handles.receipt_handle import ReceiptHandles
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
@@ -42,11 +41,12 @@ from dmq.broker.topics.registry import Topic
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
 from dmq.store.schema.record import History, QueuedMessage, decode_queued
-from dmq.store.writer.operations import Emit
-from dmq.trail.events import LANE, EventKind, encode_event
-from retry.policy import Reason
+from dmq.trail.events import LANE
+from retry.flow import ComeBack, SentBack
+from retry.policy import MAX_ATTEMPTS_LIMIT, DeadLetter, Reason, RetryAt, RetryPolicy
 
-LEVEL_BEFORE = 2  # the first failure waits for level 3, each further one for the next: RocketMQ's rule
+_LEVEL_BEFORE = 2  # the first failure waits for level 3, each further one for the next: RocketMQ's rule
+_EXHAUSTED = DeadLetter(Reason.EXHAUSTED)
 _ID_BYTES_MAX = 160  # of a message id within the id of its copy; a longer one is replaced by its digest
 _PLACE_BYTES = 16  # suffix of a letter's id in the index: topic, queue, offset, attempt
 
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
     queue_offset: int
 
 
-class SentBack:
+class SentBackMessages:
     """Stores sent-back messages, durable on return. It belongs to the event loop."""
 
     def __init__(
@@ -72,7 +72,7 @@ class SentBack:
         sends: Sends,
         failures: Failures,
         receipts: ReceiptHandles,
-        settled: Settled,
+        outcomes: Outcomes,
         levels_ms: Sequence[int],
     ) -> None:
         self._catalog = catalog
@@ -82,7 +82,7 @@ class SentBack:
         self._sends = sends
         self._failures = failures
         self._receipts = receipts
-        self._settled = settled
+        self._outcomes = outcomes
         self._levels_ms = tuple(levels_ms)
         self._store = commits.store
         self._clock = self._store.clock
@@ -111,21 +111,29 @@ class SentBack:
         origin = self._names.topics.get(received.message.topic, topic)
         place = _Place(origin, topic, received.queue.queue_id, received.queue_offset)
         payload = await self._payload(received, place)
-        failed = received.attempts_failed
         if self._store.is_disk_low():
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
-        if level < 0 or failed >= attempts_max or received.unreadable:  # a retry cannot make it readable
-            reason = Reason.SENT_BACK if level < 0 else Reason.EXHAUSTED
-            await self._bury(group, received, place, payload, reason)
+        outcome = self._outcome(received, level, attempts_max)
+        if isinstance(outcome, DeadLetter):
+            await self._bury(group, received, place, payload, outcome)
             return
         prefix = _copy_id(received.message.message_id, place)
         first = pack_index_prefix(WAITING_GENERATION, retries.topic_id) + pack_id(prefix)
         if (await self._reader.rows(Family.INDEX, first, first + b"\xff", limit=1)).rows:
             await self._commits.flush()  # the copy found may not be durable yet
             return
-        level = level or LEVEL_BEFORE + 1 + failed
-        at_ms = self._clock.now_ms() + self.level_ms(level)
-        await self._put(Envelope(retries.name, prefix, payload, received.message.tag, "", at_ms, True, 0))
+        await self._put(Envelope(retries.name, prefix, payload, received.message.tag, "", outcome.at_ms, True, 0))
+
+    def _outcome(self, received: ReceivedMessage, level: int, attempts_max: int) -> RetryAt | DeadLetter:
+        """Return the outcome under the client's own policy."""
+        if received.unreadable and level >= 0:  # a retry cannot make it readable
+            return _EXHAUSTED
+        policy = RetryPolicy(max_attempts=min(max(attempts_max, 0) + 1, MAX_ATTEMPTS_LIMIT))
+        attempt = received.attempts_failed + 1
+        failure = SentBack(level or _LEVEL_BEFORE + attempt)
+        outcome = self._outcomes.decide(policy, failure, attempt, self._clock.now_ms(), since_ms=0, not_after_ms=0)
+        assert not isinstance(outcome, ComeBack), "only an expired lease comes back"
+        return outcome
 
     async def put(self, group: str, outgoing: Outgoing, envelope: Envelope) -> None:
         """Store a message that a consumer sends to its retry topic itself, or a letter after more than ``attempts_max``
@@ -148,9 +156,7 @@ class SentBack:
             attempts_failed=outgoing.attempts_failed,
         )
         origin = self._names.topics.get(decode(envelope.payload).topic, retries)
-        await self._bury(
-            group, received, _Place(origin, retries, queue.queue_id, 0), envelope.payload, Reason.EXHAUSTED
-        )
+        await self._bury(group, received, _Place(origin, retries, queue.queue_id, 0), envelope.payload, _EXHAUSTED)
 
     async def _put(self, envelope: Envelope) -> None:
         """Send a copy to a retry topic; its id is extended by a new epoch, which makes it unique."""
@@ -171,50 +177,25 @@ class SentBack:
         return payload
 
     async def _bury(
-        self, group_name: str, received: ReceivedMessage, place: _Place, payload: bytes, reason: Reason
+        self, group_name: str, received: ReceivedMessage, place: _Place, payload: bytes, outcome: DeadLetter
     ) -> None:
         """Store a dead letter. The audit trail assigns the message to the group only now, because pulls leave no
         events.
         """
-        group = self._catalog.known_group(group_name)
+        group, topic_id = self._catalog.known_group(group_name), place.origin.topic_id
         attempt = min(received.attempts_failed + 1, ATTEMPT_MAX)
-        now_ms = self._clock.now_ms()
+        now_ms, stored_ms = self._clock.now_ms(), received.stored_at_ms
         message_id = pack_id(received.message.message_id)
-        history = History(
-            place.origin.topic_id,
-            place.queue_id,
-            place.queue_offset,
-            received.stored_at_ms,
-            received.stored_at_ms if received.attempts_failed else now_ms,
-            now_ms,
-            reason,
-            self._receipts.next_epoch(),
-        )
-        if await self._is_buried(group_name, failed_id(message_id, history, attempt), message_id):
+        first_ms = stored_ms if received.attempts_failed else now_ms
+        where = topic_id, place.queue_id, place.queue_offset
+        history = History(*where, stored_ms, first_ms, now_ms, 0, self._receipts.next_epoch())
+        suffix = failed_id(message_id, history, attempt)[-_PLACE_BYTES:]
+        if any(letter.endswith(suffix) for letter in await self._failures.open_letters(group, message_id)):
             await self._commits.flush()
             return
-        record = QueuedMessage(
-            attempt, received.stored_at_ms, 0, message_id, received.message.tag, "", payload, history
-        )
-        where = place.origin.topic_id, group.group_id, LANE, attempt
-        taken = Emit(encode_event(EventKind.TAKEN_OVER, *where, place.queue_offset, message_id))
-        ops, letter = self._failures.bury_ops(
-            group.group_id, place.origin.topic_id, record, history, attempt, number=LANE
-        )
-        self._failures.dead_total += 1
-        await self._commits.commit([taken, *ops, letter])
-
-    async def _is_buried(self, group: str, letter_id: bytes, message_id: bytes) -> bool:
-        """Return True if a letter of the same place and attempt exists without an outcome."""
-        letters = self._names.topics.get(dead_letter_topic(group))
-        if letters is None:
-            return False
-        copies = await self._reader.run(lambda store: store.copies(letters.topic_id, message_id))
-        settled = await self._settled.load(letters.topic_id)
-        return any(
-            copy_id[-_PLACE_BYTES:] == letter_id[-_PLACE_BYTES:] and not settled.is_finished(found.queue_offset)
-            for copy_id, found in copies
-        )
+        record = QueuedMessage(attempt, stored_ms, 0, message_id, received.message.tag, "", payload, history)
+        failed = FailedMessage(group.group_id, topic_id, LANE, attempt, record, history)
+        await self._commits.commit(self._outcomes.taken_over(failed, outcome, now_ms))
 
 
 def _copy_id(message_id: str, place: _Place) -> str:

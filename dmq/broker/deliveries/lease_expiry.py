@@ -10,13 +10,14 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError
 from dmq.broker.failures.failures import POSTPONED_MS, Failures
-from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
+from dmq.broker.failures.outcomes import come_back
+from dmq.broker.groups.group_queue import Lease
 from dmq.broker.groups.lease_timers import Ended, LeaseEnds
 from dmq.broker.groups.subscription import SubscribedQueue
 from dmq.errors import StoreError
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.store import Store
-from dmq.store.writer.operations import Emit, Op
+from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind
 from retry.flow import ComeBack, LeaseExpired
 
@@ -100,11 +101,8 @@ class Leases:
         ops: list[Op] = []
         planned: list[tuple[Ended, int]] = []
         for each in leases:
-            queue, offset, lease = each
-            attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
-            total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
-            event = queue.subscription.event(kind, queue, total, offset, lease.message_id)
-            ops += [*rows, Emit(event, offset)]
+            more, attempt = come_back(*each, self._clock.now_ms(), kind)
+            ops += more
             planned.append((each, attempt))
         done = self._store.commit_async(ops, is_urgent=True)
         done.add_done_callback(lambda future: _come_back(planned, future))

@@ -1,10 +1,8 @@
-"""Outcomes of failed deliveries. Each outcome is one unit of ops, so that a crash applies all of it or none.
+"""Failed deliveries: their outcomes, each one unit of ops, so that a crash applies all of it or none.
 
     come back       the message stays in its queue; its next attempt is a row
-    retry later     the original is finished; a copy is pending for the group (in its retry lane when due)
-    dead letter     the original is finished; a copy is stored in the group's dead-letter queue
-
-A copy is written even if its id is already known, because only this copy continues the message that its unit finishes.
+    retry later     the original is finished, and copied (``dmq.broker.failures.outcomes``)
+    dead letter     the same
 
 A message of a message group never leaves its queue for a retry: later messages of its group wait for it, so it is
 hidden in place. The same applies to a dead letter that a consumer of its queue fails, because a copy has no room for
@@ -17,50 +15,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from random import Random
 from typing import NamedTuple
 
 import structlog
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
-from broker_adapter.contracts.message import Delivery, pack_id, unpack_id
+from broker_adapter.contracts.message import Delivery, pack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Moment, moment
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import not_after_of
-from dmq.broker.failures.failure_log import FailureLog
 from dmq.broker.failures.failure_reasons import FailureReasons
+from dmq.broker.failures.outcomes import FailedMessage, Outcomes, come_back
 from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
 from dmq.broker.groups.lease_timers import LeaseEnds
-from dmq.broker.groups.subscription import SubscribedQueue, Subscription
+from dmq.broker.groups.subscription import SubscribedQueue
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.handles.receipt_handle import ReceiptHandles
 from dmq.broker.io.commits import Commits
 from dmq.broker.io.reader import Reader
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group, Topic
-from dmq.config.units import format_time
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
 from dmq.store.schema.group import decode_exception
-from dmq.store.schema.index import EntryState, failed_id, failed_topic_id
+from dmq.store.schema.index import EntryState, failed_topic_id
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import (
-    EntryKind,
     History,
     QueuedMessage,
-    encode_body,
-    encode_history,
-    encode_queued,
-    encode_waiting,
 )
-from dmq.store.writer.operations import Append, Emit, IfKnown, Op, Schedule
-from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, with_reason
+from dmq.store.writer.operations import Emit, Op
+from dmq.trail.events import LANE, EventKind, with_reason
 from retry.dead_letter import REFUSED
 from retry.failure_reason import FailureReason, bounded
-from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure
-from retry.policy import DeadLetter, Reason, RetryAt
+from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted
+from retry.policy import DeadLetter, RetryAt
 
 log = structlog.get_logger("dmq.broker")
 
@@ -69,15 +60,6 @@ _WHY_CHARS_MAX = 300
 _NOT_OURS = -1
 _U64 = 2**64 - 1
 POSTPONED_MS = 60_000  # delay of a dead letter that does not fit on the disk
-DEAD_EVENTS = {
-    Reason.EXHAUSTED: EventKind.DEAD_EXHAUSTED,
-    Reason.TOO_OLD: EventKind.DEAD_TOO_OLD,
-    Reason.FORWARDED: EventKind.DEAD_FORWARDED,
-    Reason.SENT_BACK: EventKind.DEAD_SENT_BACK,
-    Reason.OPERATOR: EventKind.DEAD_BY_OPERATOR,
-    Reason.REFUSED: EventKind.FORWARD_REFUSED,
-    Reason.TOO_LATE: EventKind.DEAD_TOO_LATE,
-}
 
 
 class FailedDelivery(NamedTuple):
@@ -104,7 +86,7 @@ class Failures:
         ends: LeaseEnds,
         receipts: ReceiptHandles,
         *,
-        levels_ms: Sequence[int],
+        outcomes: Outcomes,
         keeps_reasons: bool,
     ) -> None:
         self._catalog = catalog
@@ -113,16 +95,12 @@ class Failures:
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
-        self._levels_ms = tuple(levels_ms)
+        self._outcomes = outcomes
         self._store = commits.store
         self._clock = self._store.clock
         self.reasons = FailureReasons(catalog.names, receipts, self._clock, is_on=keeps_reasons)
-        self._rng = Random()  # jitter only
-        self._log = FailureLog(self._clock)
         self._waiting: list[FailedDelivery] = []
         self._task: asyncio.Task[None] | None = None
-        self.retried_total = 0
-        self.dead_total = 0
 
     async def close(self) -> None:
         """Stop the task; failures not yet submitted have no effect, and their futures are cancelled."""
@@ -142,20 +120,14 @@ class Failures:
         """Return the outcome of the failure of a lease; its message must have been read."""
         if lease.is_suspended and isinstance(failure, LeaseExpired):
             return ComeBack()
-        return after_failure(
+        return self._outcomes.decide(
             self._catalog.policy(queue.group_id),
             failure,
             max(lease.attempts, attempts_told),
             self._clock.now_ms() if now_ms is None else now_ms,
-            self._rng,
-            since_ms=lease.since_ms or None,
-            not_after_ms=self._believed(lease.not_after_ms),
-            levels_ms=self._levels_ms,
+            since_ms=lease.since_ms,
+            not_after_ms=lease.not_after_ms,
         )
-
-    def _believed(self, not_after_ms: int) -> int:
-        """Return the expiry, or 0 while the clock is not steady: a clock step must not expire a message."""
-        return not_after_ms if not_after_ms and self._clock.is_steady() else 0
 
     def fail(
         self,
@@ -275,27 +247,23 @@ class Failures:
         durable, else 0.
         """
         queue, offset, lease = failed.queue, failed.offset, failed.lease
-        found = queue.subscription
         now = moment(self._clock)
         outcome = self.outcome(queue, lease, failed.failure, attempts_told=failed.attempts_told, now_ms=now.wall_ms)
-        is_disk_low = self._store.is_disk_low()
+        is_disk_low, code = self._store.is_disk_low(), 0
+        message = self._failed_message(failed, record, reason, now.wall_ms)
         match outcome:
             case ComeBack():
-                attempt, rows = queue.plan_return(offset, lease, now.wall_ms)
-                total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
-                return [*rows, _event(found, EventKind.LEASE_EXPIRED, total, offset, failed, reason)], attempt
+                return come_back(queue, offset, lease, now.wall_ms, reason=reason)
             case RetryAt(at_ms) if record.message_group or record.is_dead or is_disk_low:
-                self._log_retry(found.topic, queue.group_id, record.message_id, lease.attempts, at_ms, reason)
+                self._outcomes.log_retry(message, at_ms)
                 return self._hide(failed, record, now, max(0, at_ms - now.wall_ms), reason), 0
-            case RetryAt(at_ms):
-                self.retried_total += 1
-                self._log_retry(found.topic, queue.group_id, record.message_id, lease.attempts, at_ms, reason)
-                return self._retry(found, failed, record, now.wall_ms, at_ms, reason), 0
             case DeadLetter() if is_disk_low:
                 return self._hide(failed, record, now, POSTPONED_MS, reason), 0
-            case DeadLetter(why):
-                self.dead_total += 1
-                return self._bury(found, failed, record, why, reason), 0
+            case DeadLetter() if isinstance(failed.failure, Unwanted):
+                code = failed.failure.code
+                record = record._replace(payload=_refused(record.payload, failed.failure))
+                message = message._replace(record=record)
+        return [*self._outcomes.ops(message, outcome, now.wall_ms, code=code), *queue.leave(offset)], 0
 
     def _hide(
         self, failed: FailedDelivery, record: QueuedMessage, now: Moment, for_ms: int, reason: FailureReason | None
@@ -305,110 +273,9 @@ class Failures:
         lease.epoch = self._receipts.next_epoch()  # the previous consumer can no longer finish it
         rows = queue.hide(offset, lease, now, for_ms, message_group=record.message_group, failure=_encoded(reason))
         self._ends.watch(queue, offset, lease)
-        attempt = lease.attempts
-        found = queue.subscription
-        return [*rows, _event(found, EventKind.POSTPONED, attempt, now.wall_ms + for_ms, failed, reason)]
-
-    def _retry(
-        self,
-        found: Subscription,
-        failed: FailedDelivery,
-        record: QueuedMessage,
-        now_ms: int,
-        at_ms: int,
-        reason: FailureReason | None,
-    ) -> list[Op]:
-        queue, lease = failed.queue, failed.lease
-        lane, ops = self._subscriptions.lane(found)
-        attempt = lease.attempts
-        history = self._history(failed, record, 0, reason)
-        waiting = encode_waiting(
-            EntryKind.RETRY, attempt, lane.topic_id, queue.group_id, at_ms, now_ms, copy_of(record, history)
-        )
-        event = with_reason(found.event(EventKind.NACKED, queue, attempt, at_ms, record.message_id), reason)
-        entry_id = failed_id(record.message_id, history, attempt)
-        entry = Schedule(queue.group_id, entry_id, at_ms, waiting, event, if_known=IfKnown.WRITE)
-        return [*ops, entry, *queue.leave(failed.offset)]
-
-    def _log_retry(
-        self, topic: Topic, group_id: int, message_id: bytes, attempt: int, at_ms: int, reason: FailureReason | None
-    ) -> None:
-        self._log.failed(
-            "message_retried",
-            group=self._catalog.names.groups_by_id[group_id].name,
-            topic=topic.name,
-            error=reason.error if reason is not None else "",
-            message_id=unpack_id(message_id),
-            attempt=attempt,
-            retry_at=format_time(at_ms),
-        )
-
-    def _bury(
-        self,
-        found: Subscription,
-        failed: FailedDelivery,
-        record: QueuedMessage,
-        why: Reason,
-        reason: FailureReason | None,
-    ) -> list[Op]:
-        queue, lease = failed.queue, failed.lease
-        attempts = max(lease.attempts, failed.attempts_told)
-        history = self._history(failed, record, why, reason)
-        if isinstance(failed.failure, Unwanted):
-            record = record._replace(payload=_refused(record.payload, failed.failure))
-        ops, copy = self.bury_ops(
-            queue.group_id,
-            found.topic.topic_id,
-            record,
-            history,
-            attempts,
-            number=found.number_of(queue),
-            code=failed.failure.code if isinstance(failed.failure, Unwanted) else 0,
-        )
-        return [*ops, copy, *queue.leave(failed.offset)]
-
-    def bury_ops(
-        self,
-        group_id: int,
-        topic_id: int,
-        record: QueuedMessage,
-        history: History,
-        attempts: int,
-        *,
-        number: int = NO_QUEUE,
-        code: int = 0,
-    ) -> tuple[list[Op], Append]:
-        """Return the ops that the first use of the group's dead-letter queue needs, and the append of a copy to that
-        queue.
-
-        ``number`` is the queue in which the message failed, if it was delivered; ``code`` is that of a cluster's
-        refusal.
-        """
-        now_ms = self._clock.now_ms()
-        names = self._catalog.names
-        letters, ops = names.dead_letters(names.groups_by_id[group_id], now_ms)
-        reason = Reason(history.reason)
-        told = {
-            Reason.EXHAUSTED: self._catalog.policy(group_id).max_attempts,
-            Reason.TOO_OLD: history.since_ms,
-            Reason.TOO_LATE: record.not_after_ms,
-        }
-        event = encode_event(
-            DEAD_EVENTS[reason], topic_id, group_id, number, code or attempts, told.get(reason, 0), record.message_id
-        )
-        event = with_reason(event, decode_reason(history.failure)) if history.failure else event
-        self._log.failed(
-            "message_dead_lettered",
-            group=names.groups_by_id[group_id].name,
-            topic=names.topics_by_id[topic_id].name,
-            error=decode_reason(history.failure).error,
-            message_id=unpack_id(record.message_id),
-            attempts=attempts,
-            reason=reason.name.lower(),
-        )
-        copy = encode_queued(attempts, now_ms, 0, copy_of(record, history), has_history=True)
-        entry_id = failed_id(record.message_id, history, attempts)
-        return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event, IfKnown.WRITE)
+        until_ms = now.wall_ms + for_ms
+        event = queue.subscription.event(EventKind.POSTPONED, queue, lease.attempts, until_ms, lease.message_id)
+        return [*rows, Emit(with_reason(event, reason), offset)]
 
     # -- deliveries from a cluster ------------------------------------------------------------------------------------
 
@@ -422,43 +289,18 @@ class Failures:
         policy = self._catalog.policy(group.group_id)
         message = wire.Message.FromString(delivery.payload)
         not_after_ms = not_after_of(message.user_properties)
-        outcome = after_failure(
-            policy,
-            failure,
-            attempt,
-            now_ms,
-            self._rng,
-            since_ms=since_ms or None,
-            not_after_ms=self._believed(not_after_ms),
-            levels_ms=self._levels_ms,
-        )
-        why = outcome.reason if isinstance(outcome, DeadLetter) else 0
+        outcome = self._outcomes.decide(policy, failure, attempt, now_ms, since_ms=since_ms, not_after_ms=not_after_ms)
         reason = self.reasons.take(delivery.receipt_handle)
         message.system_properties.message_id = delivery.message_id
         message_id, tag = pack_id(delivery.message_id), message.system_properties.tag
-        payload = message.SerializeToString()
-        offset = delivery.queue_offset & _U64
         queue_id = delivery.queue_id if 0 <= delivery.queue_id < LANE else 0
-        epoch = self._receipts.next_epoch()
-        history = History(topic.topic_id, queue_id, offset, since_ms, now_ms, now_ms, why, epoch, _encoded(reason))
+        place = topic.topic_id, queue_id, delivery.queue_offset & _U64
+        history = History(*place, since_ms, now_ms, now_ms, 0, self._receipts.next_epoch(), _encoded(reason))
+        payload = message.SerializeToString()
         record = QueuedMessage(attempt, since_ms, 0, message_id, tag, "", payload, history, not_after_ms)
-        place = topic.topic_id, group.group_id, LANE, attempt
-        ops: list[Op] = [Emit(encode_event(EventKind.TAKEN_OVER, *place, offset, message_id))]
-        if isinstance(outcome, DeadLetter):
-            self.dead_total += 1
-            more, copy = self.bury_ops(group.group_id, topic.topic_id, record, history, attempt, number=LANE)
-            ops += [*more, copy]
-        else:
-            self.retried_total += 1
-            at_ms = outcome.at_ms if isinstance(outcome, RetryAt) else now_ms
-            self._log_retry(topic, group.group_id, message_id, attempt, at_ms, reason)
-            lane_id, more = self._subscriptions.lane_id(group, topic)
-            body = copy_of(record, history)
-            waiting = encode_waiting(EntryKind.RETRY, attempt, lane_id, group.group_id, at_ms, now_ms, body)
-            event = with_reason(encode_event(EventKind.NACKED, *place, at_ms, message_id), reason)
-            entry_id = failed_id(message_id, history, attempt)
-            ops += [*more, Schedule(group.group_id, entry_id, at_ms, waiting, event, if_known=IfKnown.WRITE)]
-        await self._commits.commit(ops)
+        failed = FailedMessage(group.group_id, topic.topic_id, LANE, attempt, record, history)
+        later = RetryAt(now_ms) if isinstance(outcome, ComeBack) else outcome
+        await self._commits.commit(self._outcomes.taken_over(failed, later, now_ms))
 
     async def is_known(self, group: Group, topic: Topic, message_id: bytes) -> bool:
         """Return True if a failed copy of a message is pending or visible for its group, or unsettled in its
@@ -466,7 +308,8 @@ class Failures:
 
         Once a copy is off the timeline, it is found only as long as a message id is remembered.
         """
-        copies = await self._copies(group.group_id, topic, message_id)
+        found = await self._reader.run(lambda store: store.copies(group.group_id, message_id))
+        copies = [receipt for key, receipt in found if failed_topic_id(key) == topic.topic_id]
         if any(each.state is EntryState.WAITING for each in copies):
             return True
         visible = [each.queue_offset for each in copies if each.queue_offset >= 0]
@@ -474,33 +317,37 @@ class Failures:
             lane = (await self._subscriptions.subscribe(group.name, topic.name)).lane
             if lane is not None and not all(map(lane.is_finished, visible)):
                 return True
+        dead = await self.open_letters(group, message_id)
+        return any(failed_topic_id(letter) == topic.topic_id for letter in dead)
+
+    async def open_letters(self, group: Group, message_id: bytes) -> list[bytes]:
+        """Return the index ids of a message's unsettled dead letters of a group."""
         letters = self._catalog.names.topics.get(dead_letter_topic(group.name))
         if letters is None:
-            return False
-        dead = await self._copies(letters.topic_id, topic, message_id)
+            return []
+        found = await self._reader.run(lambda store: store.copies(letters.topic_id, message_id))
         settled = await self._subscriptions.settled.load(letters.topic_id)
-        return not all(settled.is_finished(each.queue_offset) for each in dead if each.queue_offset >= 0)
+        offsets = ((key, copy.queue_offset) for key, copy in found)
+        return [key for key, offset in offsets if offset >= 0 and not settled.is_finished(offset)]
 
-    async def _copies(self, scope: int, topic: Topic, message_id: bytes) -> list[Stored]:
-        found = await self._reader.run(lambda store: store.copies(scope, message_id))
-        return [receipt for key, receipt in found if failed_topic_id(key) == topic.topic_id]
-
-    def _history(
-        self, failed: FailedDelivery, record: QueuedMessage, why: int, reason: FailureReason | None
-    ) -> History:
-        queue, now_ms = failed.queue, self._clock.now_ms()
-        if record.history is not None and queue.subscription.lane is queue:
-            first_ms = record.history.first_failed_at_ms or failed.lease.first_failed_at_ms or now_ms
-            return record.history._replace(
-                first_failed_at_ms=first_ms,
-                last_failed_at_ms=now_ms,
-                reason=why,
-                epoch=failed.lease.epoch,
-                failure=_encoded(reason),
-            )
-        first_ms = failed.lease.first_failed_at_ms or now_ms
-        place = queue.topic_id, queue.queue_id, failed.offset
-        return History(*place, record.stored_at_ms, first_ms, now_ms, why, failed.lease.epoch, _encoded(reason))
+    def _failed_message(
+        self, failed: FailedDelivery, record: QueuedMessage, reason: FailureReason | None, now_ms: int
+    ) -> FailedMessage:
+        queue, lease, history = failed.queue, failed.lease, record.history
+        found = queue.subscription
+        if history is None or found.lane is not queue:
+            place = queue.topic_id, queue.queue_id, failed.offset
+            history = History(*place, record.stored_at_ms, 0, 0, 0)
+        history = history._replace(
+            first_failed_at_ms=history.first_failed_at_ms or lease.first_failed_at_ms or now_ms,
+            last_failed_at_ms=now_ms,
+            reason=0,
+            epoch=lease.epoch,
+            failure=_encoded(reason),
+        )
+        attempt = max(lease.attempts, failed.attempts_told)
+        place = queue.group_id, found.topic.topic_id, found.number_of(queue)
+        return FailedMessage(*place, attempt, record, history)
 
 
 def _still_fails(failed: FailedDelivery) -> bool:
@@ -515,13 +362,6 @@ def _still_fails(failed: FailedDelivery) -> bool:
     return lease.is_returning or not isinstance(failed.failure, LeaseExpired)
 
 
-def copy_of(record: QueuedMessage, history: History) -> bytes:
-    """Return the body of a copy after its header: the history, and the message in its wire format."""
-    return encode_history(history) + encode_body(
-        record.message_id, record.tag.encode(), record.message_group.encode(), record.payload, record.not_after_ms
-    )
-
-
 def _refused(payload: bytes, failure: Unwanted) -> bytes:
     """Return the payload with the code and text of the refusal as a property, for readers of the dead letter."""
     message = wire.Message.FromString(payload)
@@ -531,15 +371,3 @@ def _refused(payload: bytes, failure: Unwanted) -> bytes:
 
 def _encoded(reason: FailureReason | None) -> bytes:
     return encode_reason(reason) if reason is not None else b""
-
-
-def _event(
-    found: Subscription,
-    kind: EventKind,
-    attempt: int,
-    time_ms: int,
-    failed: FailedDelivery,
-    reason: FailureReason | None,
-) -> Emit:
-    event = found.event(kind, failed.queue, attempt, time_ms, failed.lease.message_id)
-    return Emit(with_reason(event, reason), failed.offset)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
-from dmq.broker.failures.failures import Failures
+from dmq.broker.failures.outcomes import FailedMessage, Outcomes
 from dmq.broker.io.commits import Commits
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group
@@ -28,7 +28,7 @@ from dmq.store.schema.record import (
 )
 from dmq.store.store import Store
 from dmq.store.writer.operations import Append, IfKnown, Op, Tally, Withdraw
-from dmq.trail.events import LANE, EventKind, encode_event
+from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 from retry.failure_reason import FailureReason
 from retry.policy import Reason
 
@@ -92,12 +92,12 @@ class WaitingRetries:
     Calls raise ``Refused`` for a group or a topic that does not exist, and for an invalid entry.
     """
 
-    def __init__(self, catalog: Catalog, commits: Commits, failures: Failures) -> None:
+    def __init__(self, catalog: Catalog, commits: Commits, outcomes: Outcomes) -> None:
         self._catalog = catalog
         self._names = catalog.names
         self._commits = commits
         self._store = commits.store
-        self._failures = failures
+        self._outcomes = outcomes
 
     async def page(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
         """Return pending retries of a group in the order of their due times."""
@@ -180,14 +180,13 @@ class WaitingRetries:
         def ended(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
             history = retry.message.history
             assert history is not None
-            ended = history._replace(reason=Reason.OPERATOR)
-            before, copy = self._failures.bury_ops(
-                found.group_id, history.topic_id, retry.message, ended, retry.message.attempts_before
-            )
+            place = found.group_id, history.topic_id, NO_QUEUE, retry.message.attempts_before
+            failed = FailedMessage(*place, retry.message, history)
+            before, copy = self._outcomes.bury(failed, Reason.OPERATOR, self._store.clock.now_ms())
             return before, [copy, Tally(history.topic_id, found.group_id, Term.DEAD_WAITING, 1)]
 
         outcomes = await self._withdraw(found, entries, ended)
-        self._failures.dead_total += outcomes.moved
+        self._outcomes.dead_total += outcomes.moved
         return outcomes
 
     async def _withdraw(self, group: Group, entries: Sequence[str], instead: _Instead) -> RetryOutcomes:
