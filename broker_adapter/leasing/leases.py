@@ -118,7 +118,9 @@ class MemberLeases:
             tuple[MessageQueue, str], deque[HeldDelivery]
         ] = {}  # messages blocked by one of their ordering key
         self._renewed: dict[str, dict[HeldDelivery, None]] = {}  # by client; some may be released by now
-        self._timers = LeaseTimers[HeldDelivery](clock, clients, _is_due_at, tidy_at_min=_TIDY_AT_MIN)
+        self._timers = LeaseTimers[HeldDelivery](
+            *(clock, clients, _is_due_at), renewed_ms=AUTO_RENEW_INVISIBLE_MS, tidy_at_min=_TIDY_AT_MIN
+        )
         self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # pending ones, by topic
         self._asked_ms: dict[str, int] = {}  # time of the last receive of a topic
         self._finished: OrderedDict[LeaseHandle, None] = OrderedDict()

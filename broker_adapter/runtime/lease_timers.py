@@ -11,7 +11,6 @@ from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
-from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.live_clients import LiveClients
 
@@ -36,13 +35,20 @@ class LeaseTimers(Generic[Item]):
     """
 
     def __init__(
-        self, clock: Clock, clients: LiveClients, weigh: Callable[[int, Item], int], *, tidy_at_min: int
+        self,
+        clock: Clock,
+        clients: LiveClients,
+        weigh: Callable[[int, Item], int],
+        *,
+        renewed_ms: int,
+        tidy_at_min: int,
     ) -> None:
         self.size = 0  # leases under all timers
         self.tidied_s = float("-inf")
         self._clock = clock
         self._clients = clients
         self._weigh = weigh
+        self._renewed_ms = renewed_ms
         self._heap: list[tuple[int, int, int, Item]] = []  # ends_ms, number, leases, item
         self._number = 0
         self._tidy_at = self._tidy_at_min = tidy_at_min
@@ -89,5 +95,5 @@ class LeaseTimers(Generic[Item]):
         """Extend an expired lease of a live client; return False if it is not renewed."""
         if not lease.renew_for or now_ms >= lease.renew_until_ms or not self._clients.is_alive(lease.renew_for):
             return False
-        lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
+        lease.ends_ms = min(now_ms + self._renewed_ms, lease.renew_until_ms)
         return True

@@ -80,7 +80,11 @@ class RetriesHere:
         self._held: dict[str, _Held] = {}  # by receipt handle
         self._renewed: dict[str, set[str]] = {}  # handles with renewed leases, by client
         self._moved: dict[str, None] = {}  # handles of deliveries that were taken over, oldest first
-        self._timers = LeaseTimers[str](clock, local.lease_ends.clients, self._counts, tidy_at_min=2 * HELD_MAX)
+        self._timers = LeaseTimers[str](
+            *(clock, local.lease_ends.clients, self._counts),
+            renewed_ms=AUTO_RENEW_INVISIBLE_MS,
+            tidy_at_min=2 * HELD_MAX,
+        )
         self._is_full = False
         self._ending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()

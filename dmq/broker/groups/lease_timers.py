@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_adapter.contracts.limits import AUTO_RENEW_MS_MAX
+from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.lease_timers import LeaseTimers
 from broker_adapter.runtime.live_clients import LiveClients
@@ -49,7 +49,9 @@ class LeaseEnds:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.clients = LiveClients(clock)
-        self._timers = LeaseTimers[_Watched](clock, self.clients, self._weigh, tidy_at_min=_TIDY_AT_MIN)
+        self._timers = LeaseTimers[_Watched](
+            *(clock, self.clients, self._weigh), renewed_ms=AUTO_RENEW_INVISIBLE_MS, tidy_at_min=_TIDY_AT_MIN
+        )
         self._renewed: dict[str, dict[_Watched, None]] = {}  # renewed leases, by client
 
     def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
