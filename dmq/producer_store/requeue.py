@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 
 from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreLocked
+from dmq.producer_store.directories.bounds import store_options
 from dmq.producer_store.directories.copies import choosing
-from dmq.producer_store.directories.inspect import store_options
 from dmq.producer_store.directories.root import Root
-from dmq.producer_store.directories.salvage_log import Tell
 from dmq.producer_store.entries.entries import Entries, settling
 from dmq.store.store import Store
 
 _PER_UNIT = 256
 
 
-def requeue(path: Path, clock: Clock, wanted: set[bytes], types: Collection[str], tell: Tell) -> set[bytes]:
+def requeue(
+    path: Path, clock: Clock, wanted: set[bytes], types: Collection[str], tell: Callable[[str], None]
+) -> set[bytes]:
     """Make dead entries wait again, due now, and return their uids.
 
     An empty ``wanted`` selects all uids, empty ``types`` all types. Raise ``StoreLocked`` if a process uses the

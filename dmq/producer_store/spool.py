@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker_adapter.runtime.clock import Clock, SystemClock
-from dmq.errors import SpoolCorrupt, StoreClosed, StoreCorrupt, StoreError
+from dmq.errors import StoreClosed, StoreCorrupt, StoreError
 from dmq.producer_store.directories.adopt import Adopter
-from dmq.producer_store.directories.bounds import WAIT_S, SpoolOptions, StoreBounds
+from dmq.producer_store.directories.bounds import WAIT_S, SpoolOptions, StoreBounds, store_options
 from dmq.producer_store.directories.root import Damaged, Root
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket
 from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.schema.spool import TypeTotals
-from dmq.store.store import StoreOptions
 from dmq.store.writer.writer import Unit
-from dmq.trail.events import gap_event
 from retry.sink import (
     KEY_BYTES_MAX,
     UID_BYTES,
@@ -70,17 +68,7 @@ class Spool:
         self.options = options or SpoolOptions()
         self._pid = os.getpid()
         self._trail = SpoolTrail(self.options.trail_path, self.options.trail_every_s)
-        self._root = Root(
-            Path(root),
-            clock or SystemClock(),
-            StoreOptions(
-                durability=self.options.durability,
-                outbox_bytes_max=self.options.trail_bytes_max,
-                low_water_bytes=self.options.free_bytes_min,
-                rocks=self.options.rocks._replace(corrupt=SpoolCorrupt),
-                gap_event=gap_event,
-            ),
-        )
+        self._root = Root(Path(root), clock or SystemClock(), store_options(self.options))
         self._is_closed = False
         self._running = Running(self._root, is_driven=is_driven, trail=self._trail)
         self._bounds = StoreBounds(self.options, self._running)

@@ -10,8 +10,9 @@ import pytest
 from support.spool_damage import LATE_MS, entry_of, opened, put, take
 
 from broker_adapter.runtime.clock import SystemClock
-from dmq.producer_store.directories.figures import Checker
-from dmq.producer_store.directories.inspect import store_options, strict_look
+from dmq.producer_store.directories.bounds import store_options
+from dmq.recovery.check.spool import SpoolCheck
+from dmq.recovery.reading.spool import SpoolLook
 from dmq.store.schema.keys import META_DONE, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Op, Put
@@ -32,8 +33,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def findings_of(directory: Path) -> list[str]:
-    with strict_look(directory, SystemClock()) as found:
-        return Checker(found, lambda _: None).run()
+    with SpoolLook.strictly(directory, SystemClock()) as found:
+        return SpoolCheck(found, lambda _: None).run().lines()
 
 
 def first(store: Store, family: Family, start: bytes = b"", stop: bytes = b"\xff" * 40) -> tuple[bytes, bytes]:
@@ -59,11 +60,11 @@ def figure(store: Store, letter: bytes) -> bytes:
 TAMPERS: dict[str, tuple[Tamper, str]] = {
     "totals": (lambda store: [Put(Family.META, figure(store, b"w"), bytes(24))], "totals say 0 waiting"),
     "pending": (lambda store: [Put(Family.META, figure(store, b"t"), pack_u64(99))], "the figure says 99"),
-    "due": (lambda store: [Put(Family.META, figure(store, b"m"), b"c" * 60)], "the figure says 99"),
-    "not due": (lambda store: [Delete(Family.META, figure(store, b"m"))], "the figure says 0"),
+    "due": (lambda store: [Put(Family.META, figure(store, b"m"), b"c" * 60)], "the counts by the minute of type"),
+    "not due": (lambda store: [Delete(Family.META, figure(store, b"m"))], "the counts by the minute of type"),
     "sequence": (lambda store: [Put(Family.META, META_SEQUENCE, pack_u64(3))], "the last sequence is 3"),
-    "done": (lambda store: [Put(Family.META, META_DONE, b"\x0f" * 16)], "it is never read"),
-    "no index": (lambda store: [Delete(Family.INDEX, first(store, Family.INDEX)[0])], "the index does not know it"),
+    "done": (lambda store: [Put(Family.META, META_DONE, b"\x0f" * 16)], "it would never be delivered"),
+    "no index": (lambda store: [Delete(Family.INDEX, first(store, Family.INDEX)[0])], "is not in the index"),
     "index": (
         lambda store: [Put(Family.INDEX, bytes(8) + b"u" * 20, first(store, Family.INDEX)[1])],
         "8 entries on the timeline, 9 in the index",
@@ -72,7 +73,10 @@ TAMPERS: dict[str, tuple[Tamper, str]] = {
         lambda store: [Put(Family.INDEX, first(store, Family.INDEX)[0], b"?")],
         "value of 1 bytes",
     ),
-    "no entry": (lambda store: [Delete(Family.TIMELINE, first(store, Family.TIMELINE)[0])], "but does not wait at"),
+    "no entry": (
+        lambda store: [Delete(Family.TIMELINE, first(store, Family.TIMELINE)[0])],
+        "waits by the index, but is not there",
+    ),
     "entry": (lambda store: [Put(Family.TIMELINE, first(store, Family.TIMELINE)[0], b"?")], "is no entry"),
     "no key queue": (lambda store: [Delete(Family.GROUP, key_queue(store)[0])], "which is not there"),
     "key queue": (lambda store: [Put(Family.GROUP, key_queue(store)[0], bytes(16))], "should have 0 parked entries"),

@@ -27,10 +27,11 @@ from support.spool_damage import (
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
-from dmq.producer_store.directories.inspect import DirectoryState, How
-from dmq.producer_store.directories.salvage_log import clean_logs
-from dmq.producer_store.salvage.salvage import Missing, salvage
 from dmq.producer_store.spool import Spool
+from dmq.recovery.reading.log_repair import clean_logs
+from dmq.recovery.reading.look import How
+from dmq.recovery.reading.spool import DirectoryState
+from dmq.recovery.salvage.spool import Missing, salvage
 from dmq.store.engines.wal import BLOCK_BYTES, check_logs
 from dmq.store.schema.keys import Family
 

@@ -12,9 +12,10 @@ from support.spool_damage import LATE_MS, Saved, copied, entry_of, flip, opened,
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt
-from dmq.producer_store.directories.inspect import DirectoryState, How, Look, look, strict_look
-from dmq.producer_store.directories.salvage_log import _fragments
-from dmq.producer_store.salvage.salvage import Missing
+from dmq.recovery.reading.log_repair import _fragments
+from dmq.recovery.reading.look import How, Look
+from dmq.recovery.reading.spool import DirectoryState, SpoolLook
+from dmq.recovery.salvage.spool import Missing
 from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family
 from retry.sink import Death
@@ -40,7 +41,7 @@ def tabled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state_of(directory: Path) -> dict[bytes, DirectoryState]:
-    with strict_look(directory, SystemClock()) as found:
+    with SpoolLook.strictly(directory, SystemClock()) as found:
         return {each.entry.uid: each.state for each in found.entries()}
 
 
@@ -184,7 +185,7 @@ def test_a_look_at_a_damaged_directory_says_what_it_passed_over(tabled: Path, tm
     directory = copied(tabled, tmp_path / "root")
     table = table_of(directory, TABLED[30].payload)
     flip(table, table.read_bytes().index(TABLED[30].payload) + 100)
-    with look(directory, SystemClock()) as found:
+    with SpoolLook.opened(directory, SystemClock()) as found:
         count = len(list(found.entries()))
         (hole,) = found.holes
         assert len(TABLED) - 8 <= count < len(TABLED)

@@ -6,6 +6,9 @@ import asyncio
 import json
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -229,6 +232,35 @@ def test_a_lost_file_beside_the_tables(made: Made, tmp_path: Path, pattern: str)
         assert pattern != "CELL"  # without the others nothing can be read as it lies
     _, now = saved(made, damaged, whole=True)
     assert (now.waiting, now.queued) == (made.held.waiting, made.held.queued)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from broker_adapter.runtime.clock import SystemClock
+from dmq.recovery.salvage.salvage import salvage
+
+def tell(text):
+    if sys.argv[3] in text:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+salvage(Path(sys.argv[1]), Path(sys.argv[2]), SystemClock(), tell)
+"""
+
+
+@pytest.mark.parametrize("step", ["in queue", "reading without", "saving: ", "in group", "checking the new store"])
+def test_a_killed_salvage_can_be_repeated(made: Made, tmp_path: Path, step: str) -> None:
+    """A SIGKILL at any step leaves no new store and the damaged one unchanged; the next salvage saves everything."""
+    damaged = copied(made.tables, tmp_path)
+    flip_in(max(tables_of(damaged), key=lambda path: path.stat().st_size), 0.3)
+    before = files_of(damaged)
+    command = [sys.executable, "-c", KILLED, str(damaged), str(tmp_path / "new"), step]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert not (tmp_path / "new").exists()
+    assert files_of(damaged) == before
+    found, _ = saved(made, damaged)
+    assert found.lost["range"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "new"]
 
 
 def test_what_cannot_be_is_refused(made: Made, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.copies import directories
-from dmq.producer_store.directories.figures import Checker
-from dmq.producer_store.directories.inspect import Found, strict_look
-from dmq.producer_store.salvage.salvage import Missing, Report, salvage
 from dmq.producer_store.spool import Spool, SpoolOptions
+from dmq.recovery.check.spool import SpoolCheck
+from dmq.recovery.reading.spool import Found, SpoolLook
+from dmq.recovery.salvage.spool import Missing, Report, salvage
 from retry.sink import Entry, Held
 
 NOW = SystemClock().now_ms() + 3_600_000
@@ -98,8 +98,8 @@ class Saved:
         assert not list(directory.parent.glob(".work-*"))
         written = json.loads(Path(f"{self.report.kept_in}.json").read_text(encoding="utf-8"))
         assert written == json.loads(json.dumps(self.report.as_json()))
-        with strict_look(Path(self.report.saved_in), SystemClock()) as found:
-            assert Checker(found, lambda _: None).run() == []
+        with SpoolLook.strictly(Path(self.report.saved_in), SystemClock()) as found:
+            assert SpoolCheck(found, lambda _: None).run().lines() == []
             self.found: list[Found] = list(found.entries())
 
     def uids(self) -> set[bytes]:

@@ -42,10 +42,9 @@ from dmq.config.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from broker_adapter.runtime.clock import Clock
-    from dmq.producer_store.directories.figures import TypeFigures
-    from dmq.producer_store.directories.inspect import Found
-    from dmq.producer_store.directories.salvage_log import Tell
-    from dmq.producer_store.salvage.salvage import Report
+    from dmq.recovery.reading.log_repair import Tell
+    from dmq.recovery.reading.spool import Found, TypeFigures
+    from dmq.recovery.salvage.spool import Report
 
 app = noun("spool")
 
@@ -117,11 +116,12 @@ class _Reader:
     def entries(self, chosen: _Chosen) -> Generator[tuple[Path, Found], None, None]:
         """Yield the matching entries, each with its directory. Close the generator if it is not exhausted."""
         from dmq.errors import StoreCorrupt, StoreError
-        from dmq.producer_store.directories.inspect import How, look
+        from dmq.recovery.reading.look import How
+        from dmq.recovery.reading.spool import SpoolLook
 
         for path in self._paths:
             try:
-                with look(path, SystemClock()) as opened:
+                with SpoolLook.opened(path, SystemClock()) as opened:
                     parts = [opened.waiting, opened.parked] if not chosen.is_dead else []
                     parts += [opened.dead] if chosen.is_dead is not False else []
                     for part in parts:
@@ -225,8 +225,7 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
     """
     from dmq.errors import StoreError
     from dmq.producer_store.directories.copies import holder
-    from dmq.producer_store.directories.figures import TypeFigures, figures_of
-    from dmq.producer_store.directories.inspect import strict_look
+    from dmq.recovery.reading.spool import SpoolLook, TypeFigures, figures_of
 
     clock = SystemClock()
     known: list[tuple[Path, str, list[TypeFigures]]] = []
@@ -235,7 +234,7 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
         for path in paths:
             progress.show(path.name, done=len(known), of=len(paths))
             try:
-                with strict_look(path, clock) as look:
+                with SpoolLook.strictly(path, clock) as look:
                     figures = figures_of(look)
                 pid = holder(path)
                 known.append((path, f"pid {pid}" if pid else "free", figures))
@@ -284,18 +283,18 @@ def check(session: Session, *, root: RootOption = _ROOT) -> None:
     valid. The check reads copies, so it can run while producers run.
     """
     from dmq.errors import StoreError
-    from dmq.producer_store.directories.figures import Checker
-    from dmq.producer_store.directories.inspect import strict_look
+    from dmq.recovery.check.spool import SpoolCheck
+    from dmq.recovery.reading.spool import SpoolLook
 
     answers: list[dict[str, object]] = []
     with offline(), Progress(f"check of {root}", quiet=session.as_json) as progress:
         for path in _directories_of(root):
             progress.show(path.name)
-            checker: Checker | None = None
+            checker: SpoolCheck | None = None
             try:
-                with strict_look(path, SystemClock()) as look:
-                    checker = Checker(look, lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
-                    findings = checker.run()
+                with SpoolLook.strictly(path, SystemClock()) as look:
+                    checker = SpoolCheck(look, lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
+                    findings = checker.run().lines()
             except StoreError as error:
                 findings = [str(error)]
             answers.append(
@@ -376,8 +375,8 @@ def salvage(
     to damaged-<id>, with the report in damaged-<id>.json next to it. The command never removes it. Intact
     directories are not changed and need no confirmation. The exit code is 4 if entries are lost.
     """
-    from dmq.producer_store.salvage.salvage import looked_through
-    from dmq.producer_store.salvage.salvage import salvage as salvage_one
+    from dmq.recovery.salvage.spool import looked_through
+    from dmq.recovery.salvage.spool import salvage as salvage_one
 
     known = {path.name: path for path in _directories_of(root)}
     for name in directory or ():
@@ -492,7 +491,7 @@ def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) ->
     """Count dead entries in directories that no process uses; also return the wanted ones that are not dead there."""
     from dmq.errors import StoreCorrupt
     from dmq.producer_store.directories.copies import holder
-    from dmq.producer_store.directories.inspect import look
+    from dmq.recovery.reading.spool import SpoolLook
 
     count, left = 0, set(wanted)
     with offline():
@@ -500,7 +499,7 @@ def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) ->
             if holder(path):
                 continue
             try:
-                with look(path, SystemClock()) as opened:
+                with SpoolLook.opened(path, SystemClock()) as opened:
                     for found in opened.dead():
                         uid = found.entry.uid
                         count += (uid in left) if wanted else (not types or found.entry.type_name in types)
@@ -588,13 +587,12 @@ def adopt(
 def _entries_in(paths: Sequence[Path]) -> int:
     """Count the entries of directories by their own figures; damaged directories are skipped."""
     from dmq.errors import StoreError
-    from dmq.producer_store.directories.figures import figures_of
-    from dmq.producer_store.directories.inspect import strict_look
+    from dmq.recovery.reading.spool import SpoolLook, figures_of
 
     count = 0
     with offline():
         for path in paths:
-            with suppress(StoreError), strict_look(path, SystemClock()) as look:
+            with suppress(StoreError), SpoolLook.strictly(path, SystemClock()) as look:
                 count += sum(each.waiting + each.dead for each in figures_of(look))
     return count
 
@@ -754,8 +752,8 @@ class _Adopted(NamedTuple):
 
 def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
     from dmq.producer_store.directories.adopt import Adopter
+    from dmq.producer_store.directories.bounds import store_options
     from dmq.producer_store.directories.copies import directories
-    from dmq.producer_store.directories.inspect import store_options
     from dmq.producer_store.directories.root import Root
     from dmq.producer_store.directories.running import Running
 

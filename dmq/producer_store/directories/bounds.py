@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dmq.errors import SpoolCorrupt, StoreCorrupt
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
 from dmq.store.engines.rocks import RocksOptions
+from dmq.store.store import StoreOptions
 from dmq.store.writer.writer import Unit
+from dmq.trail.events import gap_event
 from retry.sink import Entry, SinkFull
 
 WAIT_S = 1.0  # interval of the check whether the spool has been reopened or closed
@@ -46,6 +49,21 @@ class SpoolOptions:
     trail_path: str | os.PathLike[str] | None = None
     trail_every_s: float = 60.0
     rocks: RocksOptions = field(default=_ROCKS)
+
+
+def store_options(options: SpoolOptions | None = None, corrupt: type[StoreCorrupt] = SpoolCorrupt) -> StoreOptions:
+    """Return the options with which a spool opens its stores.
+
+    ``corrupt`` is the error class for damage; its text contains advice.
+    """
+    options = options or SpoolOptions()
+    return StoreOptions(
+        durability=options.durability,
+        outbox_bytes_max=options.trail_bytes_max,
+        low_water_bytes=options.free_bytes_min,
+        rocks=options.rocks._replace(corrupt=corrupt),
+        gap_event=gap_event,
+    )
 
 
 class StoreBounds:

@@ -17,42 +17,34 @@ Nothing is changed. Memory grows with names and queues, not with messages.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.copies import hold
-from dmq.producer_store.directories.findings import Findings, Pages, check_outbox
-from dmq.producer_store.directories.inspect import How, Look
-from dmq.producer_store.directories.salvage_log import Tell
-from dmq.recovery.reading.findings import Checked, RowTotal
-from dmq.recovery.reading.names import NAME_LETTERS, KnownNames, shown_id
+from dmq.recovery.check.walk import Pending, StoreWalk, mark_of
+from dmq.recovery.reading.findings import Checked, Findings
+from dmq.recovery.reading.log_repair import Tell
+from dmq.recovery.reading.look import How, Look
+from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.places import place_of, shown_id_of
-from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
+from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_index, read_progress, read_waiting
 from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell
 from dmq.store.schema import keys
-from dmq.store.schema.counts import due_in, end_of_minute
 from dmq.store.schema.files import CELL_FILE
-from dmq.store.schema.index import decode_index
-from dmq.store.schema.keys import (
-    Family,
-)
+from dmq.store.schema.keys import Family
 from dmq.store.schema.ledger import decode_head
-from dmq.store.schema.outbox import OutboxState, decode_state
+from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.store.writer.recount import KnownIds, copies_of, recount_queues
 from dmq.trail.ledger import read_books
 from dmq.trail.manifest import Layout, read_manifest
 from dmq.trail.snapshots.taking import cell_of
-
-_PAGE = 512
 
 
 def check(path: Path, tell: Tell) -> Checked:
@@ -107,39 +99,26 @@ def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
 
 def check_rows(look: Look, findings: Findings, tell: Tell) -> Checked:
     """Do the same as ``check`` for an open store; ``findings`` has the findings so far."""
-    return _Checker(look, findings, tell).run()
+    return _Check(look, findings, tell).checked()
 
 
-class _Checker:
+class _Check(StoreWalk[Look]):
     def __init__(self, look: Look, findings: Findings, tell: Tell) -> None:
-        self._look = look
-        self._find = findings.add
-        self._findings = findings
-        self._read = Pages(tell)
-        self._totals: dict[str, RowTotal] = {}
+        super().__init__(look, findings, tell)
         self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that ever had messages
-        self._counts: dict[int, _Count] = {}  # by scope
         self._copies: Counter[int] = Counter()  # pending retries, by lane
         self._held: Counter[int] = Counter()  # by topic
         self._bytes: Counter[int] = Counter()  # pending bytes by scope, as far as they are counted
-        self._bytes_since: int | None = None
-        self._figures: dict[bytes, bytes] = {}
-        self._schedules = ScheduleRows()
-        self._last_sequence = 0
-
-    def run(self) -> Checked:
-        self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"[") if len(key) == 1}
         self._bytes_since = self._find_bytes_since()
-        for part in (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit):
-            part()
-        self._meta()
-        self._recurring()
-        if not self._look.holes and not self._findings.count:  # else bad rows explain the differences
-            self._ledger()
-        for hole in self._look.holes:
-            self._find("damage", f"{hole} cannot be read: {hole.error}")
-        return Checked(self._look.path, self._totals, self._findings)
+        self._schedules = ScheduleRows()
+
+    def checked(self) -> Checked:
+        return Checked(self._look.path, self._totals, self.run())
+
+    def _parts(self) -> Sequence[Callable[[], None]]:
+        families = (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit, self._meta)
+        return *families, self._compare_held_and_bytes, self._recurring, self._ledger
 
     def _find_bytes_since(self) -> int | None:
         """Return the sequence above which pending bytes are counted; ``None`` if the last run counted none."""
@@ -149,21 +128,9 @@ class _Checker:
                 return since
         return None
 
-    def _pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
-        return self._read.of(self._look.rows(family), family.name.lower())
-
-    def _count(self, kind: str, key: bytes, value: bytes) -> None:
-        total = self._totals.get(kind, RowTotal())
-        self._totals[kind] = RowTotal(total.rows + 1, total.size_bytes + len(key) + len(value))
-
-    def _bad_row(self, family: Family, key: bytes, value: bytes, error: StoreCorrupt) -> None:
-        self._count(f"{family.name.lower()} that makes no sense", key, value)
-        self._find("row", f"{family.name.lower()} {key.hex()}: {error}")
-
     # -- the timeline and the index -----------------------------------------------------------------------------------
 
     def _timeline(self) -> None:
-        done = int.from_bytes(self._figures.get(keys.META_DONE, b""), "big")
         bodies: set[int] = set()  # sequences of half messages; their bodies come later in the scan
         for page in self._pages(Family.TIMELINE):
             entries: list[Waiting] = []
@@ -184,9 +151,7 @@ class _Checker:
                     elif entries[-1].entry.kind == EntryKind.RECURRING:
                         self._schedules.saw_entry(entries[-1])
             self._own_keys(entries, dict(page))
-            wanted = [keys.pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
-            for each, row in zip(entries, self._look.get_many(Family.INDEX, wanted), strict=True):
-                self._waiting(each, row, done)
+            self._check_pending([self._waiting(each) for each in entries])
         for sequence in sorted(bodies):
             self._find("row", f"the half message with sequence {sequence} has no body")
 
@@ -211,7 +176,7 @@ class _Checker:
                     holders[key] = decode_key_holder(value)
             wanted = [keys.pack_index_prefix(0, keys.meta_id(row)) + each.message_id for row, each in holders.items()]
             for (row, each), found in zip(holders.items(), self._look.get_many(Family.INDEX, wanted), strict=True):
-                if not found or keys.sequence_of(_mark_of(found)) != each.sequence:
+                if not found or keys.sequence_of(mark_of(found)) != each.sequence:
                     shown = shown_id(each.message_id)
                     self._find("key", f"the own key {_shown_key(row)} leads to message {shown}, which does not wait")
 
@@ -227,29 +192,22 @@ class _Checker:
             self._find("row", f"there is the body of a half message with sequence {sequence}, which does not wait")
         expected.discard(sequence)
 
-    def _waiting(self, each: Waiting, row: bytes | None, done: int) -> None:
+    def _waiting(self, each: Waiting) -> Pending:
         entry = each.entry
         name = f"message {shown_id(each.message_id)}, which waits at {each.mark:032x},"
-        self._last_sequence = max(self._last_sequence, keys.sequence_of(each.mark))
-        self._counts.setdefault(entry.scope, _Count()).add(end_of_minute(entry.deliver_at_ms), 1)
         self._copies[entry.topic_id] += entry.kind == EntryKind.RETRY
-        if row is None:
-            self._find("index", f"{name} is not in the index")
-        elif row and _mark_of(row) != each.mark:
-            self._find("index", f"{name} waits elsewhere by the index")
         if entry.topic_id not in self._names.topics_by_id:
             self._find("name", f"{name} is of topic {entry.topic_id}, which has no record")
         if keys.is_held_key(key := keys.timeline_key(each.mark)):
             self._held[keys.held_topic_id(key)] += 1
             if entry.kind not in DELAYED_KINDS or keys.held_topic_id(key) != entry.topic_id:
                 self._find("mark", f"{name} is held among those of another topic: it would never be delivered")
-        if each.mark < done:
-            self._find("mark", f"{name} lies below the mark {done:032x}: it would never be delivered")
+        return Pending(name, each.mark, entry.scope, each.index_id, entry.deliver_at_ms)
 
     def _index(self) -> None:
         current = int.from_bytes(self._figures.get(keys.META_GENERATION, b"")[:8], "big")
         for page in self._pages(Family.INDEX):
-            waiting: list[Indexed] = []
+            waiting: list[tuple[bytes, bytes]] = []
             finished: list[tuple[Indexed, bytes]] = []
             for key, value in page:
                 try:
@@ -260,20 +218,21 @@ class _Checker:
                 self._last_sequence = max(self._last_sequence, row.receipt.sequence)
                 self._count(f"index: {'waiting' if row.is_waiting else 'finished'}", key, value)
                 if row.is_waiting:
-                    waiting.append(row)
+                    waiting.append((key, row.receipt.key))
                 elif not current - 1 <= row.generation <= current:
                     text = f"index {key.hex()} is of generation {row.generation}, the current one is {current}"
                     self._find("index", text)
                 elif (place := place_of(row, self._names)) is not None:
                     finished.append((row, keys.pack_queue_key(*place, row.receipt.queue_offset)))
-            marks = [each.receipt.key for each in waiting]
-            for row, entry in zip(waiting, self._look.get_many(Family.TIMELINE, marks), strict=True):
-                if entry is None:
-                    shown = shown_id_of(row.scope, row.index_id, self._names)
-                    self._find("index", f"message {shown} waits by the index, but is not there")
+            self._check_indexed(waiting)
             messages = self._look.get_many(Family.QUEUE, [key for _, key in finished])
             for (row, key), message in zip(finished, messages, strict=True):
                 self._finished(row, key, message)
+        self._compare_index()
+
+    def _name_of_index(self, key: bytes) -> str:
+        scope, index_id = keys.index_place(key)[1], key[keys.INDEX_PREFIX_BYTES :]
+        return f"message {shown_id_of(scope, index_id, self._names)}"
 
     def _finished(self, row: Indexed, key: bytes, found: bytes | None) -> None:
         topic_id, queue_id, offset = keys.unpack_queue_key(key)
@@ -352,55 +311,7 @@ class _Checker:
         topic = self._names.topics_by_id.get(topic_id)
         return f"queue {queue_id} of {topic.name if topic is not None else f'topic {topic_id}'}"
 
-    # -- audit and figures --------------------------------------------------------------------------------------------
-
-    def _audit(self) -> None:
-        check_outbox(self._pages(Family.AUDIT), self._outbox_state(), self._find, self._saw_events)
-
-    def _saw_events(self, key: bytes, block: bytes, error: StoreCorrupt | None) -> None:
-        if error is not None:
-            self._bad_row(Family.AUDIT, key, block, error)
-        else:
-            self._count("audit", key, block)
-
-    def _outbox_state(self) -> OutboxState:
-        try:
-            return decode_state(self._figures.get(keys.META_OUTBOX))
-        except StoreCorrupt:  # reported by the scan of the family
-            return decode_state(None)
-
-    def _meta(self) -> None:
-        claimed: dict[int, _Count] = {}
-        totals: Counter[int] = Counter()
-        for page in self._pages(Family.META):
-            for key, value in page:
-                if key[:1] in NAME_LETTERS:
-                    self._count("meta: name", key, value)
-                    continue
-                try:
-                    kind = read_figure(key, value)
-                except StoreCorrupt as error:
-                    self._bad_row(Family.META, key, value, error)
-                    continue
-                self._count(f"meta: {kind}", key, value)
-                if key[:1] == keys.META_TOTAL:
-                    totals[keys.meta_id(key)] = keys.unpack_u64(value)
-                elif key[:1] == keys.META_HOUR:
-                    claimed.setdefault(keys.meta_id(key), _Count()).add_hour(key, value)
-        is_format_1 = self._figures.get(keys.META_FORMAT) == keys.pack_u64(1)  # counts by the minute are in other rows
-        for scope in sorted(self._counts.keys() | totals.keys() | claimed.keys()):
-            found, said = self._counts.get(scope, _Count()), claimed.get(scope, _Count())
-            if found.total != totals[scope]:
-                text = f"{found.total:,} entries wait for {self._scope_name(scope)}, the figure says {totals[scope]:,}"
-                self._find("figure", text)
-            if found != said and not is_format_1:
-                self._find("figure", f"the counts by the minute of {self._scope_name(scope)} are wrong")
-        self._compare_held_and_bytes()
-        if keys.META_FORMAT not in self._figures:
-            self._find("row", "the format version is missing")
-        last = int.from_bytes(self._figures.get(keys.META_SEQUENCE, b""), "big")
-        if last < self._last_sequence:
-            self._find("mark", f"the last sequence is {last:,}, but {self._last_sequence:,} is there")
+    # -- figures ------------------------------------------------------------------------------------------------------
 
     def _recurring(self) -> None:
         for letter in SCHEDULE_LETTERS:
@@ -411,6 +322,8 @@ class _Checker:
             self._find(what, text)
 
     def _ledger(self) -> None:
+        if self._look.holes or self._findings.count:  # bad rows explain the differences
+            return
         source = self._look.source
         with suppress(StoreCorrupt):  # reported by the scan of the family
             row = self._figures.get(keys.META_LEDGER_HEAD)
@@ -448,29 +361,5 @@ class _Checker:
         return f"{of}topic {name}"
 
 
-@dataclass(slots=True)
-class _Count:
-    """Entries of a scope by minute: their number, and a digest that differs if the count of any minute does."""
-
-    total: int = 0
-    mixed: int = 0
-
-    def add(self, until_ms: int, count: int) -> None:
-        self.total += count
-        digest = hashlib.blake2b(until_ms.to_bytes(8, "big"), digest_size=16).digest()
-        self.mixed = (self.mixed + count * int.from_bytes(digest, "big")) % 2**128
-
-    def add_hour(self, key: bytes, value: bytes) -> None:
-        for each in due_in(key, value):
-            self.add(each.until_ms, each.count)
-
-
 def _shown_key(row: bytes) -> str:
     return repr(own_key_of_row(row).decode(errors="replace"))
-
-
-def _mark_of(row: bytes) -> int:
-    try:
-        return decode_index(row).mark
-    except StoreCorrupt:
-        return -1

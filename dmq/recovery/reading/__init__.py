@@ -1,4 +1,4 @@
-"""Reading a store that may be damaged: rows, names, offsets, and the report of losses.
+"""Reading a store that may be damaged: a copy, its rows around damage, names, offsets, and the report of losses.
 
-Imports: ``dmq.store`` and below. Interface: row decoding, damage reader, offset map, loss report.
+Imports: ``dmq.producer_store``, ``dmq.store`` and below. Interface: ``Look``, ``SpoolLook``, row decoding, findings.
 """

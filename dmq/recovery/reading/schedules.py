@@ -7,13 +7,9 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.message import pack_id
 from dmq.errors import StoreCorrupt
-from dmq.recovery.reading.damage_reader import DamageReader
-from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames, shown_id
-from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.rows import Waiting
 from dmq.store.schema import keys
-from dmq.store.schema.keys import Family
 from dmq.store.schema.recurring import (
     Phase,
     Schedule,
@@ -21,13 +17,9 @@ from dmq.store.schema.recurring import (
     decode_message,
     decode_progress,
     decode_schedule,
-    encode_progress,
-    schedule_keys,
-    schedule_name,
 )
 
 SCHEDULE_LETTERS = (keys.META_SCHEDULE, keys.META_PROGRESS, keys.META_RECURRING)
-_LOST_ENTRY = "its entry was lost, and how often it occurred since; resume it"
 
 
 class Parts(NamedTuple):
@@ -91,35 +83,3 @@ class ScheduleRows:
                 yield "row", f"{shown} is of topic {schedule.topic_id}, and its entry of topic {entry}"
         for packed in self._entries:
             yield "row", f"the schedule {shown_id(packed)!r} has an entry, and is not there"
-
-
-def save_schedules(pieces: DamageReader, new: NewStore, names: KnownNames, lost: LossReport) -> None:
-    """Write complete schedules. A schedule without its entry is paused: its occurrences since then are unknown."""
-    found = {key[1:] for letter in SCHEDULE_LETTERS for key, _ in pieces.rows(Family.META, *keys.meta_range(letter))}
-    for encoded in sorted(found):
-        rows = [letter + encoded for letter in SCHEDULE_LETTERS]
-        values = pieces.get_many(Family.META, rows)
-        try:
-            name = schedule_name(rows[0])
-            schedule, progress = parts_of(values)
-            if not names.is_live(schedule.topic_id):
-                raise StoreCorrupt("its topic is gone")
-        except StoreCorrupt as error:
-            lost.tell("schedule", name=encoded.decode(errors="replace"), error=str(error))
-            continue
-        index_key = keys.pack_index_prefix(0, keys.recurring_scope(schedule.topic_id)) + pack_id(name)
-        if progress.phase is Phase.WAITING and new.get_many(Family.INDEX, [index_key])[0] is None:
-            progress = progress._replace(phase=Phase.PAUSED, next_ms=0, why=_LOST_ENTRY)
-            lost.tell("schedule", name=name, error=_LOST_ENTRY)
-        for row, value in zip(rows, values, strict=True):
-            new.put(Family.META, row, encode_progress(progress) if row == rows[1] else value or b"")
-
-
-def is_whole(pieces: DamageReader, each: Waiting) -> bool:
-    """Return True if the schedule of an entry can be read and is active."""
-    rows = schedule_keys(shown_id(each.message_id))
-    try:
-        parts = parts_of(pieces.get_many(Family.META, rows))
-    except StoreCorrupt:
-        return False
-    return parts.progress.phase is Phase.WAITING and parts.schedule.topic_id == each.entry.topic_id

@@ -9,25 +9,25 @@ from typing import Protocol, Self
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
-from dmq.recovery.reading.damage_reader import DamageReader
+from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import NAME_LETTERS
-from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.offset_map import MovedRange
 from dmq.recovery.reading.rows import Indexed, read_begin, read_figure
+from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
-from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64, timeline_key
+from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.schema.outbox import (
     NOT_APPLICABLE,
     OutboxState,
-    block_head,
     decode_block,
     decode_state,
     encode_block,
     encode_state,
     pack_record_head,
 )
+from dmq.store.writer.operations import Delete
 from dmq.trail.events import decode_event, gap_event
 
 BadRow = Callable[[Family, bytes, str], None]
@@ -53,38 +53,24 @@ class SalvagedFigures:
 
     boot: int
     sequence: int
-    done: int
     generation: int
     outbox: OutboxState | None
     now_ms: int
-    first_mark: int | None = None
 
     @classmethod
-    def of(cls, pieces: DamageReader, now_ms: int) -> Self:
+    def of(cls, look: Look, now_ms: int) -> Self:
         """Read the stored figures."""
-        found = {key: value for key, value in pieces.rows(Family.META, b"A", b"Z") if len(key) == 1}
+        found = {key: value for key, value in look.rows(Family.META, b"A", b"Z") if len(key) == 1}
 
         def number(key: bytes) -> int:
             return int.from_bytes(found.get(key, b""), "big")
 
-        generation = number(keys.META_GENERATION)
         try:
             outbox = decode_state(found[keys.META_OUTBOX]) if keys.META_OUTBOX in found else None
         except StoreCorrupt:
             outbox = None
-        return cls(
-            number(keys.META_BOOT),
-            number(keys.META_SEQUENCE),
-            number(keys.META_DONE),
-            generation >> 64,
-            outbox,
-            now_ms,
-        )
-
-    def saw_mark(self, mark: int) -> None:
-        """Record a pending entry."""
-        self.sequence = max(self.sequence, keys.sequence_of(mark))
-        self.first_mark = mark if self.first_mark is None else min(self.first_mark, mark)
+        generation = max(number(keys.META_GENERATION) >> 64, _FIRST_GENERATION)
+        return cls(number(keys.META_BOOT), number(keys.META_SEQUENCE), generation, outbox, now_ms)
 
     def saw_index(self, row: Indexed) -> None:
         """Record an index row."""
@@ -95,14 +81,24 @@ class SalvagedFigures:
         """Record a run of the daemon."""
         self.boot = max(self.boot, boot)
 
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        """Return the rows from which the new store starts; it counts the bytes of all entries."""
+        return [
+            (keys.META_FORMAT, pack_u64(FORMAT_VERSION)),
+            (keys.META_BOOT, pack_u64(self.boot)),
+            (keys.META_BYTES_HEAD, pack_pair(self.boot, 0)),
+            (keys.META_SEQUENCE, pack_u64(self.sequence)),
+            (keys.META_GENERATION, pack_pair(self.generation, 0)),
+        ]
 
-def save_audit(pieces: DamageReader, new: NewStore, lost: LossReport, figures: SalvagedFigures) -> None:
+
+def save_audit(look: Look, new: Replay, lost: LossReport, figures: SalvagedFigures) -> None:
     """Write the outbox, followed by a gap event for each missing range."""
     state = figures.outbox
     at = state.first_sequence if state is not None else None
     first, size = at, 0
     missing: list[tuple[int, int]] = []
-    for page in pieces.pages(Family.AUDIT):
+    for page in look.pages(Family.AUDIT):
         for key, block in page:
             sequence = int.from_bytes(key, "big")
             try:
@@ -116,7 +112,6 @@ def save_audit(pieces: DamageReader, new: NewStore, lost: LossReport, figures: S
                 continue
             if sequence > at:
                 missing.append((at, sequence - at))
-            figures.saw_boot(block_head(block).boot)
             new.put(Family.AUDIT, key, block)
             size += len(block)
             at = sequence + len(events)
@@ -138,13 +133,13 @@ def save_audit(pieces: DamageReader, new: NewStore, lost: LossReport, figures: S
 
 
 def save_meta(
-    pieces: DamageReader, moves: HasMoves, new: NewStore, names: Names, figures: SalvagedFigures, bad_row: BadRow
+    look: Look, moves: HasMoves, new: Replay, names: Names, figures: SalvagedFigures, bad_row: BadRow
 ) -> None:
     """Write the figures, and the unfinished jobs and procedures of operators."""
     moved = moves.begins()
     for place, begin in moved.items():
         new.put(Family.META, keys.begin_key(*place), pack_u64(begin))
-    for key, value in pieces.rows(Family.META):
+    for key, value in look.rows(Family.META):
         if key[:1] in NAME_LETTERS:
             continue
         try:
@@ -158,19 +153,10 @@ def save_meta(
             new.put(Family.META, key, _procedure(decode_procedure(key, value), moves))
         elif kind in {"other", "reset", "activity"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
             new.put(Family.META, key, value)
-    done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
-    generation = max(figures.generation, _FIRST_GENERATION)
     assert figures.outbox is not None
-    for key, value in (
-        (keys.META_FORMAT, pack_u64(FORMAT_VERSION)),
-        (keys.META_BOOT, pack_u64(figures.boot)),
-        (keys.META_BYTES_HEAD, pack_pair(figures.boot, 0)),  # all saved entries were counted
-        (keys.META_SEQUENCE, pack_u64(figures.sequence)),
-        (keys.META_DONE, timeline_key(done)),
-        (keys.META_GENERATION, pack_pair(generation, 0)),
-        (keys.META_OUTBOX, encode_state(figures.outbox)),
-    ):
-        new.put(Family.META, key, value)
+    new.put(Family.META, keys.META_OUTBOX, encode_state(figures.outbox))
+    new.put(Family.META, keys.META_GENERATION, pack_pair(figures.generation, 0))  # no time of it has passed
+    new.add(Delete(Family.META, keys.META_CLOCK))  # that of this command
 
 
 def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:

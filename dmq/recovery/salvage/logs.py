@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dmq.errors import StoreCorrupt
-from dmq.producer_store.directories.salvage_log import Dropped, puts_of
+from dmq.recovery.reading.log_repair import Dropped, puts_of
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.rows import read_waiting
 from dmq.recovery.salvage.names import RequiredNames

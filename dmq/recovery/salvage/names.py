@@ -9,9 +9,9 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames, shown_id
-from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.rows import Waiting
-from dmq.store.schema.keys import Family, topic_of_scope
+from dmq.recovery.salvage.replay import Replay
+from dmq.store.schema.keys import topic_of_scope
 from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
 from dmq.store.writer.operations import Put
 
@@ -19,7 +19,7 @@ from dmq.store.writer.operations import Put
 class RequiredNames:
     """Creates a record for each id without one, under the same id."""
 
-    def __init__(self, names: KnownNames, new: NewStore, lost: LossReport, now_ms: int) -> None:
+    def __init__(self, names: KnownNames, new: Replay, lost: LossReport, now_ms: int) -> None:
         self._names = names
         self._new = new
         self._lost = lost
@@ -59,7 +59,7 @@ class RequiredNames:
             self._made(self._names.new_group(group_id, f"salvaged-{group_id}", self._now_ms), group_id)
 
     def _made(self, row: Put, name_id: int) -> None:
-        self._new.put(Family.META, row.key, row.value)
+        self._new.add(row)
         self._lost.tell("name", id=name_id, name=self.name(name_id))
 
     # -- for people ---------------------------------------------------------------------------------------------------

@@ -8,20 +8,20 @@ from itertools import groupby
 
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt
-from dmq.recovery.reading.damage_reader import DamageReader
+from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames
-from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.offset_map import MovedRange, OffsetMap
 from dmq.recovery.reading.places import Place, place_of
 from dmq.recovery.reading.rows import Indexed, ProgressRow, epoch_of, read_begin, read_index, read_progress
 from dmq.recovery.salvage.figures import BadRow, SalvagedFigures
 from dmq.recovery.salvage.names import RequiredNames
+from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind, pack_group_key
 from dmq.store.schema.index import encode_index_finished
 from dmq.store.schema.keys import Family
-from dmq.store.schema.outbox import NOT_APPLICABLE, decode_block
+from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block
 from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event
@@ -72,14 +72,14 @@ class MovedMessages:
         return encode_index_finished(receipt.state, receipt.sequence, receipt.at_ms, receipt.queue_id, offset)
 
 
-def measure(pieces: DamageReader, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> MovedMessages:
+def measure(look: Look, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> MovedMessages:
     """Determine the readable offsets of each queue, and its end according to all rows."""
-    return _Measure(pieces, names, figures, bad_row).run()
+    return _Measure(look, names, figures, bad_row).run()
 
 
 class _Measure:
-    def __init__(self, pieces: DamageReader, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> None:
-        self._pieces = pieces
+    def __init__(self, look: Look, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> None:
+        self._look = look
         self._names = names
         self._figures = figures
         self._bad_row = bad_row
@@ -87,19 +87,19 @@ class _Measure:
         self._begins: dict[Place, int] = {}
 
     def run(self) -> MovedMessages:
-        for key, value in self._pieces.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
+        for key, value in self._look.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
             with suppress(StoreCorrupt):  # reported when the figures are saved
                 place, begin = read_begin(key, value)
                 self._begins[place] = begin
-        for family, look in (
+        for family, saw in (
             (Family.QUEUE, self._queued),
             (Family.GROUP, self._progress),
             (Family.INDEX, self._indexed),
             (Family.AUDIT, self._arrived),
         ):
-            for key, value in self._pieces.rows(family):
+            for key, value in self._look.rows(family):
                 try:
-                    look(key, value)
+                    saw(key, value)
                 except StoreCorrupt as error:
                     if family is not Family.AUDIT:  # reported when the outbox is saved
                         self._bad_row(family, key, str(error))
@@ -126,6 +126,7 @@ class _Measure:
             self._reaches(place, row.receipt.queue_offset + 1)
 
     def _arrived(self, key: bytes, block: bytes) -> None:
+        self._figures.saw_boot(block_head(block).boot)
         for record in decode_block(key, block):
             event = decode_event(record.event)
             if event.kind in _ARRIVALS and record.queue_offset != NOT_APPLICABLE:
@@ -140,16 +141,14 @@ class _Measure:
         spans = self._spans.get(place)
         if spans is None:
             # A queue that does not begin at 0 has a begin row, which may be lost.
-            unknown = None if self._pieces.has_holes(Family.META) else 0
+            unknown = None if self._look.has_holes(Family.META) else 0
             spans = self._spans[place] = OffsetMap(self._begins.get(place, unknown))
         return spans
 
 
-def save_queues(
-    pieces: DamageReader, moves: MovedMessages, new: NewStore, lost: LossReport, needed: RequiredNames
-) -> None:
+def save_queues(look: Look, moves: MovedMessages, new: Replay, lost: LossReport, needed: RequiredNames) -> None:
     """Write the readable messages of all queues, and report the missing ones."""
-    for page in pieces.pages(Family.QUEUE):
+    for page in look.pages(Family.QUEUE):
         for key, value in page:
             try:
                 place, message = _read_queued(key, value)
@@ -178,12 +177,10 @@ def _read_queued(key: bytes, value: bytes) -> tuple[Place, QueuedMessage]:
     return (topic_id, queue_id), decode_queued(value)
 
 
-def save_progress(
-    pieces: DamageReader, moves: MovedMessages, new: NewStore, names: KnownNames, needed: RequiredNames
-) -> None:
+def save_progress(look: Look, moves: MovedMessages, new: Replay, names: KnownNames, needed: RequiredNames) -> None:
     """Write the progress of groups, the outcomes of dead letters, and the committed offsets of pulling groups."""
     begun: dict[tuple[int, int], set[int]] = {}  # queues by group and topic
-    for (group_id, topic_id, queue_id), rows in groupby(_progress(pieces), key=lambda row: row[:3]):
+    for (group_id, topic_id, queue_id), rows in groupby(_progress(look), key=lambda row: row[:3]):
         found = list(rows)
         needed.topic(topic_id)
         if group_id:
@@ -192,7 +189,7 @@ def save_progress(
         move = moves.of(found[0].place)
         for key, value in _moved(found, move) if move is not None else map(_row, found):
             new.put(Family.GROUP, key, value)
-    if not pieces.has_holes(Family.GROUP):
+    if not look.has_holes(Family.GROUP):
         return
     # A group without a row for a queue would start there like a new group, possibly at its end.
     for (group_id, topic_id), queue_ids in begun.items():
@@ -202,8 +199,8 @@ def save_progress(
             new.put(Family.GROUP, key, keys.pack_u64(move.begin if move is not None else 0))
 
 
-def _progress(pieces: DamageReader) -> Iterator[ProgressRow]:
-    for page in pieces.pages(Family.GROUP):
+def _progress(look: Look) -> Iterator[ProgressRow]:
+    for page in look.pages(Family.GROUP):
         for key, value in page:
             try:
                 yield read_progress(key, value)

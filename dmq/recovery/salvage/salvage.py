@@ -19,29 +19,27 @@ from typing import NamedTuple
 from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.copies import hold, workplace, write_json
-from dmq.producer_store.directories.findings import Findings
-from dmq.producer_store.directories.inspect import How, Look, open_look
-from dmq.producer_store.directories.salvage_log import Tell
 from dmq.recovery.check.check import check_rows
-from dmq.recovery.reading.damage_reader import DamageReader
-from dmq.recovery.reading.findings import Checked
+from dmq.recovery.reading.findings import Checked, Findings
+from dmq.recovery.reading.log_repair import Tell
+from dmq.recovery.reading.look import How, Look
 from dmq.recovery.reading.loss_report import LOST_FILE, LossReport
 from dmq.recovery.reading.names import KnownNames
-from dmq.recovery.reading.new_store import NewStore
 from dmq.recovery.reading.places import Place, place_of, shown_id_of
 from dmq.recovery.reading.rows import Indexed, Waiting, read_index, read_waiting
-from dmq.recovery.reading.schedules import is_whole, save_schedules
 from dmq.recovery.salvage.figures import SalvagedFigures, save_audit, save_meta
 from dmq.recovery.salvage.logs import tell_dropped
 from dmq.recovery.salvage.names import RequiredNames
 from dmq.recovery.salvage.queues import MovedMessages, measure, save_progress, save_queues
+from dmq.recovery.salvage.replay import Replay
+from dmq.recovery.salvage.schedules import is_whole, save_schedules
 from dmq.store.backup import check_place, place
-from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
-from dmq.store.schema.index import decode_index, encode_index_waiting
+from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
-from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, is_own_key_scope, row_of, without_own_key
-from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued, waiting_bytes
+from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key
+from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
+from dmq.store.writer.operations import Restore
 from dmq.trail.snapshots.taking import cell_of
 
 REPORT_FILE = "SALVAGE.json"
@@ -82,20 +80,18 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     with hold(path), workplace(target.parent) as work, ExitStack() as stack:
 
         def fill(database: Path) -> int:
-            look = open_look(path, work, clock, tell, stack, StoreCorrupt)
+            look = Look.open_in(work, path, clock, tell, stack)
             if any(True for _ in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL))):
                 raise StoreError(f"{path} belongs to a spool: use 'dmq spool salvage --root {path.parent}'")
-            pieces = DamageReader(look, path, work, tell, stack)
+            look.fill_holes(work, tell, stack)
+            error = look.error or (min(look.holes).error if look.holes else "")
             with LossReport(database.parent / LOST_FILE) as lost:
-                engine = RocksEngine(database)
-                try:
-                    _Salvage(pieces, NewStore(engine), lost, clock).run()
+                plan = _Plan(look, lost, clock.now_ms())
+                with Replay.into(database, clock, plan.figures.rows()) as new:
+                    _Salvage(plan, new).run()
                     tell("checking the new store")
-                    checked = check_rows(Look(target, database.parent, engine, How.STRICT), Findings(), tell)
-                    rows = dict(_rows_of(checked))
-                finally:
-                    engine.close()
-            error = look.error or (pieces.holes[0].error if pieces.holes else "")
+                    checked = check_rows(Look(target, database.parent, new.store, How.STRICT), Findings(), tell)
+            rows = {kind: total.rows for kind, total in checked.totals.items()}
             made.append(Salvaged(target, error, look.how, rows, dict(lost.count), lost.offsets, checked))
             write_json(database.parent / REPORT_FILE, made[0].as_json())
             return 0
@@ -104,43 +100,56 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     return made[0]
 
 
+class _Plan:
+    """Names, figures and offsets of the new store, determined before it is created."""
+
+    def __init__(self, look: Look, lost: LossReport, now_ms: int) -> None:
+        self.look = look
+        self.lost = lost
+        self.now_ms = now_ms
+        for hole in sorted(look.holes):
+            first, end = hole.first.rstrip(b"\0").hex(), hole.end.rstrip(b"\0").hex()
+            lost.tell("range", family=hole.family.name.lower(), first=first, end=end, error=hole.error)
+        self.names = KnownNames(look, lambda key, why: self.bad_row(Family.META, key, why))
+        self.figures = SalvagedFigures.of(look, now_ms)
+        self.moves = measure(look, self.names, self.figures, self.bad_row)
+
+    def bad_row(self, family: Family, key: bytes, why: str) -> None:
+        """Report a row that cannot be decoded."""
+        self.lost.tell("row", family=family.name.lower(), key=key.hex(), error=why)
+
+
 class _Salvage:
-    def __init__(self, pieces: DamageReader, new: NewStore, lost: LossReport, clock: Clock) -> None:
-        self._pieces = pieces
+    def __init__(self, plan: _Plan, new: Replay) -> None:
+        self._plan = plan
+        self._look = plan.look
         self._new = new
-        self._lost = lost
-        self._now_ms = clock.now_ms()
-        self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
-        self._needed = RequiredNames(self._names, new, lost, self._now_ms)
-        self._figures = SalvagedFigures.of(pieces, self._now_ms)
+        self._lost = plan.lost
+        self._names = plan.names
+        self._figures = plan.figures
+        self._bad_row = plan.bad_row
+        self._needed = RequiredNames(plan.names, new, plan.lost, plan.now_ms)
+        self._needed.queues = plan.moves.queue_counts()
         self._bodiless: set[bytes] = set()  # index keys of half messages and schedules with unreadable parts
 
     def run(self) -> None:
-        pieces, new, lost = self._pieces, self._new, self._lost
-        for hole in pieces.holes:
-            first, end = hole.first.rstrip(b"\0").hex(), hole.end.rstrip(b"\0").hex()
-            lost.tell("range", family=hole.family.name.lower(), first=first, end=end, error=hole.error)
+        look, new, lost, moves = self._look, self._new, self._lost, self._plan.moves
         for key, value in self._names.rows:
             new.put(Family.META, key, value)
-        moves = measure(pieces, self._names, self._figures, self._bad_row)
-        self._needed.queues = moves.queue_counts()
         self._timeline()
-        save_queues(pieces, moves, new, lost, self._needed)
+        save_queues(look, moves, new, lost, self._needed)
         self._index(moves)
-        save_progress(pieces, moves, new, self._names, self._needed)
-        save_audit(pieces, new, lost, self._figures)
-        save_meta(pieces, moves, new, self._names, self._figures, self._bad_row)
-        save_schedules(pieces, new, self._names, lost)
-        tell_dropped(pieces.look.dropped, lost, self._needed)
-        new.finish()
-
-    def _bad_row(self, family: Family, key: bytes, why: str) -> None:
-        self._lost.tell("row", family=family.name.lower(), key=key.hex(), error=why)
+        save_progress(look, moves, new, self._names, self._needed)
+        save_audit(look, new, lost, self._figures)
+        save_meta(look, moves, new, self._names, self._figures, self._bad_row)
+        save_schedules(look, new, self._names, lost)
+        tell_dropped(look.dropped, lost, self._needed)
+        new.flush()
 
     # -- the timeline and the index -----------------------------------------------------------------------------------
 
     def _timeline(self) -> None:
-        for page in self._pieces.pages(Family.TIMELINE):
+        for page in self._look.pages(Family.TIMELINE):
             self._save_waiting([row for row in page if not keys.is_half_body_key(row[0])])
         self._rest()
 
@@ -158,29 +167,31 @@ class _Salvage:
             else:
                 found[index_key] = (each, value)
         known = self._new.get_many(Family.INDEX, list(found))
-        says = self._pieces.get_many(Family.INDEX, list(found))
+        says = self._look.find_many(Family.INDEX, list(found))
+        own_keys = [row for _, value in found.values() if (row := row_of(value))]
+        taken = {row for row, held in zip(own_keys, self._new.get_many(Family.META, own_keys), strict=True) if held}
         for (index_key, (each, value)), before, said in zip(found.items(), known, says, strict=True):
             if before is not None or self._is_older(each, said):
                 self._lost.tell("twice", message_id=self._needed.shown_id(each.message_id))
-                continue
-            self._keep_waiting(index_key, each, value)
+            else:
+                self._keep_waiting(index_key, each, value, taken)
 
     def _is_older(self, each: Waiting, said: bytes | None) -> bool:
         """Return True if the index has a later state of the entry, and that state is readable."""
         mark = _mark_of(said)
         if mark is None or mark == each.mark:
             return False
-        (value,) = self._pieces.get_many(Family.TIMELINE, [timeline_key(mark)])
+        (value,) = self._look.find_many(Family.TIMELINE, [timeline_key(mark)])
         return value is not None
 
-    def _keep_waiting(self, index_key: bytes, each: Waiting, value: bytes) -> None:
+    def _keep_waiting(self, index_key: bytes, each: Waiting, value: bytes, taken: set[bytes]) -> None:
         entry = each.entry
-        body = value[each.body_at :]
+        body, half_body = value[each.body_at :], b""
         if entry.kind == EntryKind.TRANSACTION:
             body_key = keys.half_body_key(keys.sequence_of(each.mark))
-            found = self._pieces.get_many(Family.TIMELINE, [body_key])[0]
+            half_body = self._look.find_many(Family.TIMELINE, [body_key])[0] or b""
             try:
-                body = decode_half_body(found or b"")
+                body = decode_half_body(half_body)
             except StoreCorrupt:
                 topic = self._needed.scope_name(entry.scope)
                 self._lost.tell(
@@ -188,35 +199,22 @@ class _Salvage:
                 )
                 self._bodiless.add(index_key)
                 return
-            self._new.put(Family.TIMELINE, body_key, found or b"")
-        if entry.kind == EntryKind.RECURRING and not is_whole(self._pieces, each):  # reported when schedules are saved
+        if entry.kind == EntryKind.RECURRING and not is_whole(self._look, each):  # reported when schedules are saved
             self._bodiless.add(index_key)
             return
         self._needed.of_waiting(each, value, body)
+        if (own_key := row_of(value)) in taken:
+            # Of two entries with a key one replaced the other, which a lost table had deleted. Both are delivered.
+            own_key, value = b"", without_own_key(value)
+        elif own_key:
+            taken.add(own_key)
         key = timeline_key(each.mark)
-        value = self._with_key(each, value)
-        self._new.put(Family.TIMELINE, key, value)
-        receipt = keys.sequence_of(each.mark), each.mark >> 64
-        self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
-        self._new.waits(each, waiting_bytes(value))
-        self._figures.saw_mark(each.mark)
-
-    def _with_key(self, each: Waiting, value: bytes) -> bytes:
-        """Save the own key of an entry; return its value, without the key if another saved entry has it.
-
-        Of two such entries one replaced the other, and a lost table had deleted it. It is delivered all the same.
-        """
-        if not (row := row_of(value)):
-            return value
-        if self._new.get_many(Family.META, [row])[0] is not None:
-            return without_own_key(value)
-        holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, len(value), each.message_id)
-        self._new.put(Family.META, row, encode_key_holder(holder))
-        return value
+        place = key, entry.scope, each.index_id, entry.deliver_at_ms
+        self._new.add(Restore(*place, value, half_body, own_key or b""))
 
     def _rest(self) -> None:
         """Read unreached entries one by one by the index; report the missing ones."""
-        for page in self._pieces.pages(Family.INDEX):
+        for page in self._look.pages(Family.INDEX):
             asked: dict[bytes, bytes] = {}  # timeline key by index key
             for key, value in page:
                 mark = _mark_of(value) if key[:4] == bytes(4) and len(key) > INDEX_PREFIX_BYTES else None
@@ -229,7 +227,7 @@ class _Salvage:
                 for key, saved in zip(asked, self._new.get_many(Family.INDEX, list(asked)), strict=True)
                 if saved is None
             ]
-            entries = self._pieces.get_many(Family.TIMELINE, [asked[key] for key in missing])
+            entries = self._look.find_many(Family.TIMELINE, [asked[key] for key in missing])
             for key, entry in zip(missing, entries, strict=True):
                 if entry is not None:
                     self._save_waiting([(asked[key], entry)])
@@ -241,7 +239,7 @@ class _Salvage:
 
     def _index(self, moves: MovedMessages) -> None:
         """Save the index rows of finished entries whose message exists."""
-        for page in self._pieces.pages(Family.INDEX):
+        for page in self._look.pages(Family.INDEX):
             placed: list[tuple[Indexed, bytes, Place]] = []
             for key, value in page:
                 try:
@@ -284,7 +282,3 @@ def _cell_id(path: Path) -> str:
         return cell_of(path)
     except StoreCorrupt:  # the marker file is lost too
         return os.urandom(8).hex()
-
-
-def _rows_of(checked: Checked) -> list[tuple[str, int]]:
-    return [(kind, total.rows) for kind, total in checked.totals.items()]

@@ -50,6 +50,7 @@ from dmq.store.writer.operations import (
     Put,
     Recur,
     Reschedule,
+    Restore,
     Schedule,
     SkipOutbox,
     Tally,
@@ -540,6 +541,23 @@ class Assembler:
         self._counts.hold(scope, 1)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
+    def _restore(self, op: Restore) -> Receipt:
+        key, scope, message_id, deliver_at_ms, record, half_body, own_key = op
+        key_ms, sequence = keys.unpack_timeline_key(key)
+        self._sequence = max(self._sequence, sequence)
+        if own_key:
+            self._hold_key(own_key, KeyHolder(sequence, deliver_at_ms, len(record), message_id))
+        index_row = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
+        self._batch.puts += ((_TIMELINE, key, record), index_row)
+        if half_body:
+            self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
+        self._counts.add(scope, deliver_at_ms, 1)
+        if size := waiting_bytes(record):
+            self._counts.grow(scope, sequence, size)
+        if keys.is_held_key(key):
+            self._counts.hold(scope, 1)
+        return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
+
     def _is_gone(self, key: bytes) -> bool:
         """Return True if this batch deletes the timeline row ``key``. Each delete enters the lookup set only once."""
         deletes = self._batch.deletes
@@ -604,6 +622,7 @@ class Assembler:
         Reschedule: _reschedule,
         Recur: _recur,
         Hold: _hold,
+        Restore: _restore,
         Done: _done_op,
         Put: _put,
         Delete: _delete,

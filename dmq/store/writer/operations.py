@@ -191,6 +191,22 @@ class Hold(NamedTuple):
     record: bytes  # its timeline value
 
 
+class Restore(NamedTuple):
+    """Put an entry of another store on the timeline, under its own key and with its own sequence.
+
+    Only for a store that has no reader yet. The caller has checked that the entry is not in the store, and that its own
+    key is free.
+    """
+
+    key: bytes  # its timeline key
+    scope: int
+    message_id: bytes  # as it was scheduled
+    deliver_at_ms: int  # its true delivery time
+    record: bytes  # dmq.store.schema.record.encode_waiting
+    half_body: bytes = b""  # as in ``Schedule``
+    own_key: bytes = b""
+
+
 class Occurrence(NamedTuple):
     """Message that a schedule sends now: accepted and appended to its queue in one step."""
 
@@ -303,6 +319,7 @@ Op = (
     | Reschedule
     | Recur
     | Hold
+    | Restore
     | Done
     | Put
     | Delete

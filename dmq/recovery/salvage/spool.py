@@ -11,29 +11,35 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections import Counter
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt
+from dmq.producer_store.directories.bounds import store_options
 from dmq.producer_store.directories.copies import choosing, directories, hold, workplace, write_json
-from dmq.producer_store.directories.figures import Checker, totals_of
-from dmq.producer_store.directories.inspect import DirectoryState, Found, How, Look, open_look, store_options
 from dmq.producer_store.directories.root import Root
-from dmq.producer_store.directories.salvage_log import Tell, puts_of
-from dmq.producer_store.entries.entries import Entries, settling
-from dmq.producer_store.salvage.rest import Rest
+from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.plan import size_of
+from dmq.recovery.check.spool import SpoolCheck
+from dmq.recovery.reading.log_repair import Tell, puts_of
+from dmq.recovery.reading.look import How
+from dmq.recovery.reading.spool import DirectoryState, Found, SpoolLook, totals_of
+from dmq.recovery.salvage.replay import Replay
 from dmq.store.files.durable import sync_directory
 from dmq.store.schema import keys
 from dmq.store.schema.files import ADOPTER_FILE
 from dmq.store.schema.index import decode_index
-from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
+from dmq.store.schema.keys import INDEX_PREFIX_BYTES, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.outbox import block_count, decode_state
+from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import (
     SPOOL_KEY_QUEUE,
+    SPOOL_TAKEN,
     KeyQueueId,
     decode_entry,
     key_queue_id,
@@ -43,9 +49,9 @@ from dmq.store.schema.spool import (
     turn_of,
 )
 from dmq.store.store import Store
-from dmq.store.writer.operations import Put
+from retry.sink import UID_BYTES
 
-_PER_UNIT = 256
+_TOLD_EVERY = 256  # entries
 _NAMED_MAX = 1_000
 _WAL_BYTES_MIN = 150  # minimum of a new entry in the log: timeline row, index row, event, totals
 
@@ -115,16 +121,16 @@ def looked_through(path: Path, clock: Clock, tell: Tell) -> Report:
     Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if none of it can be read.
     """
     with hold(path), workplace(path.parent) as work, ExitStack() as stack:
-        look = open_look(path, work, clock, tell, stack)
+        look = SpoolLook.open_in(work, path, clock, tell, stack)
         _find_damage(look, tell)
         return Report(directory=str(path), error=look.error, opened=look.how)
 
 
-def _find_damage(look: Look, tell: Tell) -> None:
+def _find_damage(look: SpoolLook, tell: Tell) -> None:
     """Set ``error`` in ``look`` if a copy that opened without errors is damaged."""
     if look.how is How.STRICT:
         tell("reading it")
-        if findings := Checker(look, tell).run():
+        if findings := SpoolCheck(look, tell).run().lines():
             look.error = look.holes[0].error if look.holes else findings[0]
 
 
@@ -138,31 +144,32 @@ class _Salvage:
         self._superseded = 0
         self._missing_uids: list[str] = []
         self._index_missing = 0
-        self._waiting: list[Future[None]] = []
         self._dropped_uids: set[bytes] = set()  # entries written in dropped records and not found elsewhere
         self._dropped_last: set[bytes] = set()  # of these, without later writes
         self._is_told = True  # True while all dropped records could be read
 
     def run(self) -> Report:
         with ExitStack() as stack:
-            look = open_look(self._path, self._work, self._clock, self._tell, stack)
+            look = SpoolLook.open_in(self._work, self._path, self._clock, self._tell, stack)
             _find_damage(look, self._tell)
             if not look.error:
                 return Report(directory=str(self._path), error="", opened=look.how)
+            look.fill_holes(self._work, self._tell, stack)
             self._name_dropped(look)
             fresh = self._work / "fresh"
             store = Store.open(fresh, self._clock, store_options())
             try:
-                self._save(look, Entries(store))
-                taken_over = look.rows(Family.GROUP, b"\xff\xff\xff\xffa", b"\xff\xff\xff\xffb")
-                if ops := [Put(Family.GROUP, key, value) for key, value in taken_over]:
-                    store.commit(ops)
+                new = Replay(store)
+                self._save(look, Entries(store), new)
+                for key, value in look.rows(Family.GROUP, *spool_rows(SPOOL_TAKEN)):
+                    new.put(Family.GROUP, key, value)
+                new.flush()
             finally:
                 store.close()
             report = self._report(look)
         return self._exchange(fresh, report)
 
-    def _name_dropped(self, look: Look) -> None:
+    def _name_dropped(self, look: SpoolLook) -> None:
         """Collect the uids in dropped records. A record has each uid at least twice, so a uid found once is damaged."""
         for dropped in look.dropped:
             data = dropped.data
@@ -185,81 +192,60 @@ class _Salvage:
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
-    def _save(self, look: Look, entries: Entries) -> None:
-        key_queues = self._key_queues(look)
-        for found in look.parked() if look.has_lost_writes else ():  # their later state as head is lost
-            first = key_queues.first.get(key_queue_id(found.type_id, found.entry.key), 0)
-            if parked_number(found.key) < first:
-                self._keep(look, entries, found)
-        later: list[Found] = []
-        for found in look.waiting():
-            key_queue = key_queue_id(found.type_id, found.entry.key) if found.entry.key else None
-            if key_queue is not None and key_queues.head.get(key_queue, found.key[8:]) != found.key[8:]:
-                later.append(found)
+    def _save(self, look: SpoolLook, entries: Entries, new: Replay) -> None:
+        """Replay the entries: first the heads of key queues, then the entries after them, in their order."""
+        order = _KeyOrder.of(look) if look.has_lost_writes else _KeyOrder({}, {})
+        behind: list[Found] = []
+        # The later state of such a parked entry, as the head of its key, is lost.
+        heads = (each for each in look.parked() if order.was_head(each)) if order.first else ()
+        for found in chain(heads, self._waiting(look)):
+            if found.state is DirectoryState.WAITING and order.is_behind(found):
+                behind.append(found)
             else:
-                self._keep(look, entries, found)
-        with ExitStack() as stack:
-            rest = Rest(look, self._path, self._work, self._tell, stack)
-            for found in rest.waiting():
-                self._keep(look, entries, found)
-            self._missing_uids, self._index_missing = rest.missing_uids, rest.missing
-            for found in sorted(later, key=lambda each: each.key[8:]):
-                self._keep(look, entries, found)
-            for found in look.parked():
-                first = (
-                    key_queues.first.get(key_queue_id(found.type_id, found.entry.key), 0) if look.has_lost_writes else 0
-                )
-                if parked_number(found.key) >= first:
-                    self._keep(look, entries, found)
-            for found in look.dead():
-                self._keep(look, entries, found)
-            for found in rest.group():
-                self._keep(look, entries, found)
-        self._settle()
+                self._keep(look, entries, new, found)
+        behind.sort(key=lambda each: each.key[8:])
+        parked = (each for each in look.parked() if not order.was_head(each))
+        for found in chain(behind, parked, look.dead()):
+            self._keep(look, entries, new, found)
+        new.flush()
+        self._tell(f"{self._saved.total():,} entries saved")
 
-    def _keep(self, look: Look, entries: Entries, found: Found) -> None:
+    def _waiting(self, look: SpoolLook) -> Iterator[Found]:
+        """Yield the entries of the timeline. In a hole the index names them; count those that cannot be read."""
+        yield from _reached(look)
+        if not any(hole.family is Family.TIMELINE for hole in look.holes):
+            return
+        start, stop = pack_index_prefix(WAITING_GENERATION, 0), keys.generation_range(1, 2)[0]
+        for key, value in look.rows(Family.INDEX, start, stop):
+            with suppress(StoreCorrupt):
+                row = decode_index(value).key
+                if not look.is_in_hole(Family.TIMELINE, row):
+                    continue
+                if (found := _at(look, row, keys.index_place(key)[1])) is not None:
+                    yield found
+                    continue
+                self._index_missing += 1
+                if len(self._missing_uids) < _NAMED_MAX:
+                    self._missing_uids.append(key[INDEX_PREFIX_BYTES:][:UID_BYTES].hex())
+
+    def _keep(self, look: SpoolLook, entries: Entries, new: Replay, found: Found) -> None:
         if look.has_lost_writes and _is_superseded(look, found):
             self._superseded += 1
             return
-        done: Future[None] = Future()
-        settle = settling(done)
+        settle = new.unit(size_of(found.entry))
         with entries.lock:
             if found.dead is not None:
                 entries.adopt_dead(found.dead, found.turn, settle)
             else:
                 entries.put(found.entry, lambda unit, _: settle(unit))
-        self._waiting.append(done)
         self._dropped_uids.discard(found.entry.uid)
         self._saved[found.entry.type_name, found.dead is not None] += 1
-        if len(self._waiting) >= _PER_UNIT:
-            self._settle()
-
-    def _settle(self) -> None:
-        for done in self._waiting:
-            done.result()
-        self._waiting.clear()
-        self._tell(f"{self._saved.total():,} entries saved")
-
-    @staticmethod
-    def _key_queues(look: Look) -> _KeyQueues:
-        """Return the order of key queues. With lost batches a key may have two entries on the timeline: the earlier one
-        is first.
-        """
-        head: dict[KeyQueueId, bytes] = {}
-        first: dict[KeyQueueId, int] = {}
-        if look.has_lost_writes:
-            for found in look.waiting():
-                if found.entry.key:
-                    key_queue = key_queue_id(found.type_id, found.entry.key)
-                    head[key_queue] = min(found.key[8:], head.get(key_queue, found.key[8:]))
-            for key, value in look.rows(Family.GROUP, *spool_rows(SPOOL_KEY_QUEUE)):
-                with suppress(StoreCorrupt):
-                    first[key_queue_of(key)] = keys.unpack_pair(value)[0]
-        return _KeyQueues(head, first)
+        if self._saved.total() % _TOLD_EVERY == 0:
+            self._tell(f"{self._saved.total():,} entries saved")
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
-    def _report(self, look: Look) -> Report:
+    def _report(self, look: SpoolLook) -> Report:
         lost_events = _lost_events(look)
         return Report(
             directory=str(self._path),
@@ -278,7 +264,7 @@ class _Salvage:
             lost_events=lost_events,
         )
 
-    def _missing(self, look: Look, lost_events: int) -> Missing:
+    def _missing(self, look: SpoolLook, lost_events: int) -> Missing:
         damaged = {hole.family for hole in look.holes}
         short = 0
         has_totals = Family.META not in damaged
@@ -328,12 +314,50 @@ class _Salvage:
         return report
 
 
-class _KeyQueues(NamedTuple):
+class _KeyOrder(NamedTuple):
+    """Order of key queues. With lost batches a key may have two entries on the timeline: the earlier one is first."""
+
     head: dict[KeyQueueId, bytes]  # sequence of the first entry on the timeline
     first: dict[KeyQueueId, int]  # number of the first parked entry still in the queue
 
+    @classmethod
+    def of(cls, look: SpoolLook) -> _KeyOrder:
+        """Read the order of the key queues of a copy."""
+        order = cls({}, {})
+        for found in _reached(look):
+            if found.entry.key:
+                key_queue, sequence = key_queue_id(found.type_id, found.entry.key), found.key[8:]
+                order.head[key_queue] = min(sequence, order.head.get(key_queue, sequence))
+        for key, value in look.rows(Family.GROUP, *spool_rows(SPOOL_KEY_QUEUE)):
+            with suppress(StoreCorrupt):
+                order.first[key_queue_of(key)] = keys.unpack_pair(value)[0]
+        return order
 
-def _is_superseded(look: Look, found: Found) -> bool:
+    def was_head(self, found: Found) -> bool:
+        """Return True if a parked entry had become the first one of its key."""
+        return parked_number(found.key) < self.first.get(key_queue_id(found.type_id, found.entry.key), 0)
+
+    def is_behind(self, found: Found) -> bool:
+        """Return True if another entry of the timeline precedes this one in its key queue."""
+        sequence = found.key[8:]
+        key_queue = key_queue_id(found.type_id, found.entry.key)
+        return bool(found.entry.key) and self.head.get(key_queue, sequence) != sequence
+
+
+def _reached(look: SpoolLook) -> Iterator[Found]:
+    """Yield the entries of the timeline outside of holes: in a hole, rows that were deleted may reappear."""
+    return (found for found in look.waiting() if not look.is_in_hole(Family.TIMELINE, found.key))
+
+
+def _at(look: SpoolLook, row: bytes, type_id: int) -> Found | None:
+    (value,) = look.find_many(Family.TIMELINE, [row])
+    with suppress(StoreCorrupt):
+        if value is not None and decode_waiting(value).topic_id == type_id:
+            return Found(DirectoryState.WAITING, *decode_entry(value, look.type_name(type_id)), type_id, row)
+    return None
+
+
+def _is_superseded(look: SpoolLook, found: Found) -> bool:
     """Return True if a later state of the entry waits: the batch that ended this state is lost."""
     prefix = pack_index_prefix(WAITING_GENERATION, found.type_id) + found.entry.uid
     with suppress(StoreCorrupt):
@@ -348,7 +372,7 @@ def _is_superseded(look: Look, found: Found) -> bool:
     return False
 
 
-def _lost_events(look: Look) -> int:
+def _lost_events(look: SpoolLook) -> int:
     """Return the number of missing events in the trail, up to its recorded next sequence."""
     state = decode_state(None)
     with suppress(StoreCorrupt):
