@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.trail.manifest import Layout, read_cell, read_manifest, sequences_of
+from dmq.trail.manifest import CellFile, Layout, read_cell, scan_manifest, sequences_of
 from dmq.trail.snapshots.taking import list_snapshots
 
 
@@ -35,6 +35,7 @@ class CellOf(NamedTuple):
     size_bytes: int
     gaps: tuple[tuple[int, int], ...]
     snapshots: tuple[SnapshotOf, ...]
+    damaged: tuple[str, ...]  # unreadable cell file and manifest lines
 
     @property
     def missing(self) -> int:
@@ -52,7 +53,7 @@ class CellOf(NamedTuple):
 
 
 def cells_of(trail: Path) -> list[CellOf]:
-    """Return the cells of a trail by name; raise ``ValueError`` for an unreadable manifest."""
+    """Return the cells of a trail by name; unreadable lines and files are reported with their cell."""
     names = {path.name.partition("=")[2] for part in _PARTS for path in (trail / part).glob("cell=*")}
     names |= {path.stem for path in (trail / "cells").glob("*.json")}
     return [_cell(trail, name) for name in sorted(names) if not name.startswith((".", "_"))]
@@ -63,8 +64,14 @@ _PARTS = ("events", "manifest", "snapshots")
 
 def _cell(trail: Path, name: str) -> CellOf:
     layout = Layout(trail, name)
-    known = read_cell(layout)
-    listed = [line for path in sorted(layout.manifests.glob("????-??-??.jsonl")) for line in read_manifest(path)[0]]
+    scans = [scan_manifest(path) for path in sorted(layout.manifests.glob("????-??-??.jsonl"))]
+    listed = [line for scan in scans for line in scan.lines]
+    damaged = [why for scan in scans for why in scan.damaged]
+    known: CellFile | None = None
+    try:
+        known = read_cell(layout)
+    except ValueError as error:
+        damaged.insert(0, str(error))
     spans = {(line.first_sequence, line.last_sequence) for line in listed}
     paths = {line.path for line in listed}
     # A file that is not listed yet is no gap: it is new, or its writer was killed before listing it.
@@ -93,6 +100,7 @@ def _cell(trail: Path, name: str) -> CellOf:
             SnapshotOf(int(manifest["sequence"]), int(manifest["taken_ms"]), int(manifest["entries"]), str(path))
             for path, manifest in list_snapshots(trail, name)
         ),
+        damaged=tuple(damaged),
     )
 
 

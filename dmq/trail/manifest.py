@@ -12,7 +12,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dmq.store.files.durable import make_directory, sync_directory
 
@@ -107,20 +107,35 @@ def date_of(path: Path) -> str:
     return path.parent.parent.name.removeprefix("date=")
 
 
+class ManifestScan(NamedTuple):
+    """Valid lines of a manifest, its size without a torn last line, and the reason for each invalid complete line."""
+
+    lines: list[Listed]
+    whole_bytes: int
+    damaged: list[str]
+
+
+def scan_manifest(path: Path) -> ManifestScan:
+    """Read a manifest around invalid lines; raise ``OSError`` if there is no such file."""
+    content = path.read_bytes()
+    found = ManifestScan([], content.rfind(b"\n") + 1, [])
+    for number, line in enumerate(content[: found.whole_bytes].splitlines(), start=1):
+        try:
+            found.lines.append(Listed(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            found.damaged.append(f"{path}, line {number}: {error}")
+    return found
+
+
 def read_manifest(path: Path) -> tuple[list[Listed], int]:
     """Return the lines of a manifest and their size in bytes. Bytes after that size are a torn last line.
 
     Raise ``ValueError`` for an invalid complete line, ``OSError`` if there is no such file.
     """
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    found: list[Listed] = []
-    for number, line in enumerate(content[:whole].splitlines(), start=1):
-        try:
-            found.append(Listed(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    return found, whole
+    found = scan_manifest(path)
+    if found.damaged:
+        raise ValueError(found.damaged[0])
+    return found.lines, found.whole_bytes
 
 
 def append(layout: Layout, listed: Listed) -> None:

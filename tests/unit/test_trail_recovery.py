@@ -18,6 +18,7 @@ from support.trail_read import data_files, lines, read_trail
 
 from dmq.store.files.steady_clock import STEADY_AFTER_MS
 from dmq.trail import manifest
+from dmq.trail.cells import cells_of
 from dmq.trail.export.exporter import ExportOptions, TrailUnavailable
 
 
@@ -300,6 +301,35 @@ def test_more_is_not_said_to_be_retired_than_retention_removes(cell: Cell, raise
     cell.emit(1)
     assert cell.exporter.flush() == 13
     cell.check_outbox()
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"cell": "x"}', ""])
+def test_a_lost_retired_sequence_is_derived_from_the_trail(cell: Cell, damage: str) -> None:
+    """An unreadable or missing cell file does not turn retired events into missing ones."""
+    keep_three_days(cell)
+    file = cell.trail / "cells" / f"{CELL}.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    if damage:
+        file.write_text(damage, encoding="utf-8")
+    else:
+        file.unlink()
+    cell.restart()
+    assert json.loads(file.read_text(encoding="utf-8")) == told
+    assert [each.gaps for each in cells_of(cell.trail)] == [()]
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"\xff\xfe"])
+def test_an_unreadable_line_is_skipped_in_the_list_of_cells(cell: Cell, damage: bytes) -> None:
+    """Damaged entries of a manifest and a cell file are findings of their cell; the rest is listed."""
+    keep_three_days(cell)
+    (before,) = cells_of(cell.trail)
+    path = max((cell.trail / "manifest").rglob("*.jsonl"))
+    with path.open("ab") as file:
+        file.write(damage + b"\n")
+    (cell.trail / "cells" / f"{CELL}.json").write_bytes(damage)
+    (found,) = cells_of(cell.trail)
+    assert len(found.damaged) == 2
+    assert (found.events, found.last_sequence) == (before.events, before.last_sequence)
 
 
 def test_without_manifests_nothing_is_removed(cell: Cell) -> None:

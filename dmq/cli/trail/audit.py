@@ -285,10 +285,7 @@ def ls(
     _check_is_trail(where)
     from dmq.trail.cells import cells_of
 
-    try:
-        found = cells_of(Path(where))
-    except ValueError as error:
-        raise CommandFailed(str(error)) from error
+    found = cells_of(Path(where))
     if session.as_json:
         out.show_json({"trail": where, "cells": [each.plain() for each in found]})
         return
@@ -318,6 +315,8 @@ def ls(
     for each in found:
         for first, last in each.gaps[:_GAPS_SHOWN]:
             out.note(f"{each.cell}: events {first:,} to {last:,} are missing")
+        for why in each.damaged[:_GAPS_SHOWN]:
+            out.note(out.printable(f"{each.cell}: skipped an unreadable entry: {why}"))
 
 
 def _seconds(name: str, text: str) -> float:

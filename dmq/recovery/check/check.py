@@ -43,7 +43,7 @@ from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_h
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.store.writer.recount import KnownIds, copies_of, recount_queues
 from dmq.trail.ledger import read_books
-from dmq.trail.manifest import Layout, read_manifest
+from dmq.trail.manifest import Layout, scan_manifest
 from dmq.trail.snapshots.taking import cell_of
 
 
@@ -89,7 +89,7 @@ def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
         cell, (state,) = cell_of(path), engine.get_many(Family.META, [keys.META_OUTBOX])
         stored = decode_state(state).next_sequence - 1
         manifests = Layout(path / "trail", cell).manifests.glob("*.jsonl")
-        exported = max((line.last_sequence for each in manifests for line in read_manifest(each)[0]), default=0)
+        exported = max((line.last_sequence for each in manifests for line in scan_manifest(each).lines), default=0)
     except (StoreCorrupt, OSError, ValueError):  # damage is reported by the scan; the trail itself is not checked
         return
     if exported > stored:

@@ -23,7 +23,7 @@ class Spared(NamedTuple):
 def spared_by(trails: Sequence[Path], lost: Collection[str]) -> Spared:
     """Return the messages that need no replay by these trails; ``lost`` are the cells with a lost disk.
 
-    Raise ``ValueError`` for a missing or unreadable trail, and for a lost cell that no trail has.
+    Raise ``ValueError`` for a missing trail or an unreadable file of events, and for a lost cell that no trail has.
     """
     known: set[str] = set()
     for trail in trails:

@@ -61,9 +61,10 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> RecoveredTrail:
 
 
 def _cell(layout: Layout, role: manifest.Role, host: str, lines: Sequence[Listed]) -> CellFile:
-    """Return the cell file; rewrite it if its retired sequence contradicts the remaining files.
+    """Return the cell file; rewrite it if it cannot be read or its retired sequence contradicts the remaining files.
 
-    These are known from the manifests or, without any, from the names of the files.
+    These are known from the manifests or, without any, from the names of the files. A lost retired sequence is the one
+    before the first remaining event: retention removes the oldest dates.
     """
     layout.cell_file.with_name(layout.cell_file.name + ".tmp").unlink(missing_ok=True)
     try:
@@ -71,13 +72,14 @@ def _cell(layout: Layout, role: manifest.Role, host: str, lines: Sequence[Listed
     except ValueError as error:
         _put_aside(layout.cell_file, str(error))
         known = None
-    retired = known.retired_sequence if known is not None else 0
     left = [Span(line.date, line.first_sequence, line.last_sequence) for line in lines] or [
         Span(manifest.date_of(path), *found) for path in _files(layout) if (found := sequences_of(path.name))
     ]
-    if why := contradiction(retired, left):
-        _put_aside(layout.cell_file, f"retired_sequence is {retired}: {why}")
-        known, retired = None, min((span.first_sequence for span in left), default=1) - 1
+    if known is not None and (why := contradiction(known.retired_sequence, left)):
+        _put_aside(layout.cell_file, f"retired_sequence is {known.retired_sequence}: {why}")
+        known = None
+    derived = min((span.first_sequence for span in left), default=1) - 1
+    retired = known.retired_sequence if known is not None else derived
     cell = CellFile(cell=layout.cell, role=role, host=host, retired_sequence=retired)
     if cell != known:
         manifest.write_cell(layout, cell)

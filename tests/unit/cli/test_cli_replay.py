@@ -179,6 +179,9 @@ def test_trails_spare_what_needs_no_replay(daemon: LiveCell, peer: Peer, tmp_pat
     trail = tmp_path / "trail"
     tell(trail, "gone", [("FETCHED", "A"), ("FETCHED", "B"), ("FORWARDED", "A"), ("RECALLED", "E")])
     tell(trail, "well", [("FETCHED", "C"), ("FORWARD_REFUSED", "D")])
+    manifest = trail / "manifest" / "cell=well" / "2026-01-01.jsonl"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text("{\n", encoding="utf-8")  # one unreadable line stops nothing
     for number, message_id in enumerate("ABCDE"):
         put(peer, 0, message_id, NOW - 1_000 + number)
     result = play(daemon, peer, "-o", "json", "--trail", str(trail), "--lost", "gone")
