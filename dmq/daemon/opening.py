@@ -6,7 +6,7 @@ import asyncio
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -24,6 +24,9 @@ from dmq.trail.events import EventKind, cell_event, gap_event
 from dmq.trail.export.exporter import Exporter
 from dmq.trail.export.values import ExportOptions
 from dmq.trail.ledger import LEDGER_KINDS
+
+if TYPE_CHECKING:
+    from dmq.daemon.transport import Transport
 
 FULL_BYTES = 2**20  # free space reserved for RocksDB: with less, writes wait
 
@@ -107,14 +110,17 @@ def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None
         sys.stderr.flush()
 
 
-async def watch_disk(store: Store) -> NoReturn:
-    """Log the start and the end of each disk stall."""
+async def watch_disk(store: Store, transport: Transport) -> NoReturn:
+    """Log the start and the end of each disk stall; the health service does not serve in between."""
     longest_s = 0.0
     while True:
         await asyncio.sleep(_DISK_LOOK_S)
         stalled_s = store.stalled_s
         if stalled_s and not longest_s:
             log.error("disk_stalled", seconds=round(stalled_s, 1), queued_ops=store.writer.pending_ops)
+            await transport.set_serving(is_serving=False)
         elif longest_s and stalled_s < longest_s:
             log.warning("disk_recovered", seconds=round(longest_s, 1))
+            if not stalled_s:
+                await transport.set_serving(is_serving=True)
         longest_s = stalled_s

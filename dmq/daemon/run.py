@@ -114,7 +114,6 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         own = store.clock, broker, metrics, admin, quotas
         files = _files(config, cell, stack)
         about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed)
-        stack.callback(loop.create_task(watch_disk(store), name="dmq-disk").cancel)
         server = transport_of(config, *own, files=files, front=front, options=about)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         cell.processes = server.processes
@@ -122,6 +121,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         _serve_metrics(config, metrics, cell, stack)
         scheduler.start()
         port = await server.start()
+        stack.callback(loop.create_task(watch_disk(store, server), name="dmq-disk").cancel)
         cell.listen = str(Address(config.listen.host, port))
         cell.state = CellState.SERVING
         start_periodic(broker, snapshots, periodic)

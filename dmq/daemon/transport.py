@@ -38,6 +38,10 @@ class Transport(Protocol):
         """Listen, serve, and return the port."""
         ...
 
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """Set the state of the health service; calls are answered in either state."""
+        ...
+
     async def stop(self, grace_s: float) -> None:
         """End waiting calls, and finish the others in flight within ``grace_s``."""
         ...

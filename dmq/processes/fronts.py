@@ -189,10 +189,14 @@ class Fronts:
             self._port_number = await self._listener.start()
         self._port.service.listening_at(self._host, self._port_number)
         self._tell(frames.Listening(self._host, self._port_number))
-        self._port.health.set(is_serving=True)
+        await self.set_serving(is_serving=True)
         self._keeping.append(self._loop.create_task(self._watch(), name="dmq-fronts"))
         log.info("listening", host=self._host, port=self._port_number, fronts=[each.pid for each in self.fronts])
         return self._port_number
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """Set the state of the health service; calls are answered in either state."""
+        self._port.health.set(is_serving=is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, end streams and long polls, and give the other calls ``grace_s`` to finish.

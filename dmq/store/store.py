@@ -79,6 +79,7 @@ class StoreRecovery(NamedTuple):
     cut_bytes: int  # dropped from the end of the WAL: a torn record, which was never acknowledged
     sequence: int
     took_s: float
+    is_copy: bool = False  # first opening of a backup or of a salvaged store
 
 
 class Store:
@@ -140,7 +141,8 @@ class Store:
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
         took_s = clock.monotonic_s() - started_s
-        self.recovery = StoreRecovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s)
+        is_copy = cell is not None and cell.is_copy
+        self.recovery = StoreRecovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s, is_copy)
 
     def _opening_batch(
         self, recovered: RecoveredFigures, version: int | None, options: StoreOptions

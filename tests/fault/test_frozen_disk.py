@@ -10,9 +10,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.daemon import Daemon, run_command
 from support.effort import EFFORT
 from support.frozen_disk import FrozenDisk, Pauses, mounted
@@ -28,6 +30,7 @@ from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import Family
 from retry import Redelivery, Rejected, Spooled
 
+_Health = health_pb2.HealthCheckResponse
 FREEZE_S = 30.0 if EFFORT > 1 else 5.0
 FREEZE_S_MAX = FREEZE_S + 60.0  # of a test on a machine that is slow: each ends its freeze itself
 KEEP_S = 1.0
@@ -112,11 +115,12 @@ def test_a_kill_during_a_freeze_loses_nothing_acknowledged(disk: FrozenDisk) -> 
 
 
 def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_path: Path) -> None:
-    """``/healthz`` answers "not ready" with the reason, new sends are refused, and later all is as it was."""
+    """``/healthz`` and the health service report it, new sends are refused, and later all is as it was."""
     with Daemon(disk.path / "data", metrics="127.0.0.1:0") as daemon, WireClient(daemon.address) as client:
         health = f"http://{daemon.metrics_address}/healthz"
         assert client.send(a_message("orders", "before")).status.code == wire.OK
         assert ask(health) == (200, "ready\n")
+        assert health_of(daemon) == _Health.SERVING
         with disk.frozen(FREEZE_S_MAX):
             with pytest.raises(grpc.RpcError) as held:  # at the disk: it has no answer by its deadline
                 client.send(a_message("orders", "held"), deadline_s=1)
@@ -124,6 +128,7 @@ def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_pa
             assert daemon.wait_for("disk_stalled", timeout_s=FREEZE_S_MAX)
             status, text = ask(health)
             assert status == 503
+            assert health_of(daemon) == _Health.NOT_SERVING
             assert "the disk stalls" in text
             answer = client.send(a_message("orders", "refused"))
             assert answer.status.code == wire.TOO_MANY_REQUESTS
@@ -131,6 +136,9 @@ def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_pa
             found = run_command("status", "--address", daemon.address)
             assert "the disk stalls" in found.stdout, found.stdout + found.stderr
         daemon.wait_for("disk_recovered", timeout_s=PATIENCE_S)
+        until_s = time.monotonic() + PATIENCE_S
+        while health_of(daemon) != _Health.SERVING:
+            assert time.monotonic() < until_s
         assert ask(health) == (200, "ready\n")
         assert client.send(a_message("orders", "after")).status.code == wire.OK
         with disk.frozen(FREEZE_S_MAX):
@@ -139,6 +147,13 @@ def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_pa
         daemon.restart()
         received = {each.message_id for each in client.drain("orders", "billing", 3)}
         assert received == {"before", "held", "after"}
+
+
+def health_of(daemon: Daemon) -> int:
+    """Return the answer of the health service of gRPC."""
+    with grpc.insecure_channel(daemon.address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status)
 
 
 def ask(url: str) -> tuple[int, str]:

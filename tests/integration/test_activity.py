@@ -16,13 +16,16 @@ from support.rigs import EmbeddedRig, End
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
+from broker_adapter.runtime.clock import ManualClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.admin.operations import activity as module
 from dmq.admin.operations.activity import ActivityLog, Caller, what_of
 from dmq.errors import StoreBusy
+from dmq.store.backup import back_up
 from dmq.store.schema.activity import CallOutcome
 from dmq.store.schema.index import Receipt
+from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind
 
@@ -173,6 +176,30 @@ def test_a_restored_store_explains_its_own_backup(tmp_path: Path) -> None:
         (found,) = again.newest(since_ms=0, key="", before=0)
         assert found.error == "the daemon ended before it did, or this store was restored from this backup"
         await rig.close()
+
+    asyncio.run(body())
+
+
+def test_the_backup_of_a_restored_store_is_done(tmp_path: Path) -> None:
+    """The copy has the begun call of its own backup. A restored store shows that the backup is complete."""
+
+    async def body() -> None:
+        store = Store.open(tmp_path / "data", clock := ManualClock(1_700_000_000_000), StoreOptions(ballast_bytes=0))
+        store.attach(asyncio.get_running_loop(), lambda _: None)
+
+        async def copy(_: object) -> Message:
+            back_up(store, tmp_path / "data", tmp_path / "backup")
+            return wire.BackUpStoreResponse()
+
+        await ActivityLog(store).run(Caller("boss"), "BackUpStore", wire.BackUpStoreRequest(), copy)
+        store.close()
+        restored = Store.open(tmp_path / "backup", clock, StoreOptions(ballast_bytes=0))
+        restored.attach(asyncio.get_running_loop(), lambda _: None)
+        log = ActivityLog(restored)
+        await log.settle()
+        (found,) = log.newest(since_ms=0, key="", before=0)
+        assert (found.outcome, found.error) == (CallOutcome.DONE, "")
+        restored.close()
 
     asyncio.run(body())
 

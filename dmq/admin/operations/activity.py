@@ -62,15 +62,23 @@ class ActivityLog:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def settle(self) -> None:
-        """Record an unknown outcome for activities that an earlier run began and did not complete."""
+        """Record an outcome for activities that an earlier run began and did not complete.
+
+        It is unknown, except for the backup that a restored store was made by: its copy is complete.
+        """
         begun = [each for each in self._by_number.values() if each.outcome is CallOutcome.BEGUN]
-        if begun:
-            text = "the daemon ended before it did"
-            backup = f"{text}, or this store was restored from this backup"
-            await self._write(
-                each._replace(outcome=CallOutcome.UNKNOWN, error=backup if each.rpc == "BackUpStore" else text)
-                for each in begun
-            )
+        if not begun:
+            return
+        backups = [each.number for each in begun if each.rpc == "BackUpStore"]
+        made_by = backups[0] if self._store.recovery.is_copy and len(backups) == 1 else None
+        text = "the daemon ended before it did"
+        backup = f"{text}, or this store was restored from this backup"
+        await self._write(
+            each._replace(outcome=CallOutcome.DONE)
+            if each.number == made_by
+            else each._replace(outcome=CallOutcome.UNKNOWN, error=backup if each.rpc == "BackUpStore" else text)
+            for each in begun
+        )
 
     async def close(self) -> None:
         """Wait for pending records for at most ``_CLOSE_S``; the next run settles the rest."""

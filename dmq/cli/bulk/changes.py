@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 PAGE = 1_000
 PER_CALL = 1_000
 _SHOWN = 10  # of a dry run, and of messages that were not changed
-_HELD = {1: "held until its topic is resumed", 2: "delivered in its turn at the rate of its topic"}  # by HeldBy
+_PAUSE = 1
+_HELD = {_PAUSE: "held until its topic is resumed", 2: "delivered in its turn at the rate of its topic"}  # by HeldBy
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
 TargetsArgument = Annotated[
@@ -180,7 +181,7 @@ def run_change(
             return
         ids = tuple(found)
         if ids:
-            confirm(f"{_counted(len(ids))} of topic {targets.topic} {change.would}", yes=yes)
+            confirm(f"{_counted(len(ids))} of topic {targets.topic} {_would(client, targets, change)}", yes=yes)
     changed: list[wire.ChangedMessage] = []
     failure: CommandFailed | None = None
     try:
@@ -296,7 +297,14 @@ def _show_found(
         ]
         out.show_table(("DUE", "MESSAGE ID", "TAG", "KEYS"), rows)
     more = f", of which these are the first {len(first)}" if len(found) > len(first) else ""
-    typer.echo(f"{_counted(len(found))} {change.would}{more}")
+    typer.echo(f"{_counted(len(found))} {_would(client, targets, change)}{more}")
+
+
+def _would(client: AdminClient, targets: Targets, change: Change) -> str:
+    """Return the effect of a change; a paused topic delivers nothing now."""
+    if change is FIRE and client.topic(targets.topic).paused_since_ms:
+        return f"would be due now, {_HELD[_PAUSE]}"
+    return change.would
 
 
 def _show(session: Session, targets: Targets, change: Change, changed: Sequence[wire.ChangedMessage]) -> None:

@@ -136,6 +136,16 @@ def test_a_dry_run_shows_what_was_named(daemon: LiveCell) -> None:
     assert waiting(daemon) == before
 
 
+@pytest.mark.parametrize("selected", [["A"], ["--all"]])
+def test_a_dry_run_names_the_pause_of_the_topic(daemon: LiveCell, selected: list[str]) -> None:
+    """Messages of a paused topic are not delivered now: the dry run and the prompt state it."""
+    assert daemon.run("topic", "pause", "orders").exit_code == 0
+    result = daemon.run("msg", "fire", "orders", *selected, "--dry-run")
+    assert result.stdout.rstrip().endswith("would be due now, held until its topic is resumed")
+    asked = daemon.run("msg", "fire", "orders", "--all")
+    assert "would be due now, held until its topic is resumed" in asked.stderr
+
+
 def test_a_dry_run_shows_the_first_ones(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """And how many there are."""
     monkeypatch.setattr(changes, "_SHOWN", 2)
