@@ -111,6 +111,8 @@ class Store:
         self.outbox_bytes_max = options.outbox_bytes_max
         first, self.ledger_head = self._opening_batch(recovered, version, options)
         self.bytes_since = begin_bytes(engine, first, run=recovered.boot, sequence=recovered.sequence)
+        engine.write(first)
+        engine.sync()
         self.marks = Marks(recovered.done)
         self._assembler = Assembler(
             engine,
@@ -136,8 +138,6 @@ class Store:
             has_room=disk.has_room if disk is not None else lambda _: True,
         )
         self._disk = disk
-        engine.write(first)
-        engine.sync()
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
         took_s = clock.monotonic_s() - started_s
@@ -296,23 +296,20 @@ class Store:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def pending(self) -> dict[int, int]:
-        """Return the number of pending entries by scope."""
-        found = self._engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=1_000_000)
-        return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
+        """Return the number of pending entries by scope, without a read."""
+        return self._assembler.counts.pending.copy()
 
     def pending_bytes(self) -> dict[int, int]:
-        """Return the pending bytes by scope, of entries with a sequence above ``bytes_since``."""
-        found = self._engine.scan(Family.META, *keys.meta_range(keys.META_BYTES), limit=1_000_000)
-        return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
+        """Return the pending bytes by scope, of entries with a sequence above ``bytes_since``, without a read."""
+        return self._assembler.counts.sizes.copy()
 
     def ledger(self) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
         """Return the ledger's counts by topic and group, and the pending entries by scope, all of one instant."""
         return read_ledger(self)
 
     def held(self) -> dict[int, int]:
-        """Return the number of held entries by topic; topics without any are left out."""
-        found = self._engine.scan(Family.META, *keys.meta_range(keys.META_HELD), limit=1_000_000)
-        return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
+        """Return the number of held entries by topic, without a read; topics without any are left out."""
+        return self._assembler.counts.held.copy()
 
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
         """Return the number of due entries of ``scope`` per minute, in order of time; empty minutes are left out."""

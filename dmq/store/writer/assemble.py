@@ -122,7 +122,7 @@ class Assembler:
             engine, recovered.boot, recovered.outbox, bytes_max=outbox_bytes_max, gap_event=gap_event
         )
         self._tails: dict[tuple[int, int], int] = {}
-        self._counts = Counts(engine, bytes_since)
+        self.counts = Counts(engine, bytes_since)
         self._ledger = LedgerRows(engine, ledger_kinds) if ledger_kinds else None
         # Keys withdrawn while the reader may already have read them; see ``_withdraw``.
         self._withdrawn: set[bytes] = set()
@@ -166,7 +166,7 @@ class Assembler:
         self._now_ms, self._decided_ms = self._clock.now_ms(), 0
         self._rows, self._records, self._appended = {}, [], {}
         self._gone, self._gone_count = set(), 0
-        self._counts.begin()
+        self.counts.begin()
         self.outbox.begin()
         first_sequence = self._sequence + 1
         if len(self._withdrawn) > _WITHDRAWN_KEPT:
@@ -197,7 +197,7 @@ class Assembler:
                 batch.deletes.append((family, key))
             else:
                 puts.append((family, key, value))
-        self._counts.put(batch)
+        self.counts.put(batch)
         if self._ledger is not None:
             self._ledger.put(batch, self._records, self._appended)
         self.outbox.put(batch, self._records, max(self._now_ms, self._decided_ms))
@@ -279,14 +279,14 @@ class Assembler:
             return OverBound(scope, "closed", waiting=0, more=len(new), limit=0, next_due_ms=None)
         if count <= 0 and size <= 0:
             return None
-        figures = [self._counts.waiting(each) for each in bound.scopes]
+        figures = [self.counts.waiting(each) for each in bound.scopes]
         waiting, waiting_size = sum(each[0] for each in figures), sum(each[1] for each in figures)
         for what, there, more, limit in (
             ("entries", waiting, count, bound.count_max),
             ("bytes", waiting_size, size, bound.bytes_max),
         ):
             if limit is not None and more > 0 and there + more > limit:
-                due_ms = self._counts.next_due_ms(scope, self._now_ms)
+                due_ms = self.counts.next_due_ms(scope, self._now_ms)
                 return OverBound(scope, what, waiting=there, more=more, limit=limit, next_due_ms=due_ms)
         return None
 
@@ -319,9 +319,9 @@ class Assembler:
             puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         if half_body:
             puts.append((_TIMELINE, half_body_key(sequence), half_body))
-        self._counts.add(scope, deliver_at_ms, 1)
+        self.counts.add(scope, deliver_at_ms, 1)
         if size := waiting_bytes(record):
-            self._counts.grow(scope, sequence, size)
+            self.counts.grow(scope, sequence, size)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         receipt = self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, False)
@@ -360,10 +360,10 @@ class Assembler:
             self._free_key(own_key, sequence, message_id)
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
-        self._counts.add(scope, deliver_at_ms, -1)
-        self._counts.grow(scope, sequence, -size)
+        self.counts.add(scope, deliver_at_ms, -1)
+        self.counts.grow(scope, sequence, -size)
         if key[0] >= _HELD_BYTE:
-            self._counts.hold(scope, -1)
+            self.counts.hold(scope, -1)
         self._records += (pack_record_head(len(event), sequence, offset), event)
         return Receipt(_DELIVERED, sequence, queue_id, offset, self._now_ms, False)
 
@@ -383,11 +383,11 @@ class Assembler:
             batch.deletes.append(row)
         if op.own_key:
             self._free_key(op.own_key, waiting.sequence, op.message_id)
-        self._counts.add(op.scope, op.deliver_at_ms, -1)
+        self.counts.add(op.scope, op.deliver_at_ms, -1)
         if op.size:
-            self._counts.grow(op.scope, waiting.sequence, -op.size)
+            self.counts.grow(op.scope, waiting.sequence, -op.size)
         if op.key[0] >= _HELD_BYTE:
-            self._counts.hold(op.scope, -1)
+            self.counts.hold(op.scope, -1)
         self._withdrawn.add(op.key)
         self._known.pop(id_key, None)
         if op.is_remembered:
@@ -428,11 +428,11 @@ class Assembler:
             self._hold_key(own_key, KeyHolder(sequence, deliver_at_ms, len(record), message_id))
         if half_body:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
-            self._counts.grow(scope, sequence, waiting_bytes(record) - whole_half_bytes(half_body))
-        self._counts.add(scope, due_ms, -1)
-        self._counts.add(scope, deliver_at_ms, 1)
+            self.counts.grow(scope, sequence, waiting_bytes(record) - whole_half_bytes(half_body))
+        self.counts.add(scope, due_ms, -1)
+        self.counts.add(scope, deliver_at_ms, 1)
         if key[0] >= _HELD_BYTE:
-            self._counts.hold(scope, -1)
+            self.counts.hold(scope, -1)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
@@ -538,7 +538,7 @@ class Assembler:
         else:
             index_row = (_INDEX, id_key, encode_index_waiting(sequence, key_ms))
             self._batch.puts += ((_TIMELINE, keys.timeline_key(mark), record), index_row)
-        self._counts.hold(scope, 1)
+        self.counts.hold(scope, 1)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
     def _restore(self, op: Restore) -> Receipt:

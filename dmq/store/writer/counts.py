@@ -1,6 +1,7 @@
 """Counts of pending entries by scope and minute of delivery, of pending bytes by scope, and of held entries by topic.
 
-The figures are absolute, in the batch that changes them.
+The figures are absolute, in the batch that changes them. Those by scope and topic are also all in memory, so reading
+them costs no row. Opening reads one row for each scope with pending entries.
 
 Bytes are counted from the first opening by a build that counts them. Entries pending before that are recognised by
 their sequence, and never count. So opening reads no entries. If the last run did not count bytes (the head names an
@@ -35,14 +36,18 @@ _Delta = tuple[int, int]  # minute of the hour, and change of its count
 
 
 class Counts:
-    """Figures that the current batch changes, with a cache of the figures of earlier batches."""
+    """Figures that the current batch changes, and the figures of earlier batches; counts by minute are cached.
+
+    ``pending``, ``sizes`` and ``held`` may be copied by any thread. They include the batch that is being written.
+    """
 
     def __init__(self, engine: Engine, bytes_since: int = 0) -> None:
         """Read figures from ``engine``. The bytes of entries up to the sequence ``bytes_since`` are not counted."""
         self._engine = engine
         self._bytes_since = bytes_since
-        self._totals: dict[int, int] = {}  # by scope
-        self._bytes: dict[int, int] = {}  # by scope, for the same scopes as the totals
+        self.pending = _read(engine, keys.META_TOTAL)  # entries, by scope
+        self.sizes = _read(engine, keys.META_BYTES)  # bytes, by scope
+        self.held = _read(engine, keys.META_HELD)  # entries, by topic
         self._hours: dict[_Hour, list[int]] = {}
         self._deltas: dict[tuple[int, int], int] = {}  # by scope and minute
         self._grown: dict[int, int] = {}  # bytes, by scope
@@ -71,11 +76,10 @@ class Counts:
 
     def waiting(self, scope: int) -> tuple[int, int]:
         """Return the pending entries of ``scope`` and their bytes, with the changes of the current batch so far."""
-        self._load((scope,), ())
         if scope not in self._watched:  # summed once, then kept up to date by ``add``
             self._watched[scope] = sum(by for (each, _), by in self._deltas.items() if each == scope)
-        count = self._totals[scope] + self._watched[scope]
-        return count, max(0, self._bytes[scope] + self._grown.get(scope, 0))
+        count = self.pending.get(scope, 0) + self._watched[scope]
+        return count, max(0, self.sizes.get(scope, 0) + self._grown.get(scope, 0))
 
     def next_due_ms(self, scope: int, now_ms: int) -> int | None:
         """Return the end of the first minute after ``now_ms`` with a due entry of ``scope``, or ``None``.
@@ -91,11 +95,8 @@ class Counts:
 
     def put(self, batch: Batch) -> None:
         """Put the new figures into the batch; the row of a figure that is now 0 is deleted."""
-        if self._held:
-            rows = [held_key(topic_id) for topic_id in self._held]
-            for by, row, value in zip(self._held.values(), rows, self._engine.get_many(Family.META, rows), strict=True):
-                held = (unpack_u64(value) if value is not None else 0) + by
-                _set(batch, row, pack_u64(held) if held else None)
+        for topic_id, by in self._held.items():
+            _set(batch, self.held, topic_id, held_key(topic_id), self.held.get(topic_id, 0) + by)
         if not self._deltas:
             return
         totals: dict[int, int] = {}
@@ -103,35 +104,32 @@ class Counts:
         for (scope, bucket), by in self._deltas.items():
             totals[scope] = totals.get(scope, 0) + by
             hours.setdefault((scope, bucket // _MINUTES), []).append((bucket % _MINUTES, by))
-        self._load(totals, hours)
+        self._load(hours)
         for scope, by in totals.items():
-            total = self._totals[scope] = self._totals[scope] + by
-            _set(batch, total_key(scope), pack_u64(total) if total else None)
+            _set(batch, self.pending, scope, total_key(scope), self.pending.get(scope, 0) + by)
         for scope, by in self._grown.items():
-            size = self._bytes[scope] = max(0, self._bytes[scope] + by)
-            _set(batch, bytes_key(scope), pack_u64(size) if size else None)
+            _set(batch, self.sizes, scope, bytes_key(scope), max(0, self.sizes.get(scope, 0) + by))
         for hour, deltas in hours.items():
             minutes = self._hours[hour]
             for minute, by in deltas:
                 minutes[minute] += by
-            _set(batch, hour_key(*hour), pack_hour(minutes) if any(minutes) else None)
+            if any(minutes):
+                batch.puts.append((Family.META, hour_key(*hour), pack_hour(minutes)))
+            else:
+                batch.deletes.append((Family.META, hour_key(*hour)))
 
-    def _load(self, scopes: Iterable[int], hours: Iterable[_Hour]) -> None:
-        if len(self._hours) + len(self._totals) > _CACHED_MAX:
+    def _load(self, hours: Iterable[_Hour]) -> None:
+        if len(self._hours) > _CACHED_MAX:
             self._hours.clear()  # they are all on disk
-            self._totals.clear()
-            self._bytes.clear()
-        missing = [each for each in scopes if each not in self._totals]
-        missing_hours = [each for each in hours if each not in self._hours]
-        if missing or missing_hours:
-            wanted = [*map(total_key, missing), *map(bytes_key, missing), *(hour_key(*each) for each in missing_hours)]
-            rows = self._engine.get_many(Family.META, wanted)
-            for number, scope in enumerate(missing):
-                total, size = rows[number], rows[len(missing) + number]
-                self._totals[scope] = unpack_u64(total) if total is not None else 0
-                self._bytes[scope] = unpack_u64(size) if size is not None else 0
-            for hour, value in zip(missing_hours, rows[2 * len(missing) :], strict=True):
-                self._hours[hour] = list(unpack_hour(value)) if value is not None else [0] * _MINUTES
+        missing = [each for each in hours if each not in self._hours]
+        rows = self._engine.get_many(Family.META, [hour_key(*each) for each in missing]) if missing else ()
+        for hour, value in zip(missing, rows, strict=True):
+            self._hours[hour] = list(unpack_hour(value)) if value is not None else [0] * _MINUTES
+
+
+def _read(engine: Engine, kind: bytes) -> dict[int, int]:
+    found = engine.scan(Family.META, *keys.meta_range(kind), limit=2**31)
+    return {keys.meta_id(key): unpack_u64(value) for key, value in found.rows}
 
 
 def begin_bytes(engine: Engine, batch: Batch, *, run: int, sequence: int) -> int:
@@ -157,8 +155,10 @@ def put_hours_of_format_1(engine: Engine, batch: Batch) -> None:
     batch.puts += [(Family.META, hour, pack_hour(minutes)) for hour, minutes in hours.items()]
 
 
-def _set(batch: Batch, key: bytes, value: bytes | None) -> None:
-    if value is None:
-        batch.deletes.append((Family.META, key))
+def _set(batch: Batch, figures: dict[int, int], figure_id: int, key: bytes, figure: int) -> None:
+    if figure:
+        figures[figure_id] = figure
+        batch.puts.append((Family.META, key, pack_u64(figure)))
     else:
-        batch.puts.append((Family.META, key, value))
+        figures.pop(figure_id, None)
+        batch.deletes.append((Family.META, key))
