@@ -446,14 +446,20 @@ class Recovery(_message.Message):
     def __init__(self, was_clean: _Optional[bool] = ..., cut_bytes: _Optional[int] = ..., open_ms: _Optional[float] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("token", "limit")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    limit: int
+    def __init__(self, token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListTopicsResponse(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "next_token")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[Topic]
-    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ...) -> None: ...
+    next_token: str
+    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
     __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own", "paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas")
@@ -973,16 +979,22 @@ class Unread(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., unread: _Optional[int] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("with_removed",)
+    __slots__ = ("with_removed", "token", "limit")
     WITH_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     with_removed: bool
-    def __init__(self, with_removed: _Optional[bool] = ...) -> None: ...
+    token: str
+    limit: int
+    def __init__(self, with_removed: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "next_token")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping[str, _Any]]]] = ...) -> None: ...
+    next_token: str
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
 
 class GetGroupRequest(_message.Message):
     __slots__ = ("group", "with_unread")

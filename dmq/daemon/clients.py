@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker_adapter.runtime.clock import Clock
-from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.requests.client_source import ClientSilent, ClientStatus
+from broker_adapter.wire import rocketmq_v2 as public
+from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.client_source import ClientSilent
 from dmq.rocketmq_server.rpc.commands import NoAnswer
 from dmq.rocketmq_server.rpc.telemetry import Streams
 from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Sessions
@@ -20,13 +21,13 @@ class Clients:
         self._sessions = sessions
         self._streams = streams
 
-    def clients(self, group: str) -> Sequence[ClientStatus]:
+    def clients(self, group: str) -> Sequence[wire.Client]:
         """See ``ClientSource.clients``."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         found = [
-            ClientStatus(
+            wire.Client(
                 client_id=session.client_id,
-                kind=wire.ClientType.Name(session.client_type),
+                kind=public.ClientType.Name(session.client_type),
                 group=session.group,
                 language=session.language,
                 version=session.version,

@@ -12,8 +12,7 @@ from broker_adapter.leasing import LeasingBroker, LeasingOptions
 from broker_adapter.remoting import RemotingBroker
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.runtime.clock import Clock
-from dmq.admin.requests.status import Cluster as ClusterStatus
-from dmq.admin.requests.status import Inner, LaneTrouble, Lateness, ProxyTrouble
+from dmq.admin import admin_v1 as wire
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster.broker import ClusterBroker
 from dmq.cluster.cluster import Cluster
@@ -93,15 +92,15 @@ class ClusterSide:
         await self._kinds.close()
         await self._adapter.close()
 
-    def status(self) -> ClusterStatus:
+    def status(self) -> wire.Cluster:
         """Return the status of the cluster and of the connections to it. Call it on the loop."""
         totals, lanes = self._forwarder.totals, self._forwarder.lanes.values()
         failing = islice((lane for lane in lanes if lane.gate.error), _TROUBLES_MAX)
-        return ClusterStatus(
+        return wire.Cluster(
             endpoints=self._addresses,
             away_since_ms=self._away_since_ms,
             proxies=[
-                ProxyTrouble(address=each, why=self._kinds.misplaced.get(each, why))
+                wire.ProxyTrouble(address=each, why=self._kinds.misplaced.get(each, why))
                 for each, why in self._adapter.errors.items()
             ],
             waiting=sum(lane.waiting for lane in lanes),
@@ -110,21 +109,21 @@ class ClusterSide:
             refused=totals.refused,
             in_doubt=totals.in_doubt,
             kept=self.front.kept_total,
-            lateness=Lateness(
+            lateness=wire.Lateness(
                 count=self._lateness.count,
                 p50_ms=self._lateness.quantile(0.5) * 1000,
                 p99_ms=self._lateness.quantile(0.99) * 1000,
                 max_ms=self._lateness.max * 1000,
             ),
-            lanes=[LaneTrouble(topic=lane.topic, waiting=lane.waiting, why=lane.gate.error) for lane in failing],
+            lanes=[wire.LaneTrouble(topic=lane.topic, waiting=lane.waiting, why=lane.gate.error) for lane in failing],
             inner=self._inner_status(),
         )
 
-    def _inner_status(self) -> Inner | None:
+    def _inner_status(self) -> wire.Inner | None:
         inner = self.inner
         if inner is None:
             return None
-        return Inner(
+        return wire.Inner(
             topic=inner.topic, fetched=inner.fetched_total, unreadable=inner.unreadable_total, error=inner.error
         )
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from broker_adapter.runtime.clock import Clock
-from dmq.admin.api.service import AdminService, Operators
+from dmq.admin import admin_v1 as wire
+from dmq.admin.api.service import AdminService
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.operations.schedules import ScheduleCalls
-from dmq.admin.requests.status import CellState
 from dmq.broker.broker import EmbeddedBroker
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.config.settings import DaemonConfig
@@ -105,7 +105,9 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         front = await _front(config, cell, broker, metrics, stack)
         quotas = quotas_of(config, broker, front or broker.catalog)
         admin = AdminService(
-            *(Operators.of(cell), snapshots, backups, store),
+            cell,
+            snapshots=snapshots,
+            backups=backups,
             quotas=QuotaCalls(quotas, partial(keep_quotas, store)),
             schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,
@@ -123,7 +125,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         port = await server.start()
         stack.callback(loop.create_task(watch_disk(store, server), name="dmq-disk").cancel)
         cell.listen = str(Address(config.listen.host, port))
-        cell.state = CellState.SERVING
+        cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,7 +138,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
             http2="compiled" if is_compiled else "python",
         )
         failure = await ending.reason
-        cell.state = CellState.STOPPING if failure is None else CellState.NOT_SERVING
+        cell.state = wire.STOPPING if failure is None else wire.NOT_SERVING
         metrics.set_state("stopping" if failure is None else "not_serving")
         if failure is not None:
             await server.stop(0)

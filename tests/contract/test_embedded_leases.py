@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.letters import ask
 from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
@@ -30,7 +31,7 @@ from broker_adapter.contracts.errors import Overloaded, Refused
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.contracts.message import Delivery, pack_id
 from broker_adapter.runtime import live_clients
-from dmq.admin.operations.groups import GroupOperations
+from dmq.admin import admin_v1 as wire
 from dmq.broker.deliveries.dispatch import HandOut
 from dmq.broker.failures.failures import POSTPONED_MS
 from dmq.broker.groups import group_queue, subscriptions
@@ -510,9 +511,8 @@ def test_a_subscription_begins_where_it_is_said(tmp_path: Path) -> None:
 
     async def scenario(rig: EmbeddedRig) -> None:
         await send(rig, "m-1")
-        groups = GroupOperations(rig.store, rig.broker)
         for _ in range(2):  # who reads the topic already goes on where it is
-            await groups.subscribe("by-hand", TOPIC)
+            await ask(rig, wire.SubscribeRequest(group="by-hand", topic=TOPIC))
         assert ids(await receive(rig, group="late")) == []
         await send(rig, "m-2")
         assert sorted(ids(await receive(rig, group="by-hand"))) == ["m-1", "m-2"]

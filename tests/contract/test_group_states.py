@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.failing import change, give_up, pass_time, pushed_one
-from support.letters import REDRIVE, a_message, children, fail, finish, only, operator, set_policy, to_dead, waiting
+from support.letters import REDRIVE, a_message, children, fail, finish, message_of, only, set_policy, to_dead, waiting
 from support.own_keys import keyed
 from support.retain import TOLD, keep, turn
 from support.rigs import (
@@ -25,8 +25,8 @@ from support.rigs import (
 )
 from support.stores import GatedEngine
 
+from dmq.admin.operations.messages import MessageCalls
 from dmq.broker.operations.admin import BEGIN, END
-from dmq.broker.operations.message_states import GroupState
 from dmq.states import MessageState as S
 from dmq.store.engines.engine import Engine
 
@@ -35,17 +35,16 @@ MINUTE_MS = 60_000
 
 async def state(rig: EmbeddedRig, message_id: str) -> S:
     """The state of a message."""
-    found: S = (await operator(rig).message(TOPIC, message_id)).state
-    return found
+    return (await message_of(rig, message_id)).state
 
 
 async def groups(rig: EmbeddedRig, message_id: str) -> dict[str, tuple[S, int, int]]:
     """What each group did with it: the state, the attempt, and when, in ms from now; 0: no time."""
-    status = await operator(rig).message(TOPIC, message_id)
-    found: list[GroupState] = await operator(rig).group_states(TOPIC, message_id, status)
+    status = await message_of(rig, message_id)
+    found = await MessageCalls(rig.store, rig.broker).group_states(TOPIC, message_id, status)
     now_ms = rig.clock.now_ms()
     return {
-        each.group: (each.state, each.attempt, 0 if each.state is S.DEAD else each.at_ms and each.at_ms - now_ms)
+        each.group: (S(each.state), each.attempt, 0 if S(each.state) is S.DEAD else each.at_ms and each.at_ms - now_ms)
         for each in found
     }
 
@@ -123,7 +122,7 @@ async def test_what_may_have_been_passed_over_is_not_called_acknowledged(rig: Em
     await receive(rig, group="picky", tags=["blue"])
     await receive(rig, group="reset")
     await rig.broker.operator.reset_group("reset", TOPIC, END)
-    where = await operator(rig).message(TOPIC, "m")
+    where = await message_of(rig, "m")
     await rig.broker.pulls.commit_offset("puller", TOPIC, where.queue_id, where.queue_offset + 1)
     await rig.broker.pulls.commit_offset("late", TOPIC, where.queue_id, where.queue_offset)
     finished, ready = (S.FINISHED, 0, 0), (S.READY, 0, 0)
@@ -181,7 +180,7 @@ async def test_what_was_never_delivered_says_why(rig: EmbeddedRig) -> None:
     await rig.broker.send([keyed("kept-out", due_ms, keeps=True)])
     states = [await state(rig, each) for each in ("r", "old", "new", "kept-out")]
     assert states == [S.RECALLED, S.REPLACED, S.WAITING, S.ABSORBED]
-    assert (await operator(rig).message(TOPIC, "r")).ended_at_ms == rig.clock.now_ms()
+    assert (await message_of(rig, "r")).ended_at_ms == rig.clock.now_ms()
     assert await groups(rig, "r") == {}
 
 

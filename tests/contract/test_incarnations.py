@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from support.failing import pushed, pushed_one
-from support.letters import DEAD, PURGE, finish, operator
+from support.letters import DEAD, PURGE, finish
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, play, receive_one, send
 
 from broker_adapter.contracts.errors import Refused, Rule
@@ -185,7 +185,7 @@ async def test_retries_of_format_2_go_on(rig: EmbeddedRig) -> None:
     await rig.restart(End.KILL)
     group_id = rig.broker.names.groups[GROUP].group_id
     assert rig.store.pending()[group_id] == 4
-    operations = operator(rig)
+    operations = rig.broker.retries
     first, second, *_ = [each.entry for each in (await operations.page(GROUP, topic="", token="", limit=9)).retries]
     assert (await operations.run_now(GROUP, [first])).moved == 1
     assert (await operations.end(GROUP, [second])).moved == 1

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.letters import a_message, operator
+from support.letters import a_message, ask
 from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import pack_id
+from dmq.admin import admin_v1 as wire
 from dmq.admin.operations import messages as listing
-from dmq.admin.operations.messages import QUEUED, WAITING, ListedMessage, Messages, Wanted
+from dmq.admin.operations.messages import MessageCalls
 from dmq.broker.delayed.changes import Meant
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 
 HOUR_MS = 3_600_000
+Page = Sequence[wire.ListedMessage]
 
 
 async def fill(rig: EmbeddedRig) -> tuple[list[str], list[str]]:
@@ -37,20 +40,36 @@ async def fill(rig: EmbeddedRig) -> tuple[list[str], list[str]]:
     return ready, waiting
 
 
-async def pages(rig: EmbeddedRig, wanted: Wanted, *, limit: int = 7) -> list[Sequence[ListedMessage]]:
+def want(
+    state: int = 0,
+    due_after_ms: int = 0,
+    due_before_ms: int = 0,
+    **fields: Any,  # noqa: ANN401 - of the request
+) -> wire.ListMessagesRequest:
+    """Return the request of a list."""
+    return wire.ListMessagesRequest(
+        topic=TOPIC,
+        state=wire.MessageState.Name(state),
+        due_after_ms=due_after_ms,
+        due_before_ms=due_before_ms,
+        **fields,
+    )
+
+
+async def pages(rig: EmbeddedRig, wanted: wire.ListMessagesRequest, *, limit: int = 7) -> list[Page]:
     """Every page of a list."""
-    found: list[Sequence[ListedMessage]] = []
-    token = ""
+    found: list[Page] = []
+    wanted.limit, wanted.token = limit, ""
     while True:
-        page = await operator(rig).messages(TOPIC, wanted, token=token, limit=limit)
+        page = await ask(rig, wanted)
         assert len(page.messages) <= limit
         found.append(page.messages)
-        token = page.next_token
-        if not token:
+        wanted.token = page.next_token
+        if not page.next_token:
             return found
 
 
-async def listed(rig: EmbeddedRig, wanted: Wanted, *, limit: int = 7) -> list[str]:
+async def listed(rig: EmbeddedRig, wanted: wire.ListMessagesRequest, *, limit: int = 7) -> list[str]:
     """The ids of a list."""
     return [each.message_id for page in await pages(rig, wanted, limit=limit) for each in page]
 
@@ -61,12 +80,12 @@ async def test_all_of_it_in_order(rig: EmbeddedRig) -> None:
     ready, waiting = await fill(rig)
     await receive(rig, batch_max=5)  # a lease is nothing to a list
     for limit in (1, 7, 1000):
-        assert await listed(rig, Wanted(), limit=limit) == ready + waiting
-        assert await listed(rig, Wanted(newest_first=True), limit=limit) == (ready + waiting)[::-1]
-        assert await listed(rig, Wanted(WAITING), limit=limit) == waiting
-        assert await listed(rig, Wanted(QUEUED, newest_first=True), limit=limit) == ready[::-1]
-    shown = (await pages(rig, Wanted(), limit=1000))[0][0]
-    assert (shown.state, shown.queue_offset, shown.content is not None) == (QUEUED, 0, True)
+        assert await listed(rig, want(), limit=limit) == ready + waiting
+        assert await listed(rig, want(newest_first=True), limit=limit) == (ready + waiting)[::-1]
+        assert await listed(rig, want(wire.WAITING), limit=limit) == waiting
+        assert await listed(rig, want(wire.QUEUED, newest_first=True), limit=limit) == ready[::-1]
+    shown = (await pages(rig, want(), limit=1000))[0][0]
+    assert (shown.state, shown.queue_offset, shown.HasField("content")) == (wire.QUEUED, 0, True)
 
 
 @every_durable_broker()
@@ -74,14 +93,14 @@ async def test_filters(rig: EmbeddedRig) -> None:
     """By tag, by key, and by when it is or was due; from the first time on, below the second."""
     start_ms = rig.clock.now_ms()
     ready, waiting = await fill(rig)
-    assert await listed(rig, Wanted(tag="odd")) == ready[1::2]
-    assert await listed(rig, Wanted(key="k-3")) == ready[3::5] + waiting[3::5]
+    assert await listed(rig, want(tag="odd")) == ready[1::2]
+    assert await listed(rig, want(key="k-3")) == ready[3::5] + waiting[3::5]
     for newest_first, step in ((False, 1), (True, -1)):
-        span = Wanted(0, start_ms + 5 * HOUR_MS, start_ms + 9 * HOUR_MS, newest_first=newest_first)
+        span = want(0, start_ms + 5 * HOUR_MS, start_ms + 9 * HOUR_MS, newest_first=newest_first)
         assert await listed(rig, span) == waiting[4:8][::step]
-        stored = Wanted(0, start_ms + 5, start_ms + 9, newest_first=newest_first)
+        stored = want(0, start_ms + 5, start_ms + 9, newest_first=newest_first)
         assert await listed(rig, stored) == ready[5:9][::step]
-    assert await listed(rig, Wanted(tag="none")) == []
+    assert await listed(rig, want(tag="none")) == []
 
 
 @every_durable_broker()
@@ -91,8 +110,8 @@ async def test_what_came_overdue_is_found_by_its_true_time(rig: EmbeddedRig) -> 
     rig.scheduler.turn()
     await rig.broker.send([a_message("late", message_group="g", deliver_at_ms=now_ms - HOUR_MS)])
     for newest_first in (False, True):
-        assert await listed(rig, Wanted(WAITING, 0, now_ms, newest_first=newest_first)) == ["late"]
-        assert await listed(rig, Wanted(WAITING, now_ms, newest_first=newest_first)) == []
+        assert await listed(rig, want(wire.WAITING, 0, now_ms, newest_first=newest_first)) == ["late"]
+        assert await listed(rig, want(wire.WAITING, now_ms, newest_first=newest_first)) == []
 
 
 @every_durable_broker()
@@ -101,7 +120,7 @@ async def test_a_call_looks_at_a_bounded_number_of_rows(rig: EmbeddedRig) -> Non
     ready, waiting = await fill(rig)
     with patch.object(listing, "ROWS_PER_CALL_MAX", 10), patch.object(listing, "_ROWS_PER_STEP", 4):
         for newest_first in (False, True):
-            found = await pages(rig, Wanted(key="k-4", newest_first=newest_first), limit=1000)
+            found = await pages(rig, want(key="k-4", newest_first=newest_first), limit=1000)
             assert len(found) >= (len(ready) + len(waiting)) // 14
             assert sorted(each.message_id for page in found for each in page) == sorted(ready[4::5] + waiting[4::5])
 
@@ -128,10 +147,10 @@ async def test_other_topics_cost_no_look(rig: EmbeddedRig) -> None:
         return last(family, *arguments)
 
     with patch.object(rig.store, "scan", scanned), patch.object(rig.store, "last", sought):
-        assert await listed(rig, Wanted(WAITING), limit=1) == ["w-1", "w-0"]
+        assert await listed(rig, want(wire.WAITING), limit=1) == ["w-1", "w-0"]
         assert looked <= 300
         looked = 0
-        assert await listed(rig, Wanted(WAITING, newest_first=True), limit=1) == ["w-0", "w-1"]
+        assert await listed(rig, want(wire.WAITING, newest_first=True), limit=1) == ["w-0", "w-1"]
         assert looked <= 300
 
 
@@ -143,8 +162,8 @@ async def test_a_page_goes_on_rightly_while_messages_are_rescheduled(rig: Embedd
     for newest_first in (False, True):
         found, token = list[str](), ""
         for turn in range(100):
-            wanted = Wanted(WAITING, now_ms, now_ms + 60 * HOUR_MS, newest_first=newest_first)
-            page = await operator(rig).messages(TOPIC, wanted, token=token, limit=3)
+            span = now_ms, now_ms + 60 * HOUR_MS
+            page = await ask(rig, want(wire.WAITING, *span, newest_first=newest_first, token=token, limit=3))
             found += [each.message_id for each in page.messages]
             token = page.next_token
             if not token:
@@ -160,13 +179,12 @@ async def test_a_page_goes_on_rightly_while_messages_are_rescheduled(rig: Embedd
 async def test_a_token_of_another_list_is_refused(rig: EmbeddedRig) -> None:
     """So is one that nobody made; and an unknown topic is."""
     await fill(rig)
-    first = await operator(rig).messages(TOPIC, Wanted(), token="", limit=1)
+    first = await ask(rig, want(limit=1))
     for token in ("x", "w:", "q:zz", "w:" + "f" * 32, "q:" + ".".join("0" * 99), f"-{first.next_token}", "q:1.2.3.4.5"):
-        wanted = Wanted(QUEUED) if token == "w:" else Wanted()
         with pytest.raises(Refused):
-            await operator(rig).messages(TOPIC, wanted, token=token, limit=1)
+            await ask(rig, want(wire.QUEUED if token == "w:" else 0, token=token, limit=1))
     with pytest.raises(Refused):
-        await operator(rig).messages("nobody", Wanted(), token="", limit=1)
+        await ask(rig, wire.ListMessagesRequest(topic="nobody", limit=1))
 
 
 @every_durable_broker(queues=1)
@@ -177,4 +195,4 @@ async def test_an_entry_that_is_gone_is_looked_for_a_few_times(rig: EmbeddedRig)
         patch.object(Store, "get_many", lambda *_: [None]),
         pytest.raises(StoreCorrupt, match="'m-1' of topic '" + TOPIC + "' waits, and is not"),
     ):
-        await Messages(rig.store, rig.broker).message(TOPIC, "m-1")
+        await MessageCalls(rig.store, rig.broker).find(TOPIC, "m-1")

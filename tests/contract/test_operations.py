@@ -7,32 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 from support.failing import change, comes_after, is_over, pass_time, pushed, pushed_one
 from support.letters import (
-    ALL,
     DEAD,
     PURGE,
     REDRIVE,
     UNDERTAKER,
     a_message,
+    ask,
     child_of,
     children,
     counts,
     die,
-    ended,
+    dry,
     entries,
     fail,
     fail_again,
+    finish,
     forward,
+    group_of,
+    groups_of,
+    letters,
+    message_of,
     only,
-    operator,
     queued,
     set_policy,
     to_dead,
@@ -52,7 +54,8 @@ from support.rigs import (
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire.mapping import decode
-from dmq.admin.requests.status import DeadPage, DeadStatus
+from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.mapping import policy_of
 from dmq.broker.failures import waiting_retries as retries_module
 from dmq.states import MessageState
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobState
@@ -60,17 +63,6 @@ from retry.policy import Reason, RetryPolicy
 
 HOUR_MS = 3_600_000
 OTHERS = "others"
-
-
-async def letters(rig: EmbeddedRig, chosen: DeadFilter = ALL, *, with_outcome: bool = False) -> Sequence[DeadStatus]:
-    """The letters of the group."""
-    page: DeadPage = await operator(rig).dead_letters(GROUP, chosen, offset=0, limit=1_000, with_outcome=with_outcome)
-    return page.letters
-
-
-async def do(rig: EmbeddedRig, job: Job) -> Job:
-    """Start a job as operators do, and return it when it has ended."""
-    return await ended(rig, await operator(rig).start_job(job, is_dry_run=False))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -82,28 +74,29 @@ async def test_a_group_tells_its_settings_and_its_counts(rig: EmbeddedRig) -> No
     await rig.broker.ensure_group(OTHERS)
     made_at_ms = rig.clock.now_ms()
     told = await set_policy(rig, 5, HOUR_MS)
-    assert (told.name, told.created_at_ms, told.waiting, told.dead, told.leased, told.due) == (
+    assert (told.name, told.created_at_ms, told.waiting, told.dead, told.leased, list(told.due)) == (
         *(GROUP, made_at_ms, 0, 0, 0),
         [],
     )
     assert (told.policy.max_attempts, told.is_default_policy, told.is_fifo_set) == (5, False, False)
     await die(rig, a_message("m-0"), a_message("m-1"))
-    await do(rig, replace(PURGE, filter=only("m-0")))
+    await finish(rig, replace(PURGE, filter=only("m-0")))
     await fail(rig, "m-2", "m-3")
     await pass_time(rig, 600_000)
     await fail(rig, "m-4")
     await rig.broker.send([a_message("m-5")])
     await receive_one(rig)
     for leased in (1, 0):
-        found = await operator(rig).group(GROUP, with_lag=True)
+        found = await group_of(rig)
         assert (found.waiting, found.dead, found.leased, found.unread_messages) == (3, 1, leased, 1)
         assert [each.count for each in found.due] == [2, 1]
         due = [each.until_ms for each in found.due]
         assert due[0] > rig.clock.now_ms() + HOUR_MS - 600_000 >= due[0] - 60_000
         assert due[1] - due[0] == 600_000
-        every = await operator(rig).groups()
+        every = await groups_of(rig)
         assert [each.name for each in every] == [OTHERS, GROUP]
-        assert every[1] == replace(found, due=(), lags=())
+        del found.due[:], found.lags[:]
+        assert every[1] == found
         assert (every[0].is_default_policy, every[0].waiting, every[0].dead) == (True, 0, 0)
         await rig.restart(End.KILL)
 
@@ -111,24 +104,22 @@ async def test_a_group_tells_its_settings_and_its_counts(rig: EmbeddedRig) -> No
 @every_durable_broker()
 async def test_a_group_that_nobody_knows_is_refused(rig: EmbeddedRig) -> None:
     """Whatever is asked; only setting it makes it."""
-    asked = operator(rig)
-    calls: list[Coroutine[Any, Any, object]] = [
-        asked.group(GROUP),
-        asked.page(GROUP, topic="", token="", limit=1),
-        asked.run_now(GROUP, ["1-1"]),
-        asked.end(GROUP, ["1-1"]),
-        asked.dead_letters(GROUP, ALL, offset=0, limit=1, with_outcome=False),
-        asked.start_job(REDRIVE, is_dry_run=False),
-    ]
-    for call in calls:
+    for request in (
+        wire.GetGroupRequest(group=GROUP),
+        wire.ListRetriesRequest(group=GROUP, limit=1),
+        wire.RunRetriesNowRequest(group=GROUP, entries=["1-1"]),
+        wire.EndRetriesRequest(group=GROUP, entries=["1-1"]),
+        wire.ListDeadLettersRequest(group=GROUP, limit=1),
+        wire.StartJobRequest(group=GROUP, kind=wire.REDRIVE),
+    ):
         with pytest.raises(Refused) as refused:
-            await call
+            await ask(rig, request)
         assert (refused.value.rule, refused.value.value) == (Rule.GROUP_UNKNOWN, GROUP)
     with pytest.raises(Refused):
-        await asked.set_group("no group!", policy=None, reset_policy=False, is_fifo=True)
-    assert await asked.groups() == []
-    assert (await asked.set_group(GROUP, policy=None, reset_policy=False, is_fifo=None)).is_default_policy
-    assert [each.name for each in await asked.groups()] == [GROUP]
+        await ask(rig, wire.SetGroupRequest(group="no group!", is_fifo=True))
+    assert await groups_of(rig) == []
+    assert (await ask(rig, wire.SetGroupRequest(group=GROUP))).group.is_default_policy
+    assert [each.name for each in await groups_of(rig)] == [GROUP]
 
 
 @every_durable_broker()
@@ -157,11 +148,15 @@ async def test_a_raised_or_reset_maximum_counts_for_what_waits(rig: EmbeddedRig)
     second = await comes_after(rig, 1_000)
     assert second.delivery_attempt == 2
     await change(rig, second)
-    asked = operator(rig)
-    told = await asked.set_group(GROUP, policy=None, reset_policy=False, is_fifo=True)
+    told = (await ask(rig, wire.SetGroupRequest(group=GROUP, is_fifo=True))).group
     assert (told.policy.max_attempts, told.is_fifo, told.is_fifo_set) == (3, True, True)
-    told = await asked.set_group(GROUP, policy=None, reset_policy=True, is_fifo=None)
-    assert (told.policy, told.is_default_policy, told.is_fifo, told.is_fifo_set) == (RetryPolicy(), True, True, True)
+    told = (await ask(rig, wire.SetGroupRequest(group=GROUP, reset_policy=True))).group
+    assert (policy_of(told.policy), told.is_default_policy, told.is_fifo, told.is_fifo_set) == (
+        RetryPolicy(),
+        True,
+        True,
+        True,
+    )
     third = await comes_after(rig, 7_000)
     await change(rig, third)
     assert not await letters(rig)
@@ -180,11 +175,11 @@ async def test_clients_are_told_of_a_change_at_once(rig: EmbeddedRig) -> None:
     rig.broker.on_group_changed = hear
     await set_policy(rig, 4, 1_000)
     for is_fifo in (True, False):
-        told = await operator(rig).set_group(GROUP, policy=None, reset_policy=False, is_fifo=is_fifo)
+        told = (await ask(rig, wire.SetGroupRequest(group=GROUP, is_fifo=is_fifo))).group
         assert (told.is_fifo, told.is_fifo_set) == (is_fifo, True)
     assert heard == [(GROUP, False, 4), (GROUP, True, 4), (GROUP, False, 4)]
     await rig.restart(End.KILL)
-    found = await operator(rig).group(GROUP)
+    found = await group_of(rig)
     assert (found.is_fifo, found.is_fifo_set, found.policy.max_attempts) == (False, True, 4)
 
 
@@ -195,7 +190,7 @@ async def test_a_group_of_ordered_topics_is_shown_as_its_clients_are_told(rig: E
     await receive(rig)
     for is_fifo in (True, False):
         assert rig.broker.group_settings(GROUP, [TOPIC]).is_fifo == is_fifo
-        found = await operator(rig).group(GROUP)
+        found = await group_of(rig)
         assert (found.is_fifo, found.is_fifo_set) == (is_fifo, False)
         await rig.broker.send([a_message("m-2")])
 
@@ -255,9 +250,9 @@ async def test_pages_join_without_a_gap_or_a_repetition(rig: EmbeddedRig) -> Non
                 assert [(each.message_id, each.topic) for each in await waiting(rig, limit=limit)] == wanted
                 refunds = await waiting(rig, topic="refunds", limit=limit)
                 assert [each.message_id for each in refunds] == [each for each, topic in wanted if topic == "refunds"]
-    first = await operator(rig).page(GROUP, topic="", token="", limit=4)
-    await operator(rig).run_now(GROUP, [first.retries[0].entry, first.next_token])  # while somebody looks
-    rest = await operator(rig).page(GROUP, topic="", token=first.next_token, limit=100)
+    first = await rig.broker.retries.page(GROUP, topic="", token="", limit=4)
+    await rig.broker.retries.run_now(GROUP, [first.retries[0].entry, first.next_token])  # while somebody looks
+    rest = await rig.broker.retries.page(GROUP, topic="", token=first.next_token, limit=100)
     shown = [each.message_id for each in [*first.retries, *rest.retries]]
     assert shown == [each for place, (each, _) in enumerate(wanted) if place != 4]
     assert await waiting(rig, topic="delayed") == []
@@ -269,7 +264,7 @@ async def test_what_cannot_be_listed_is_refused(rig: EmbeddedRig) -> None:
     await set_policy(rig, 5, HOUR_MS)
     await fail(rig, "m-1")
     (entry,) = await entries(rig)
-    asked = operator(rig)
+    asked = rig.broker.retries
     with pytest.raises(Refused) as refused:
         await asked.page(GROUP, topic="nowhere", token="", limit=1)
     assert (refused.value.rule, refused.value.value) == (Rule.TOPIC_UNKNOWN, "nowhere")
@@ -297,9 +292,9 @@ async def test_a_redriven_letter_is_a_new_message(rig: EmbeddedRig) -> None:
     await pass_time(rig, 1)
     await forward(rig, topic="refunds")
     before = {each.dead.message_id: decode(each.payload) for each in await letters(rig)}
-    assert counts(await do(rig, REDRIVE)) == (2, 0, 0)
+    assert counts(await finish(rig, REDRIVE)) == (2, 0, 0)
     assert not await letters(rig)
-    assert (await operator(rig).group(GROUP)).dead == 0
+    assert (await group_of(rig)).dead == 0
     for letter, topic in zip(await letters(rig, with_outcome=True), (TOPIC, "refunds"), strict=True):
         child = child_of(rig, letter.dead.message_id, topic).message
         properties = {"color": "red", PARENT_MESSAGE_ID: letter.dead.message_id}
@@ -307,9 +302,9 @@ async def test_a_redriven_letter_is_a_new_message(rig: EmbeddedRig) -> None:
         assert child == replace(parent, message_id=child.message_id, properties=properties, deliver_at_ms=0)
         assert re.fullmatch(r"[0-9A-F]{34}", child.message_id)
         assert decode(letter.payload) == parent
-        told = (letter.outcome, letter.outcome_at_ms, letter.outcome_note)
+        told = letter.outcome and (letter.outcome.what, letter.outcome.at_ms, letter.outcome.note)
         assert told == ("redriven", rig.clock.now_ms(), f"{topic} {child.message_id} for group {GROUP}")
-        assert (await operator(rig).message(topic, child.message_id)).state is MessageState.QUEUED
+        assert (await message_of(rig, child.message_id, topic=topic)).state is MessageState.QUEUED
         (delivery,) = await receive(rig, topic=topic)
         assert (delivery.message_id, delivery.delivery_attempt, delivery.dead_letter) == (child.message_id, 1, None)
     assert not await receive(rig, group=UNDERTAKER, topic=DEAD)
@@ -320,7 +315,7 @@ async def test_a_redrive_goes_to_another_topic(rig: EmbeddedRig) -> None:
     """What was redriven can die there and be redriven again, from its own letter."""
     await die(rig, a_message("m-1"))
     await rig.broker.operator.create_topic("elsewhere", queues=0, message_type=None)
-    await do(rig, replace(REDRIVE, to_topic="elsewhere"))
+    await finish(rig, replace(REDRIVE, to_topic="elsewhere"))
     assert children(rig, TOPIC) == {}
     first = child_of(rig, "m-1", "elsewhere").message
     assert (first.topic, first.body) == ("elsewhere", b"body")
@@ -328,7 +323,7 @@ async def test_a_redrive_goes_to_another_topic(rig: EmbeddedRig) -> None:
     await forward(rig, topic="elsewhere")
     (letter,) = await letters(rig)
     assert (letter.dead.message_id, letter.dead.origin_topic) == (first.message_id, "elsewhere")
-    await do(rig, REDRIVE)
+    await finish(rig, REDRIVE)
     second = child_of(rig, first.message_id, "elsewhere").message
     assert second.properties[PARENT_MESSAGE_ID] == first.message_id
     assert len({"m-1", first.message_id, second.message_id}) == 3
@@ -359,12 +354,12 @@ def test_a_job_does_what_its_filter_means(tmp_path: Path, job: Job) -> None:
             )
         ):
             wanted = replace(job, filter=chosen)
-            dry = await operator(rig).start_job(wanted, is_dry_run=True)
-            done = await do(rig, wanted)
-            assert (counts(done)[::2], counts(dry)) == ((1, 0), counts(done))
+            counted = await dry(rig, wanted)
+            done = await finish(rig, wanted)
+            assert (counts(done)[::2], counts(counted)) == ((1, 0), counts(done))
             del before[f"m-{number}"]
             assert await letters(rig) == list(before.values())
-            assert [each.state for each in await operator(rig).jobs(GROUP)] == [JobState.DONE] * (number + 1)
+            assert [each.state for each in rig.broker.dead_letters.jobs(GROUP)] == [JobState.DONE] * (number + 1)
         assert list(before) == ids(await receive(rig, group=UNDERTAKER, topic=DEAD)) == ["m-5"]
 
     for on_disk in (True, False):
@@ -377,11 +372,12 @@ async def test_a_purged_letter_is_a_fact_without_a_body(rig: EmbeddedRig) -> Non
     await die(rig, a_message("m-1", body=b"secret", tag="blue", keys=("k",)), a_message("m-2", body=b"secret"))
     before = await letters(rig)
     assert len(await receive(rig, group=UNDERTAKER, topic=DEAD)) == 2
-    assert counts(await do(rig, replace(PURGE, filter=only("m-1")))) == (1, 1, 0)
+    assert counts(await finish(rig, replace(PURGE, filter=only("m-1")))) == (1, 1, 0)
     for _ in range(2):
         purged, kept = await letters(rig, with_outcome=True)
         assert purged.dead == before[0].dead
-        assert (purged.outcome, purged.outcome_note) == ("purged", PURGE.why)
+        assert purged.outcome
+        assert (purged.outcome.what, purged.outcome.note) == ("purged", PURGE.why)
         left = decode(purged.payload)
         assert (left.message_id, left.keys, left.tag, left.body, left.properties) == ("m-1", ("k",), "blue", b"", {})
         assert [b"secret" in record.payload for _, _, record in queued(rig, DEAD)] == [False, True]

@@ -22,8 +22,8 @@ from support.letters import (
     a_message,
     entries,
     fail,
+    group_of,
     letters,
-    operator,
     run_now,
     set_policy,
     to_dead,
@@ -45,6 +45,7 @@ from support.rigs import (
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import pack_id
+from dmq.admin.requests.mapping import policy_of
 from dmq.broker.failures.waiting_retries import RetryOutcomes
 from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind
@@ -138,7 +139,7 @@ async def check_dead_once(rig: EmbeddedRig) -> None:
 
 async def check_once(rig: EmbeddedRig, command: Command) -> None:
     """What a command did is there once."""
-    assert (await operator(rig).group(GROUP)).waiting == 0
+    assert (await group_of(rig)).waiting == 0
     if command is run_now:
         await check_visible_once(rig, EventKind.RETRY_MOVED)
     else:
@@ -281,7 +282,7 @@ def test_a_crash_leaves_the_old_policy_or_the_new_one(tmp_path: Path, where: Bre
         with pytest.raises(BrokerUnavailable):
             await set_policy(rig, 1, 7_000)
         await rig.restart(end)
-        found = (await operator(rig).group(GROUP)).policy
+        found = policy_of((await group_of(rig)).policy)
         is_new = where.leaves(end)
         assert (found.max_attempts, found.backoff) == ((1, Fixed(7_000)) if is_new else (3, Fixed(1_000)))
         await pass_time(rig, 1_000)

@@ -9,14 +9,13 @@ from functools import partial
 from unittest.mock import patch
 
 from support.failing import change, pushed, pushed_one
-from support.letters import die_many, page
+from support.letters import ask, die_many, groups_of, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
 
 from broker_adapter.contracts.topics import retry_topic
+from dmq.admin import admin_v1 as wire
 from dmq.admin.operations import topics as topics_module
 from dmq.admin.operations.cell import overdue
-from dmq.admin.operations.groups import GroupOperations
-from dmq.admin.operations.topics import Topics
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits
@@ -24,7 +23,7 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.operations.admin import END
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.broker.operations.progress import ProgressReader
-from dmq.broker.topics.settings import KEEP_STAYS, FlowChange
+from dmq.broker.topics.settings import FlowChange
 from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family, waiting_range
 from dmq.store.store import Store
@@ -71,13 +70,12 @@ async def test_a_page_of_dead_letters_is_read_in_pieces(rig: EmbeddedRig) -> Non
 @every_durable_broker(queues=2)
 async def test_what_is_told_of_one_topic_reads_no_other(rig: EmbeddedRig) -> None:
     """Danger: to make or change a topic read the ends of all queues of all topics."""
-    topics = Topics(rig.store, rig.broker)
     for number in range(5):
         await rig.broker.send([an_envelope(topic=f"t-{number}")])
     with patch.object(topics_module, "edges", wraps=edges) as looked:
-        await topics.create_topic("made", queues=3, message_type=None, keep=KEEP_STAYS)
-        await topics.set_topic("t-1", queues=4, message_type=None, keep=KEEP_STAYS)
-        found = await topics.topic("t-2")
+        await ask(rig, wire.CreateTopicRequest(topic="made", queues=3))
+        await ask(rig, wire.SetTopicRequest(topic="t-1", queues=4))
+        found = (await ask(rig, wire.GetTopicRequest(topic="t-2"))).topic
     assert (found.name, found.stored) == ("t-2", 1)
     ids = {name: topic.topic_id for name, topic in rig.broker.names.topics.items()}
     assert [each.args[1] for each in looked.call_args_list] == [ids["made"], ids["t-1"], ids["t-2"]]
@@ -90,10 +88,11 @@ async def test_a_retry_topic_is_shown_whatever_lies_under_its_name(rig: Embedded
     await rig.set_group(GROUP, max_attempts=5, delays_ms=(60_000,))
     await rig.broker.send([an_envelope("m-1")])
     await change(rig, await pushed_one(rig))
-    assert (await Topics(rig.store, rig.broker).topic(name)).pending == 1
+    assert (await ask(rig, wire.GetTopicRequest(topic=name))).topic.pending == 1
     await rig.broker.catalog.retry_topic(GROUP)
-    assert [each.pending for each in await Topics(rig.store, rig.broker).topics() if each.name == name] == [1, 0]
-    assert (await Topics(rig.store, rig.broker).topic(name)).pending == 1
+    every = (await ask(rig, wire.ListTopicsRequest())).topics
+    assert [each.pending for each in every if each.name == name] == [1, 0]
+    assert (await ask(rig, wire.GetTopicRequest(topic=name))).topic.pending == 1
 
 
 @every_durable_broker(queues=2)
@@ -144,9 +143,8 @@ async def test_groups_are_listed_by_one_look_at_what_is_subscribed(rig: Embedded
         looks.append(subscriptions)
         return everything(subscriptions)
 
-    groups = GroupOperations(rig.store, rig.broker)
     with patch.object(rig.broker.lags, "look", return_value=[]), patch.object(Subscriptions, "all", counted):
-        assert [each.name for each in await groups.groups()] == [f"group-{number}" for number in range(5)]
+        assert [each.name for each in await groups_of(rig)] == [f"group-{number}" for number in range(5)]
     assert len(looks) == 1
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.letters import ask, message_of
 from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
@@ -25,7 +27,7 @@ from support.rigs import (
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
-from dmq.admin.operations.messages import Messages, Wanted
+from dmq.admin import admin_v1 as wire
 from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
 from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange
 from dmq.scheduler.held import HeldTopics, ReadSoFar
@@ -379,27 +381,26 @@ async def test_a_listing_shows_what_is_held(rig: EmbeddedRig) -> None:
     await pause(rig, OTHER)
     due_ms = rig.clock.now_ms() + SOON_MS
     await after(rig, 2 * SOON_MS)
-    messages = Messages(rig.store, rig.broker)
 
-    async def listed(wanted: Wanted) -> list[str]:
+    async def listed(**wanted: Any) -> list[str]:  # noqa: ANN401 - fields of the request
         found: list[str] = []
-        token = ""
+        request = wire.ListMessagesRequest(topic=TOPIC, limit=2, **wanted)
         for _ in range(100):
-            page = await messages.messages(TOPIC, wanted, token=token, limit=2)
+            page = await ask(rig, request)
             found += [each.message_id for each in page.messages]
-            token = page.next_token
-            if not token:
+            request.token = page.next_token
+            if not request.token:
                 return found
         raise AssertionError("it has no end")
 
     everything = [*(f"m-{number}" for number in range(5)), *(f"n-{number}" for number in range(5))]
-    assert await listed(Wanted()) == everything
-    assert await listed(Wanted(newest_first=True)) == everything[::-1]
-    assert await listed(Wanted(due_before_ms=due_ms + 2)) == everything[:2]
-    assert await listed(Wanted(due_after_ms=due_ms + 3, due_before_ms=due_ms + LATER_MS)) == everything[3:5]
-    assert await listed(Wanted(newest_first=True, due_after_ms=due_ms + 3)) == everything[:2:-1]
-    assert (await messages.message(TOPIC, "m-1")).is_held
-    assert not (await messages.message(TOPIC, "n-1")).is_held
+    assert await listed() == everything
+    assert await listed(newest_first=True) == everything[::-1]
+    assert await listed(due_before_ms=due_ms + 2) == everything[:2]
+    assert await listed(due_after_ms=due_ms + 3, due_before_ms=due_ms + LATER_MS) == everything[3:5]
+    assert await listed(newest_first=True, due_after_ms=due_ms + 3) == everything[:2:-1]
+    assert (await message_of(rig, "m-1")).is_held
+    assert not (await message_of(rig, "n-1")).is_held
 
 
 @every_durable_broker(queues=1)

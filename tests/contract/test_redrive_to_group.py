@@ -23,8 +23,8 @@ from support.letters import (
     ended,
     finish,
     letters,
+    message_of,
     only,
-    operator,
     sleeping_moves,
     start,
     told,
@@ -75,7 +75,7 @@ async def test_it_begins_anew_with_the_link_and_tells_where_it_went(rig: Embedde
     outcome = (await letters(rig, with_outcome=True))[0].outcome
     assert outcome is not None
     assert outcome.note == f"{TOPIC} {child.message.message_id} for group {GROUP}"
-    found = await operator(rig).message(TOPIC, child.message.message_id)
+    found = await message_of(rig, child.message.message_id)
     assert (found.state, found.payload) == (MessageState.QUEUED, child.record.payload)
     first = await pushed_one(rig)
     assert (first.message_id, first.delivery_attempt, first.dead_letter) == (child.message.message_id, 1, None)

@@ -20,10 +20,11 @@ from support.letters import (
     die_many,
     fail,
     finish,
+    group_of,
+    groups_of,
     job_now,
     letter_ids,
     only,
-    operator,
     start,
     told,
 )
@@ -37,7 +38,7 @@ from dmq.trail.events import EventKind
 
 async def listed(rig: EmbeddedRig) -> list[tuple[str, int, bool]]:
     """Every name that dead letters lie under."""
-    found = await operator(rig).groups(with_removed=True)
+    found = await groups_of(rig, with_removed=True)
     return [(each.name, each.dead, each.is_removed) for each in found if each.dead]
 
 
@@ -55,7 +56,7 @@ async def test_dead_letters_outlive_their_group_under_its_name(rig: EmbeddedRig)
     await rig.broker.operator.remove_group(GROUP, is_forced=True)
     for _ in range(2):
         assert await listed(rig) == [(GROUP, 4, True)]
-        assert GROUP not in [each.name for each in await operator(rig).groups(with_removed=False)]
+        assert GROUP not in [each.name for each in await groups_of(rig)]
         assert await letter_ids(rig) == ["m-0", "m-1", "m-2", "m-3"]
         assert len(ids(await receive(rig, group=UNDERTAKER, topic=DEAD))) == 4
         await rig.restart(End.KILL)
@@ -181,7 +182,7 @@ async def test_what_lies_in_a_group_can_be_asked(rig: EmbeddedRig) -> None:
     await rig.broker.send([a_message("m-2"), a_message("m-3", topic="refunds")])
     await receive(rig)
     await receive(rig, topic="refunds")
-    found = await operator(rig).group(GROUP, with_unread=True)
+    found = await group_of(rig, with_unread=True)
     assert [(each.topic, each.unread) for each in found.unread] == [("orders", 1), ("refunds", 1)]
     assert (found.waiting, found.dead, found.leased) == (1, 1, 2)
-    assert (await operator(rig).group(GROUP)).unread == ()
+    assert (await group_of(rig)).unread == []

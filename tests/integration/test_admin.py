@@ -2,128 +2,60 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
-from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource, service_over
+from support.letters import a_message
+from support.live_cell import LiveCell, live_cell
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
-from broker_adapter.contracts.message import Message
-from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.server import grpc_handler
 from dmq.admin.client.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
-from dmq.admin.requests import status as source
 from dmq.errors import StoreCorrupt, StoreFailed
-from dmq.states import MessageState
-
-
-@dataclass
-class Served:
-    """An asyncio gRPC server with the admin service, on a thread of its own."""
-
-    source: FixedSource = field(default_factory=FixedSource)
-    address: str = ""
-    _started: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-        self._thread.start()
-        assert self._started.wait(10)
-
-    async def _serve(self) -> None:
-        self._ended = asyncio.Event()
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((grpc_handler(service_over(self.source)),))
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        self._started.set()
-        await self._ended.wait()
-        await server.stop(0)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
-        self._loop.close()
+from dmq.metrics.usage import ProcessStatus
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    """A server that is stopped again."""
-    served = Served()
-    yield served
-    served.stop()
+def live(tmp_path: Path) -> Iterator[LiveCell]:
+    """A daemon's parts, served by grpcio."""
+    with live_cell(tmp_path / "data", transport="grpcio") as live:
+        yield live
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[AdminClient]:
+def client(live: LiveCell) -> Iterator[AdminClient]:
     """A client of it."""
-    with AdminClient(served.address, timeout_s=10) as client:
+    with AdminClient(live.cell.listen, timeout_s=10) as client:
         yield client
 
 
-def test_the_three_calls(client: AdminClient) -> None:
-    """What the service answers comes out of the client."""
+def test_what_is_answered_comes_out_of_the_client(client: AdminClient) -> None:
+    """What it made is there; what nobody knows is an answer, or an error of its own that a script can tell."""
     assert client.status().state == wire.SERVING
-    assert [topic.name for topic in client.topics().topics] == ["orders", "%DLQ%group"]
-    assert client.message("orders", MESSAGE_ID).state == wire.WAITING
-    assert client.message("orders", "nobody").state == wire.UNKNOWN
-
-
-def test_groups_and_retries(served: Served, client: AdminClient) -> None:
-    """One round trip of each call."""
-    assert [group.name for group in client.groups()] == ["billing", "shipping"]
-    assert client.group("billing").waiting == 3
     policy = wire.Policy(fixed=wire.FixedBackoff(delay_ms=5), max_attempts=2)
     assert client.set_group("billing", policy=policy, is_fifo=True).policy == policy
     assert client.set_group("billing", reset_policy=True).is_fifo
-    page = client.retries("billing", limit=1)
-    assert ([retry.entry for retry in page.retries], page.next_token) == (["7-11"], "1")
-    assert [retry.entry for retry in client.retries("billing", topic="refunds", token="1").retries] == ["7-12"]
-    ran = client.run_retries_now("billing", ["7-11", "7-99"])
-    assert (ran.moved, ran.gone) == (1, 1)
-    ended = client.end_retries("billing", ["7-12"])
-    assert (ended.moved, ended.gone) == (1, 0)
-    assert (served.source.ran, served.source.ended) == ([["7-11", "7-99"]], [["7-12"]])
-
-
-def test_dead_letters_and_jobs(client: AdminClient) -> None:
-    """One round trip of each call."""
-    page = client.dead_letters("billing", wire.DeadFilter(reasons=[wire.TOO_OLD]))
-    assert ([letter.message_id for letter in page.letters], page.next_offset) == (["D5"], -1)
-    page = client.dead_letters("billing", wire.DeadFilter(), offset=6, limit=1, with_outcome=True, with_body=True)
-    assert (page.letters[0].outcome, page.letters[0].content.body) == ("redriven", MESSAGE.body)
-    request = wire.StartJobRequest(kind=wire.PURGE, group="billing", why="old", is_dry_run=True)
-    assert (client.start_job(request).job_id, client.start_job(request).done) == (0, 3)
-    request.is_dry_run = False
-    assert client.start_job(request).job_id == 1
-    assert [job.state for job in client.jobs("billing")] == [wire.RUNNING]
-    assert client.stop_job(1).state == wire.STOPPED
-    assert client.jobs("shipping") == []
-
-
-def test_what_nobody_knows_is_an_error_of_its_own(client: AdminClient) -> None:
-    """So that a script can tell it from a mistake."""
+    assert client.message("orders", "nobody").state == wire.UNKNOWN
     with pytest.raises(NotFound, match="consumer group not found"):
         client.group("nobody")
     with pytest.raises(NotFound, match="no job has this number"):
         client.stop_job(7)
 
 
-def test_the_largest_body_comes_through(served: Served, client: AdminClient) -> None:
+def test_the_largest_body_comes_through(live: LiveCell, client: AdminClient) -> None:
     """4 MiB of body are more than gRPC's default limit for a whole answer."""
     body = b"x" * BODY_BYTES_MAX
-    payload = encode(Message(topic="orders", message_id="big", body=body)).payload
-    served.source.found["orders", "big"] = source.MessageStatus(state=MessageState.QUEUED, payload=payload)
+
+    async def send() -> None:
+        await live.rig.broker.send([a_message("big", body=body)])
+
+    live.do(send())
     assert client.message("orders", "big", with_body=True).content.body == body
 
 
@@ -142,7 +74,7 @@ def test_a_refused_call_says_which_rule(client: AdminClient) -> None:
     ],
 )
 def test_a_failure_of_the_daemon(
-    served: Served,
+    live: LiveCell,
     client: AdminClient,
     caplog: pytest.LogCaptureFixture,
     failure: Exception,
@@ -150,16 +82,20 @@ def test_a_failure_of_the_daemon(
     text: str,
 ) -> None:
     """It answers, nothing of the inside gets out, and grpcio's own log stays empty."""
-    served.source.failure = failure
+
+    def fail() -> list[ProcessStatus]:
+        raise failure
+
+    live.cell.processes = fail
     with caplog.at_level(logging.DEBUG), pytest.raises(expected, match=text) as caught:
         client.status()
     assert "hunter2" not in str(caught.value)
     assert not [record for record in caplog.records if record.name.startswith("grpc") and record.levelno > 10]
 
 
-def test_bytes_that_are_no_request_are_refused(served: Served) -> None:
+def test_bytes_that_are_no_request_are_refused(live: LiveCell) -> None:
     """A malformed protobuf is the caller's mistake."""
-    with grpc.insecure_channel(served.address) as channel:
+    with grpc.insecure_channel(live.cell.listen) as channel:
         call = channel.unary_unary(
             "/rockdmq.admin.v1.AdminService/GetMessage", request_serializer=bytes, response_deserializer=bytes
         )

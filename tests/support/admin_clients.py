@@ -9,10 +9,11 @@ from google.protobuf.message import DecodeError
 from support.admin_status import NOW
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.admin.requests import client_source
+from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.client_source import ClientSilent
 
 CLIENTS = (
-    client_source.ClientStatus(
+    wire.Client(
         client_id="p@1",
         kind="PRODUCER",
         group="",
@@ -21,7 +22,7 @@ CLIENTS = (
         last_seen_at_ms=NOW - 12_000,
         streams=0,
     ),
-    client_source.ClientStatus(
+    wire.Client(
         client_id="c@1",
         kind="PUSH_CONSUMER",
         group="billing",
@@ -39,7 +40,7 @@ class FixedClients:
 
     timeouts_s: list[float] = field(default_factory=list)
 
-    def clients(self, group: str) -> Sequence[client_source.ClientStatus]:
+    def clients(self, group: str) -> Sequence[wire.Client]:
         """As ``ClientSource.clients``."""
         return [client for client in CLIENTS if not group or client.group == group]
 
@@ -60,4 +61,4 @@ class FixedClients:
         if client_id == "gone":
             raise Refused(Rule.NOT_FOUND, "no client with this id is connected", value=client_id)
         if client_id == "p@1":
-            raise client_source.ClientSilent(f"the client {client_id} did not answer within {timeout_s:g} s")
+            raise ClientSilent(f"the client {client_id} did not answer within {timeout_s:g} s")

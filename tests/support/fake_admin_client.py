@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import ClassVar, TypeVar
 
-import grpc
 import pytest
 from google.protobuf.message import Message
-from support.admin_clients import FixedClients
-from support.admin_source import FixedSource, service_over
+from support.admin_status import STATUS
 from support.command_tree import keep
 from typer.testing import CliRunner, Result
 
 from broker_adapter.wire.pool import Method
 from broker_adapter.wire.signature import Signer
-from dmq.admin.api.service import handlers, refusal_of
 from dmq.admin.client import client
 from dmq.cli.app import app
 from dmq.config.contexts import ClientTls
 
 _Response = TypeVar("_Response", bound=Message)
-_STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class FakeClient(client.AdminClient):
-    """The real client and the real service with no transport between them, in front of a fixed source.
+    """A client with fixed answers, by RPC; others are empty.
 
     ``failure`` is raised instead of every answer. For what a real daemon cannot show; ``live_cell`` is for the rest.
     """
 
-    source: ClassVar[FixedSource]
+    answers: ClassVar[dict[str, Message]]
     opened: ClassVar[list[tuple[str, float]]]
     signers: ClassVar[list[Signer | None]]
-    deadlines: ClassVar[list[tuple[str, float]]]  # in seconds, of each call
     failure: ClassVar[Exception | None]
 
     def __init__(
@@ -58,30 +52,15 @@ class FakeClient(client.AdminClient):
     ) -> _Response:
         if self.failure is not None:
             raise self.failure
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        FakeClient.deadlines.append((method.name, timeout_s))
-        service = service_over(self.source)
-        service.clients.attach(FixedClients())
-        handler = handlers(service)[method.path]
-
-        async def answer() -> Message:
-            return await handler.call(handler.request_class.FromString(request.SerializeToString()))
-
-        try:
-            response = asyncio.run(answer())
-        except Exception as error:
-            refusal = refusal_of(error)
-            if refusal.is_ours:
-                raise
-            raise self._told(_STATUS[refusal.code], refusal.text, timeout_s) from None
-        assert isinstance(response, response_class)
-        return response
+        answer = self.answers.get(method.name, response_class())
+        assert isinstance(answer, response_class)
+        return answer
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """Put a fresh one in place of the real client; set its class attributes to change what it answers."""
-    FakeClient.source, FakeClient.failure = FixedSource(), None
-    FakeClient.opened, FakeClient.deadlines, FakeClient.signers = [], [], []
+    FakeClient.answers, FakeClient.failure = {"GetStatus": STATUS}, None
+    FakeClient.opened, FakeClient.signers = [], []
     monkeypatch.setattr("dmq.admin.client.client.AdminClient", FakeClient)
     return FakeClient
 

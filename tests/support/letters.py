@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from google.protobuf.message import Message as ProtobufMessage
 from support.failing import change, pushed
 from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, receive, until
@@ -21,9 +22,11 @@ from broker_adapter.contracts.message import Envelope, Message
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import decode, encode
-from dmq.admin.api.service import Operators
+from dmq.admin import admin_v1 as wire
+from dmq.admin.api.service import AdminService
 from dmq.admin.operations.cell import Cell
-from dmq.admin.requests.status import GroupStatus
+from dmq.admin.operations.messages import FoundMessage, MessageCalls
+from dmq.admin.requests.mapping import wire_policy
 from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Letter, Page
@@ -260,26 +263,32 @@ def sleeping_moves(clock: ManualClock, watch: Callable[[], None] = lambda: None)
 # -- what operators do ------------------------------------------------------------------------------------------------
 
 
-class Asked:
-    """All that operators look at and change, of one broker; whichever part it is that has it."""
-
-    def __init__(self, rig: EmbeddedRig) -> None:
-        cell = Cell(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
-        self._parts = Operators.of(cell)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - methods of all kinds
-        return next(getattr(part, name) for part in self._parts if hasattr(part, name))
+async def ask(rig: EmbeddedRig, request: ProtobufMessage) -> Any:  # noqa: ANN401 - the response of its RPC
+    """Return the answer of the admin service to a request."""
+    cell = Cell(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
+    return await AdminService(cell).handler(type(request).__name__.removesuffix("Request"))(request)
 
 
-def operator(rig: EmbeddedRig) -> Asked:
-    """Who answers operators in this run."""
-    return Asked(rig)
+async def group_of(rig: EmbeddedRig, name: str = GROUP, *, with_unread: bool = False) -> wire.Group:
+    """Return a group as operators see it."""
+    found: wire.Group = (await ask(rig, wire.GetGroupRequest(group=name, with_unread=with_unread))).group
+    return found
 
 
-async def set_policy(rig: EmbeddedRig, max_attempts: int, delay_ms: int, *, group: str = GROUP) -> GroupStatus:
+async def groups_of(rig: EmbeddedRig, *, with_removed: bool = False) -> list[wire.Group]:
+    """Return all groups as operators see them."""
+    return list((await ask(rig, wire.ListGroupsRequest(with_removed=with_removed))).groups)
+
+
+async def message_of(rig: EmbeddedRig, message_id: str, *, topic: str = TOPIC) -> FoundMessage:
+    """Return the state of a message; its payload may be any bytes."""
+    return await MessageCalls(rig.store, rig.broker).find(topic, message_id)
+
+
+async def set_policy(rig: EmbeddedRig, max_attempts: int, delay_ms: int, *, group: str = GROUP) -> wire.Group:
     """Set a group's policy."""
-    policy = RetryPolicy(backoff=Fixed(delay_ms), max_attempts=max_attempts)
-    found: GroupStatus = await operator(rig).set_group(group, policy=policy, reset_policy=False, is_fifo=None)
+    policy = wire_policy(RetryPolicy(backoff=Fixed(delay_ms), max_attempts=max_attempts))
+    found: wire.Group = (await ask(rig, wire.SetGroupRequest(group=group, policy=policy))).group
     return found
 
 
@@ -300,7 +309,7 @@ async def waiting(rig: EmbeddedRig, *, group: str = GROUP, topic: str = "", limi
     found: list[WaitingRetry] = []
     token = ""
     while True:
-        page = await operator(rig).page(group, topic=topic, token=token, limit=limit)
+        page = await rig.broker.retries.page(group, topic=topic, token=token, limit=limit)
         assert len(page.retries) <= limit
         found += page.retries
         if not page.next_token:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from unittest.mock import patch
 
 import structlog
@@ -21,12 +21,12 @@ from typer.testing import Result
 
 from broker_adapter.wire.pool import Method
 from dmq.acl.quotas import Quotas
-from dmq.admin.api.service import AdminService, Operators
+from dmq.admin import admin_v1 as wire
+from dmq.admin.api.service import AdminService
 from dmq.admin.client import client
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.quotas import QuotaCalls
-from dmq.admin.requests.status import CellState
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.files import WatchedFiles
@@ -57,11 +57,16 @@ class WatchedClient(client.AdminClient):
 class LiveCell:
     """The broker, what answers operators and clients about it, and a thread that serves both."""
 
-    def __init__(self, path: Path, *, acl: Path | None = None) -> None:
+    def __init__(self, path: Path, *, acl: Path | None, transport: Literal["http2", "grpcio"]) -> None:
         self.rig = EmbeddedRig(path, on_disk=False, queues=3)
         self.cell: Cell
         self._config = DaemonConfig(
-            listen=Address("127.0.0.1", 0), data=path, tls_certificate="off", queues_per_topic=self.rig.queues, acl=acl
+            listen=Address("127.0.0.1", 0),
+            data=path,
+            tls_certificate="off",
+            queues_per_topic=self.rig.queues,
+            acl=acl,
+            transport=transport,
         )
         self._server: Transport
         self._loop = asyncio.new_event_loop()
@@ -73,24 +78,28 @@ class LiveCell:
         rig, config = self.rig, self._config
         await rig.open()
         metrics = Metrics(process=False)
-        self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, CellState.SERVING)
+        self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, wire.SERVING)
         quotas = Quotas(rig.store.clock)
-        operators = Operators.of(self.cell)
-        self.groups = operators.groups
-        admin = AdminService(
-            operators,
-            clock=rig.store,
+        self.admin = AdminService(
+            self.cell,
             quotas=QuotaCalls(quotas, _keep_nothing),
             activity=ActivityLog(rig.store),
         )
         files = WatchedFiles.of(config, rig.store.clock)
-        own = rig.store.clock, rig.broker, metrics, admin, quotas
+        own = rig.store.clock, rig.broker, metrics, self.admin, quotas
         self._server = transport_of(config, *own, files=files, options=ServerOptions(16, "1.2.3"))
         self.cell.listen = str(Address("127.0.0.1", await self._server.start()))
 
     def do(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
         """Do something to the broker, where it runs."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(3 * PATIENCE_S)
+
+    def ask(self, request: Message) -> Any:  # noqa: ANN401 - the response of its RPC
+        """Return the answer of the admin service to a request, without a transport; raise what it raises."""
+        return self.do(self._answer(request))
+
+    async def _answer(self, request: Message) -> Message:
+        return await self.admin.handler(type(request).__name__.removesuffix("Request"))(request)
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Begin something where the broker runs, and do not wait for it."""
@@ -128,7 +137,9 @@ async def _keep_nothing(encoded: bytes) -> None:
 
 
 @contextmanager
-def live_cell(path: Path, *, acl: Path | None = None) -> Iterator[LiveCell]:
+def live_cell(
+    path: Path, *, acl: Path | None = None, transport: Literal["http2", "grpcio"] = "http2"
+) -> Iterator[LiveCell]:
     """Give a daemon that commands find; it ends with the context. With ``acl`` it wants an access key of that file."""
     WatchedClient.deadlines = []
     WatchedClient.before_call = staticmethod(lambda name: None)
@@ -136,7 +147,7 @@ def live_cell(path: Path, *, acl: Path | None = None) -> Iterator[LiveCell]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     try:
         with patch("dmq.admin.client.client.AdminClient", WatchedClient):
-            live = LiveCell(path, acl=acl)
+            live = LiveCell(path, acl=acl, transport=transport)
             try:
                 yield live
             finally:

@@ -49,7 +49,7 @@ class AdminDispatcher:
             response = await activity.run(caller, rpc, request, handler.call, topic)
         if key is not None and isinstance(response, wire.ListTopicsResponse):
             shown = [each for each in response.topics if may_look_at(key, each.name)]
-            response = wire.ListTopicsResponse(topics=shown)
+            response = wire.ListTopicsResponse(topics=shown, next_token=response.next_token)
         return response.SerializeToString()
 
     async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC
@@ -59,7 +59,7 @@ class AdminDispatcher:
         if wire.Access.SCHEDULE in access.scopes and (is_judged or is_recorded):
             found = await self._service.schedules.topic_of(validate.named(request, "name"))
         elif wire.Access.JOB in access.scopes and is_judged:
-            found = self._service.group_of_job(request.job_id)
+            found = self._service.letters.group_of_job(request.job_id)
         if self._guard is not None and key is not None:
             self._guard.check(rpc, key, access.needs(request, found))
         return found if wire.Access.SCHEDULE in access.scopes else ""

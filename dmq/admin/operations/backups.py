@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
@@ -12,22 +11,13 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly
+from dmq.recovery.backups.snapshots import Snapshots
 from dmq.store.backup import TargetTaken, back_up, sweep
 from dmq.store.store import Store
 
 log = structlog.get_logger("dmq.daemon")
 
 _PATH_CHARS_MAX = 4_096
-
-
-class BackupTaken(NamedTuple):
-    """Completed backup; fields as in ``admin_v1.proto``."""
-
-    folder: Path
-    sequence: int
-    size_bytes: int
-    linked_bytes: int
-    took_ms: float
 
 
 class Backups:
@@ -38,11 +28,11 @@ class Backups:
         self._store = store
         self._data = data.absolute()
         self._one_at_a_time = asyncio.Lock()
-        self._under_way: set[asyncio.Task[BackupTaken]] = set()
+        self._under_way: set[asyncio.Task[wire.BackUpStoreResponse]] = set()
         self._is_closing = False
         sweep(self._data)
 
-    async def back_up(self, folder: Path) -> BackupTaken:
+    async def back_up(self, folder: Path) -> wire.BackUpStoreResponse:
         """Copy the store to an absolute path, durable on return. A started copy continues if the caller disconnects.
 
         Raise ``Refused(REQUEST)`` if the path is not usable for a backup.
@@ -61,7 +51,7 @@ class Backups:
         async with self._one_at_a_time:
             return
 
-    async def _back_up(self, folder: Path) -> BackupTaken:
+    async def _back_up(self, folder: Path) -> wire.BackUpStoreResponse:
         loop = asyncio.get_running_loop()
         async with self._one_at_a_time:
             # Not cancelled with this task: a thread cannot be cancelled, and two copies must not run at once.
@@ -74,7 +64,7 @@ class Backups:
         log.info("store_backed_up", folder=str(folder), size_bytes=taken.size_bytes, took_ms=round(taken.took_ms, 1))
         return taken
 
-    def _copy(self, folder: Path) -> BackupTaken:
+    def _copy(self, folder: Path) -> wire.BackUpStoreResponse:
         clock = self._store.clock
         started_s = clock.monotonic_s()
         sequence = self._store.outbox_state.next_sequence - 1
@@ -87,14 +77,21 @@ class Backups:
         except StoreError as error:
             raise BrokerUnavailable(f"the backup failed: {error}") from error
         took_ms = (clock.monotonic_s() - started_s) * 1000
-        return BackupTaken(folder, sequence, copied.size_bytes, copied.linked_bytes, took_ms)
+        return wire.BackUpStoreResponse(
+            folder=str(folder),
+            sequence=sequence,
+            size_bytes=copied.size_bytes,
+            linked_bytes=copied.linked_bytes,
+            took_ms=took_ms,
+        )
 
 
 class BackupCalls:
-    """RPC of backups. Raise ``Refused`` for invalid input; exceptions of the copy pass through."""
+    """RPCs of backups and snapshots. Raise ``Refused`` for invalid input; exceptions of the copy pass through."""
 
-    def __init__(self, backups: Backups | None) -> None:
+    def __init__(self, backups: Backups | None, snapshots: Snapshots | None) -> None:
         self._backups = backups
+        self._snapshots = snapshots
 
     async def back_up_store(self, request: wire.BackUpStoreRequest) -> wire.BackUpStoreResponse:
         """Back up the store."""
@@ -103,11 +100,18 @@ class BackupCalls:
             raise Refused(Rule.REQUEST, "this daemon has no store on disk to back up")
         if not Path(folder).is_absolute() or "\0" in folder or len(folder) > _PATH_CHARS_MAX:
             raise Refused(Rule.REQUEST, "the folder must be an absolute path on the daemon's host", value=folder)
-        taken = await self._backups.back_up(Path(folder))
-        return wire.BackUpStoreResponse(
-            folder=str(taken.folder),
+        return await self._backups.back_up(Path(folder))
+
+    async def take_snapshot(self, _request: wire.TakeSnapshotRequest) -> wire.TakeSnapshotResponse:
+        """Write a snapshot of the store into the audit trail."""
+        if self._snapshots is None:
+            raise Refused(Rule.REQUEST, "this daemon runs without an audit trail, so a snapshot has no place")
+        taken = await self._snapshots.snapshot()
+        return wire.TakeSnapshotResponse(
             sequence=taken.sequence,
-            size_bytes=taken.size_bytes,
-            linked_bytes=taken.linked_bytes,
+            path=str(taken.path),
+            entries=taken.entries,
+            taken_at_ms=taken.taken_ms,
             took_ms=taken.took_ms,
+            is_new=taken.is_new,
         )

@@ -5,23 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
+from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.clock import clock_of
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.admin.operations.topic_quotas import fullest, refusals
-from dmq.admin.requests.status import (
-    CellState,
-    CellStatus,
-    Cluster,
-    Commits,
-    Disk,
-    Lateness,
-    Outbox,
-    Recovery,
-    Timeline,
-    Totals,
-)
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Names
 from dmq.cluster.inner import InnerTopic
@@ -44,25 +33,27 @@ class Cell:
     metrics: Metrics
     version: str
     started_at_ms: int
-    state: CellState = CellState.STARTING
+    state: wire.CellState = wire.STARTING
     listen: str = ""
     metrics_listen: str = ""
     exporter: Exporter | None = None
-    cluster: Callable[[], Cluster] | None = None
+    cluster: Callable[[], wire.Cluster] | None = None
     processes: Callable[[], Sequence[ProcessStatus]] = tuple  # from any thread
     say_cluster: Callable[[], str] = str
     say_files: Callable[[], str] = str  # errors in files that are reloaded during operation
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
 
-    async def status(self) -> CellStatus:
+    async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Return the current status of the daemon."""
-        loop = asyncio.get_running_loop()
-        cluster = self.cluster() if self.cluster is not None else None
-        backups = self.periodic.status() if self.periodic is not None else None
-        return replace(await loop.run_in_executor(None, self._status), cluster=cluster, backups=backups)
+        status = await asyncio.get_running_loop().run_in_executor(None, self._status)
+        if self.cluster is not None:
+            status.cluster.CopyFrom(self.cluster())
+        if self.periodic is not None:
+            status.backups.CopyFrom(self.periodic.status())
+        return status
 
-    def _status(self) -> CellStatus:
+    def _status(self) -> wire.GetStatusResponse:
         store, metrics = self.store, self.metrics
         failure = store.failure
         next_due_ms = store.next_due_ms() or 0
@@ -70,12 +61,12 @@ class Cell:
         pending = store.pending()
         disk = store.disk()
         stats = store.commit_stats
-        return CellStatus(
+        return wire.GetStatusResponse(
             version=self.version,
             cell_id=store.cell_id,
             broker_name=self.config.broker_name,
             pid=os.getpid(),
-            state=self.state if failure is None and not store.stalled_s else CellState.NOT_SERVING,
+            state=self.state if failure is None and not store.stalled_s else wire.NOT_SERVING,
             state_reason=with_advice(failure) if failure is not None else store.write_obstacle() or self.say_files(),
             started_at_ms=self.started_at_ms,
             now_ms=now_ms,
@@ -83,7 +74,7 @@ class Cell:
             metrics_listen=self.metrics_listen,
             data=str(self.config.data.absolute()),
             durability=self.config.durability,
-            timeline=Timeline(
+            timeline=wire.Timeline(
                 pending=sum(pending.values()),
                 overdue=overdue(store, now_ms),
                 next_due_at_ms=next_due_ms,
@@ -91,19 +82,19 @@ class Cell:
                 paused_topics=paused_topics(self.broker.names),
                 paused_groups=len(self.broker.names.paused),
             ),
-            lateness=Lateness(
+            lateness=wire.Lateness(
                 count=metrics.lateness.count,
                 p50_ms=metrics.lateness.quantile(0.5) * 1000,
                 p99_ms=metrics.lateness.quantile(0.99) * 1000,
                 max_ms=metrics.lateness.max * 1000,
             ),
-            totals=Totals(
+            totals=wire.Totals(
                 accepted=self.broker.sends.accepted_total,
                 delivered=self.broker.deliveries.handed_out_total,
                 acked=self.broker.deliveries.acked_total,
                 expired=self.broker.leases.expired_total,
             ),
-            commits=Commits(
+            commits=wire.Commits(
                 batches=stats.batches,
                 ops=stats.ops,
                 written_bytes=stats.bytes,
@@ -111,11 +102,11 @@ class Cell:
                 sync_p50_ms=metrics.sync_seconds.quantile(0.5) * 1000,
                 sync_p99_ms=metrics.sync_seconds.quantile(0.99) * 1000,
             ),
-            disk=Disk(free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes, refuses_sends=disk.is_low)
+            disk=wire.Disk(free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes, refuses_sends=disk.is_low)
             if disk is not None
-            else Disk(),
+            else wire.Disk(),
             outbox=self._outbox(),
-            recovery=Recovery(
+            recovery=wire.Recovery(
                 was_clean=store.recovery.was_closed,
                 cut_bytes=store.recovery.cut_bytes,
                 open_ms=store.recovery.took_s * 1000,
@@ -124,31 +115,28 @@ class Cell:
             clock=clock_of(store),
             topic_quotas=fullest(store, self.broker, pending),
             quota_refusals=refusals(self.broker),
-            processes=self.processes(),
+            processes=[wire.Process(**asdict(each)) for each in self.processes()],
         )
 
-    def _outbox(self) -> Outbox:
+    def _outbox(self) -> wire.Outbox:
         state = self.store.outbox_state
-        known = Outbox(
+        outbox = wire.Outbox(
             rows=state.next_sequence - state.first_sequence,
             held_bytes=state.stored_bytes,
             held_bytes_max=self.config.audit_outbox_bytes_max,
             lost_rows=state.lost,
         )
-        if self.exporter is None:
-            return known
-        figures = self.exporter.figures
-        return replace(
-            known,
-            trail=str(self.exporter.trail.absolute()),
-            exported_sequence=figures.exported_sequence,
-            lag_ms=figures.oldest_waiting_ms,
-            export_error=figures.error,
-        )
+        if self.exporter is not None:
+            figures = self.exporter.figures
+            outbox.trail = str(self.exporter.trail.absolute())
+            outbox.exported_sequence = figures.exported_sequence
+            outbox.lag_ms = figures.oldest_waiting_ms
+            outbox.export_error = figures.error
+        return outbox
 
     def is_ready(self) -> bool:
         """Return True if clients are served and the disk accepts writes."""
-        return self.state is CellState.SERVING and not self.store.stalled_s
+        return self.state == wire.SERVING and not self.store.stalled_s
 
     def remark(self) -> str:
         """Return warnings in addition to the health status, one per line; empty if there are none."""

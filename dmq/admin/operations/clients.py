@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from google.protobuf.message import DecodeError
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.topics import check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.messages import Messages
+from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.requests import validate
 from dmq.admin.requests.client_source import ClientSource
 from dmq.errors import StoreCorrupt
-from dmq.runtime.slices import in_slices
 
 
 class ClientCalls:
     """RPCs about clients. Raise ``Refused`` for invalid input, and the exceptions of ``ClientSource`` and
-    ``Messages``.
+    ``MessageCalls``.
     """
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: MessageCalls) -> None:
         """No client is connected until ``attach``."""
         self._messages = messages
         self._clients: ClientSource | None = None
@@ -35,8 +32,7 @@ class ClientCalls:
         """List the live clients."""
         group = check_group(request.group) if request.group else ""
         found = self._clients.clients(group) if self._clients is not None else ()
-        clients = [wire.Client(**asdict(client)) async for client in in_slices(found)]
-        return wire.ListClientsResponse(clients=clients)
+        return wire.ListClientsResponse(clients=found)
 
     async def get_client_stack(self, request: wire.GetClientStackRequest) -> wire.GetClientStackResponse:
         """Return the thread stacks of a client."""
@@ -48,7 +44,7 @@ class ClientCalls:
         timeout_s = validate.check_timeout_ms(request.timeout_ms) / 1000
         topic, message_id = check_topic(request.topic), validate.check_message_id(request.message_id)
         clients = self._connected()
-        payload = (await self._messages.message(topic, message_id)).payload
+        payload = (await self._messages.find(topic, message_id)).payload
         if payload is None:
             raise Refused(Rule.NOT_FOUND, "no such message: it was never sent, or it was removed", value=message_id)
         try:

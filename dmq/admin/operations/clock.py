@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
-
-from google.protobuf.message import Message
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.requests.status import ClockState
 from dmq.store.store import Store
 
 WHY_CHARS_MAX = 200
@@ -21,16 +16,12 @@ _RECORDED_S_MAX = 30.0
 class ClockCalls:
     """RPCs of the clock. Raise ``Refused`` for invalid input; exceptions of the store pass through."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
-            "GetClock": self.get_clock,
-            "AcceptClock": self.accept_clock,
-        }
 
     async def get_clock(self, _request: wire.GetClockRequest) -> wire.GetClockResponse:
         """Return the clock state."""
-        return wire.GetClockResponse(clock=_wire(clock_of(self._watched())))
+        return wire.GetClockResponse(clock=clock_of(self._store))
 
     async def accept_clock(self, request: wire.AcceptClockRequest) -> wire.AcceptClockResponse:
         """Trust the clock from now on."""
@@ -38,14 +29,8 @@ class ClockCalls:
         if len(why) > WHY_CHARS_MAX or not why.isprintable():
             text = f"the reason may have up to {WHY_CHARS_MAX} printable characters"
             raise Refused(Rule.REQUEST, text, value=request.why[: WHY_CHARS_MAX + 1])
-        store = self._watched()
-        has_changed = await _accept(store, why)
-        return wire.AcceptClockResponse(has_changed=has_changed, clock=_wire(clock_of(store)))
-
-    def _watched(self) -> Store:
-        if self._store is None:
-            raise Refused(Rule.REQUEST, "this daemon does not watch its clock")
-        return self._store
+        has_changed = await _accept(self._store, why)
+        return wire.AcceptClockResponse(has_changed=has_changed, clock=clock_of(self._store))
 
 
 async def _accept(store: Store, why: str) -> bool:
@@ -65,20 +50,6 @@ async def _accept(store: Store, why: str) -> bool:
     return has_changed
 
 
-def clock_of(store: Store) -> ClockState:
+def clock_of(store: Store) -> wire.Clock:
     """Return the clock state of a store."""
-    found = store.clock.status()
-    return ClockState(
-        wall_ms=found.wall_ms,
-        believed_ms=found.believed_ms,
-        is_steady=found.is_steady,
-        is_held=found.is_held,
-        steady_in_ms=found.steady_in_ms,
-        steps=found.steps,
-        last_step_ms=found.last_step_ms,
-        last_step_at_ms=found.last_step_at_ms,
-    )
-
-
-def _wire(clock: ClockState) -> wire.Clock:
-    return wire.Clock(**asdict(clock))
+    return wire.Clock(**store.clock.status()._asdict())

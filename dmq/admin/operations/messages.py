@@ -1,4 +1,4 @@
-"""Pages of the messages of a topic, in its queues, held and on the timeline; and the state of one message.
+"""RPCs of ``AdminService`` about messages: the state of one, and pages of those of a topic.
 
 Forwards, the queues come first, by time of storage, then held messages and the timeline, by due time. Backwards, the
 whole order is reversed. A page reads a bounded number of rows. It reads a few at a time in the broker's reading thread,
@@ -18,16 +18,17 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.contracts.adapter import QueueRange
 from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
+from broker_adapter.contracts.limits import PROPERTIES_BYTES_MAX
 from broker_adapter.contracts.message import pack_id, unpack_id
-from broker_adapter.contracts.own_keys import own_key_of
+from broker_adapter.contracts.own_keys import check_own_key, own_key_of
+from broker_adapter.contracts.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.requests.mapping import content_if_readable
-from dmq.admin.requests.status import MessageStatus
+from dmq.admin.requests import mapping, validate
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.failures.waiting_retries import next_of
 from dmq.broker.io.queue_log import Place, messages_from
-from dmq.broker.operations.message_states import GroupState, Where
+from dmq.broker.operations.message_states import Where
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
@@ -54,7 +55,9 @@ from dmq.store.schema.record import (
 )
 from dmq.store.store import Store
 
-WAITING, QUEUED = int(MessageState.WAITING), int(MessageState.QUEUED)
+_Request = wire.ListMessagesRequest
+_Listed = wire.ListedMessage
+_TOKEN_CHARS_MAX = 32 * 1024  # it contains an offset for each queue
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
 _TRIES_MAX = 16  # an entry that moves between two reads is searched again
@@ -65,47 +68,28 @@ _ENDED = {
     EntryState.REPLACED: MessageState.REPLACED,
     EntryState.ABSORBED: MessageState.ABSORBED,
 }
-_UNKNOWN = MessageStatus(state=MessageState.UNKNOWN)
 
 
-class Wanted(NamedTuple):
-    """Filter and order of a listing. 0 and empty match any message."""
+class FoundMessage(NamedTuple):
+    """State of a message. ``payload`` is the stored wire message, None if it is not available."""
 
-    state: int = 0
-    due_after_ms: int = 0
-    due_before_ms: int = 0
-    key: str = ""
-    tag: str = ""
-    newest_first: bool = False
-    own_key: str = ""
-
-
-class ListedMessage(NamedTuple):
-    """Message with its place; both -1 if it is in no queue. ``content`` is None if it cannot be read."""
-
-    state: int
-    message_id: str
-    deliver_at_ms: int
-    stored_at_ms: int
-    queue_id: int
-    queue_offset: int
-    content: wire.Content | None
+    state: MessageState
+    deliver_at_ms: int = 0
+    stored_at_ms: int = 0
+    queue_id: int = -1
+    queue_offset: int = -1
+    payload: bytes | None = None
     is_held: bool = False
+    ended_at_ms: int = 0  # when it was recalled or replaced
 
 
-class MessagePage(NamedTuple):
-    """One page of messages; ``next_token`` is the start of the next, empty at the end. Earlier pages may be short or
-    empty.
-    """
-
-    messages: Sequence[ListedMessage]
-    next_token: str = ""
+_UNKNOWN = FoundMessage(MessageState.UNKNOWN)
 
 
 class _Step(NamedTuple):
     """Result of one read of the timeline, and the start of the next read; None at the end."""
 
-    found: list[ListedMessage]
+    found: list[_Listed]
     looked: int
     at: int | None
 
@@ -115,7 +99,7 @@ class _Row(NamedTuple):
 
     offset: int
     stored_at_ms: int
-    shown: ListedMessage | None
+    shown: wire.ListedMessage | None
 
 
 @dataclass(slots=True)
@@ -131,42 +115,88 @@ class _Cursor:
         return self.at <= self.range.begin if backwards else self.at >= self.range.end
 
 
-class Messages:
-    """Look up one message, and list the messages of a topic. A call reads a bounded number of rows."""
+class MessageCalls:
+    """RPCs of messages. A call reads a bounded number of rows. Raise ``Refused`` for invalid input."""
 
     def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
         self._store = store
         self._broker = broker
 
-    async def under(self, topic: str, own_key: str) -> str:
+    async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
+        """Return the state of a message, and its content if available."""
+        topic, message_id = check_topic(request.topic), request.message_id
+        if request.own_key and not message_id:
+            message_id = await self._under(topic, check_own_key(request.own_key))
+            if not message_id:
+                return wire.GetMessageResponse(topic=topic, state="UNKNOWN", queue_id=-1, queue_offset=-1)
+        found = await self.find(topic, validate.check_message_id(message_id))
+        return wire.GetMessageResponse(
+            topic=topic,
+            message_id=message_id,
+            state=found.state.name,
+            deliver_at_ms=found.deliver_at_ms,
+            stored_at_ms=found.stored_at_ms,
+            queue_id=found.queue_id,
+            queue_offset=found.queue_offset,
+            content=_content(found.payload, with_body=request.with_body),
+            is_held=found.is_held,
+            groups=await self.group_states(topic, message_id, found),
+            ended_at_ms=found.ended_at_ms,
+        )
+
+    async def list_messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
+        """List a page of the messages of a topic."""
+        limit, token = validate.check_limit(request.limit), validate.check_token(request.token, _TOKEN_CHARS_MAX)
+        check_topic(request.topic)
+        _check_filter(request)
+        topic = self._broker.names.topics.get(request.topic)
+        if topic is None:
+            raise topic_unknown(request.topic)
+        order = (wire.WAITING, wire.QUEUED) if request.newest_first else (wire.QUEUED, wire.WAITING)
+        parts = [each for each in order if request.state in {0, each}]
+        backwards = "-" if request.newest_first else ""
+        heads = {each: f"{backwards}{'q' if each == wire.QUEUED else 'w'}" for each in parts}
+        part, place = parts[0], ""
+        if token:
+            head, _, place = token.partition(":")
+            if head not in heads.values():
+                raise Refused(Rule.REQUEST, "the page token belongs to another list", value=token[:80])
+            part = next(each for each in parts if heads[each] == head)
+        list_part = self._waiting if part == wire.WAITING else self._ready
+        found, following = await list_part(topic, request, place, limit)
+        next_token = f"{heads[part]}:{following}" if following else ""
+        if not following and part != parts[-1]:  # the other part starts on the next page
+            next_token = f"{heads[parts[-1]]}:"
+        return wire.ListMessagesResponse(messages=found, next_token=next_token)
+
+    async def _under(self, topic: str, own_key: str) -> str:
         """Return the id of the message that is pending under an own key of a topic; empty if there is none."""
         if topic not in self._broker.names.topics:
             return ""
         (found,) = await self._broker.delayed.under(topic, [own_key])
         return unpack_id(found.message_id) if found is not None else ""
 
-    async def message(self, topic: str, message_id: str) -> MessageStatus:
+    async def find(self, topic: str, message_id: str) -> FoundMessage:
         """Return the state of a message."""
         return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
 
-    async def group_states(self, topic_name: str, message_id: str, status: MessageStatus) -> Sequence[GroupState]:
-        """Return the state of a message for each group, by name, if ``message`` found it in a queue or expired from
-        one.
-        """
+    async def group_states(self, topic_name: str, message_id: str, found: FoundMessage) -> list[wire.GroupState]:
+        """Return the state of a message for each group, by name, if it was found in a queue or expired from one."""
         topic = self._broker.names.topics.get(topic_name)
-        if topic is None or status.state not in {MessageState.QUEUED, MessageState.EXPIRED}:
-            return ()
+        if topic is None or found.state not in {MessageState.QUEUED, MessageState.EXPIRED}:
+            return []
         where = Where(
             topic,
             pack_id(message_id),
-            status.queue_id,
-            status.queue_offset,
-            is_there=status.state is MessageState.QUEUED,
-            is_redriven=status.queue_id < 0,
+            found.queue_id,
+            found.queue_offset,
+            is_there=found.state is MessageState.QUEUED,
+            is_redriven=found.queue_id < 0,
         )
-        return await self._broker.operator.group_states.of(where)
+        states = await self._broker.operator.group_states.of(where)
+        return [wire.GroupState(**{**each._asdict(), "failure": mapping.wire_reason(each.failure)}) for each in states]
 
-    def _message(self, topic_name: str, message_id: str) -> MessageStatus:
+    def _message(self, topic_name: str, message_id: str) -> FoundMessage:
         topic = self._broker.names.topics.get(topic_name)
         if topic is None:
             return _UNKNOWN
@@ -175,13 +205,13 @@ class Messages:
             if found is None:
                 return self._redriven(topic, message_id)
             if found.state in _ENDED:
-                return MessageStatus(state=_ENDED[found.state], ended_at_ms=found.at_ms)
+                return FoundMessage(state=_ENDED[found.state], ended_at_ms=found.at_ms)
             if found.state is not EntryState.WAITING:
                 return self._queued(topic, found)
             (value,) = self._store.get_many(Family.TIMELINE, [found.key])
             if value is not None:
                 entry = decode_waiting(value)
-                return MessageStatus(
+                return FoundMessage(
                     state=MessageState.WAITING,
                     deliver_at_ms=entry.deliver_at_ms,
                     stored_at_ms=entry.accepted_at_ms,
@@ -190,11 +220,11 @@ class Messages:
                 )
         raise StoreCorrupt(f"message {message_id!r} of topic {topic_name!r} waits, and is not on the timeline")
 
-    def _queued(self, topic: Topic, found: Receipt) -> MessageStatus:
+    def _queued(self, topic: Topic, found: Receipt) -> FoundMessage:
         key = pack_queue_key(topic.topic_id, found.queue_id, found.queue_offset)
         (value,) = self._store.get_many(Family.QUEUE, [key])
         record = decode_queued(value) if value is not None else None
-        return MessageStatus(
+        return FoundMessage(
             state=MessageState.QUEUED if record is not None else MessageState.EXPIRED,
             deliver_at_ms=record.deliver_at_ms if record is not None else 0,
             stored_at_ms=found.at_ms,
@@ -203,7 +233,7 @@ class Messages:
             payload=record.payload if record is not None else None,
         )
 
-    def _redriven(self, topic: Topic, message_id: str) -> MessageStatus:
+    def _redriven(self, topic: Topic, message_id: str) -> FoundMessage:
         """Return the state of a message that was redriven to one group."""
         entry_id = redriven_id(pack_id(message_id), topic.topic_id)
         lanes = [(of[0], lane) for of, lane in list(self._broker.names.lanes.items()) if of[1] == topic.topic_id]
@@ -212,7 +242,7 @@ class Messages:
             if found is None:
                 continue
             (value,) = self._store.get_many(Family.QUEUE, [pack_queue_key(lane.topic_id, 0, found.queue_offset)])
-            return MessageStatus(
+            return FoundMessage(
                 state=MessageState.QUEUED,
                 stored_at_ms=found.at_ms,
                 queue_offset=found.queue_offset,
@@ -220,38 +250,13 @@ class Messages:
             )
         return _UNKNOWN
 
-    async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
-        """Return up to ``limit`` messages from ``token`` on."""
-        found = self._broker.names.topics.get(topic)
-        if found is None:
-            raise topic_unknown(topic)
-        order = (WAITING, QUEUED) if wanted.newest_first else (QUEUED, WAITING)
-        parts = [each for each in order if wanted.state in {0, each}]
-        letters = {QUEUED: "q", WAITING: "w"}
-        backwards = "-" if wanted.newest_first else ""
-        if token:
-            known = {f"{backwards}{letters[each]}": each for each in parts}
-            head, _, place = token.partition(":")
-            if head not in known:
-                raise Refused(Rule.REQUEST, "the page token belongs to another list", value=token[:80])
-            part = known[head]
-        else:
-            part, place = parts[0], ""
-        list_part = self._waiting if part == WAITING else self._ready
-        shown, following = await list_part(found, wanted, place, limit)
-        if following:
-            return MessagePage(shown, f"{backwards}{letters[part]}:{following}")
-        if part != parts[-1]:  # the other part starts on the next page
-            return MessagePage(shown, f"{backwards}{letters[parts[-1]]}:")
-        return MessagePage(shown)
-
     # -- the timeline -------------------------------------------------------------------------------------------------
 
-    async def _waiting(self, topic: Topic, wanted: Wanted, place: str, limit: int) -> tuple[list[ListedMessage], str]:
+    async def _waiting(self, topic: Topic, wanted: _Request, place: str, limit: int) -> tuple[list[_Listed], str]:
         look = self._later_first if wanted.newest_first else self._next_first
         first = _END if wanted.newest_first else _held_marks(topic.topic_id)[0]
         at: int | None = _mark_of(place, topic.topic_id) if place else first
-        found: list[ListedMessage] = []
+        found: list[_Listed] = []
         looked = 0
         while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
             start, left = at, limit - len(found)
@@ -263,7 +268,7 @@ class Messages:
             at = step.at
         return found, f"{at:x}" if at is not None else ""
 
-    def _next_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
+    def _next_first(self, store: Store, topic_id: int, wanted: _Request, at: int, limit: int) -> _Step:
         if at > _END:
             low, end = _held(store, topic_id, wanted)
             return self._scan(store, topic_id, wanted, timeline_key(max(at, low)), end, limit, following=0)
@@ -273,12 +278,19 @@ class Messages:
         return self._scan(store, topic_id, wanted, key, timeline_key(stop), limit, following=None)
 
     def _scan(  # noqa: PLR0917 - a range and a filter
-        self, store: Store, topic_id: int, wanted: Wanted, start: bytes, stop: bytes, limit: int, following: int | None
+        self,
+        store: Store,
+        topic_id: int,
+        wanted: _Request,
+        start: bytes,
+        stop: bytes,
+        limit: int,
+        following: int | None,
     ) -> _Step:
         if start >= stop:
             return _Step([], 0, following)
         rows = store.scan(Family.TIMELINE, start, stop, limit=_ROWS_PER_STEP, bytes_max=_BYTES_PER_STEP)
-        found: list[ListedMessage] = []
+        found: list[_Listed] = []
         for looked, (row, value) in enumerate(rows.rows):
             if len(found) == limit:
                 return _Step(found, looked, int.from_bytes(row, "big"))
@@ -287,7 +299,7 @@ class Messages:
             return _Step(found, len(rows.rows), following)
         return _Step(found, len(rows.rows), int.from_bytes(rows.rows[-1][0], "big") + 1)
 
-    def _later_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
+    def _later_first(self, store: Store, topic_id: int, wanted: _Request, at: int, limit: int) -> _Step:
         """Like ``_next_first``, but below ``at``: one seek per row, because nothing reads backwards."""
         following: int | None = None
         if at > _END:
@@ -298,7 +310,7 @@ class Messages:
             low = timeline_key(max(store.marks.low(), timeline_mark(wanted.due_after_ms, 0)))
             at = min(at, timeline_mark(self._key_ms_max(wanted.due_before_ms), 0))
             at = self._jump_back(store, topic_id, at)
-        found: list[ListedMessage] = []
+        found: list[_Listed] = []
         size = 0
         for looked in range(_ROWS_PER_STEP):
             if len(found) == limit or size >= _BYTES_PER_STEP:
@@ -327,7 +339,7 @@ class Messages:
 
     # -- the queues ---------------------------------------------------------------------------------------------------
 
-    async def _ready(self, topic: Topic, wanted: Wanted, place: str, limit: int) -> tuple[list[ListedMessage], str]:
+    async def _ready(self, topic: Topic, wanted: _Request, place: str, limit: int) -> tuple[list[_Listed], str]:
         cursors = await self._cursors(topic, place, backwards=wanted.newest_first)
         sign = -1 if wanted.newest_first else 1
         rows_each = max(1, _ROWS_PER_STEP // len(cursors))
@@ -337,7 +349,7 @@ class Messages:
             if cursor.rows:
                 heads.append((sign * cursor.rows[-1].stored_at_ms, queue_id))
         heapify(heads)
-        found: list[ListedMessage] = []
+        found: list[_Listed] = []
         looked = 0
         while heads and looked < ROWS_PER_CALL_MAX and len(found) < limit:
             _, queue_id = heappop(heads)
@@ -364,12 +376,12 @@ class Messages:
             for queue_id, (each, offset) in enumerate(zip(ranges, at, strict=True))
         ]
 
-    async def _fill(self, cursor: _Cursor, wanted: Wanted, rows_max: int) -> None:
+    async def _fill(self, cursor: _Cursor, wanted: _Request, rows_max: int) -> None:
         if not cursor.rows and not cursor.is_done(backwards=wanted.newest_first):
             cursor.rows = await self._broker.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
 
 
-def _held(store: Store, topic_id: int, wanted: Wanted) -> tuple[int, bytes]:
+def _held(store: Store, topic_id: int, wanted: _Request) -> tuple[int, bytes]:
     """Return the range of held messages of a topic that the filter may match; empty (start equals end) if there are
     none.
     """
@@ -385,7 +397,7 @@ def _held_marks(topic_id: int) -> tuple[int, int]:
     return int.from_bytes(start, "big"), int.from_bytes(stop[: len(start)], "big")
 
 
-def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[_Row]:
+def _look(store: Store, cursor: _Cursor, wanted: _Request, rows_max: int) -> list[_Row]:
     """Return the next rows of a queue, in reverse order so that the first is last. Message bodies are released here."""
     at, place = cursor.at, cursor.place
     if not wanted.newest_first:
@@ -399,15 +411,15 @@ def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[
         rows_max //= 2  # the messages are large: the read ended before the newest one
 
 
-def _row(place: Place, wanted: Wanted, offset: int, message: QueuedMessage) -> _Row:
+def _row(place: Place, wanted: _Request, offset: int, message: QueuedMessage) -> _Row:
     due_ms = message.deliver_at_ms or message.stored_at_ms
     shown = None
     if _is_due(wanted, due_ms) and _is_meant(wanted, message):
-        shown = _shown(QUEUED, message, place.queue_id, offset)
+        shown = _shown(wire.QUEUED, message, place.queue_id, offset)
     return _Row(offset, message.stored_at_ms, shown)
 
 
-def _waiting_shown(topic_id: int, wanted: Wanted, key: bytes, value: bytes) -> Sequence[ListedMessage]:
+def _waiting_shown(topic_id: int, wanted: _Request, key: bytes, value: bytes) -> Sequence[_Listed]:
     entry = decode_waiting(value)
     if entry.scope != topic_id or entry.kind not in DELAYED_KINDS or not _is_due(wanted, entry.deliver_at_ms):
         return ()
@@ -415,14 +427,14 @@ def _waiting_shown(topic_id: int, wanted: Wanted, key: bytes, value: bytes) -> S
     message = decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body))
     if not _is_meant(wanted, message):
         return ()
-    return (_shown(WAITING, message, -1, -1)._replace(is_held=is_held_key(key)),)
+    return (_shown(wire.WAITING, message, is_held=is_held_key(key)),)
 
 
-def _is_due(wanted: Wanted, due_ms: int) -> bool:
+def _is_due(wanted: _Request, due_ms: int) -> bool:
     return due_ms >= wanted.due_after_ms and (not wanted.due_before_ms or due_ms < wanted.due_before_ms)
 
 
-def _is_meant(wanted: Wanted, message: QueuedMessage) -> bool:
+def _is_meant(wanted: _Request, message: QueuedMessage) -> bool:
     if wanted.tag and message.tag != wanted.tag:
         return False
     if not wanted.key and not wanted.own_key:
@@ -436,16 +448,39 @@ def _is_meant(wanted: Wanted, message: QueuedMessage) -> bool:
     return not wanted.key or wanted.key in sent.system_properties.keys
 
 
-def _shown(state: int, message: QueuedMessage, queue_id: int, offset: int) -> ListedMessage:
-    return ListedMessage(
-        state,
-        unpack_id(message.message_id),
-        message.deliver_at_ms,
-        message.stored_at_ms,
-        queue_id,
-        offset,
-        content_if_readable(message.payload, with_body=False),
+def _shown(
+    state: wire.MessageState, message: QueuedMessage, queue_id: int = -1, offset: int = -1, *, is_held: bool = False
+) -> _Listed:
+    return _Listed(
+        state=state,
+        message_id=unpack_id(message.message_id),
+        deliver_at_ms=message.deliver_at_ms,
+        stored_at_ms=message.stored_at_ms,
+        queue_id=queue_id,
+        queue_offset=offset,
+        content=mapping.content_if_readable(message.payload, with_body=False),
+        is_held=is_held,
     )
+
+
+def _content(payload: bytes | None, *, with_body: bool) -> wire.Content | None:
+    if payload is None:
+        return None
+    try:
+        return mapping.wire_content(payload, with_body=with_body)
+    except DecodeError as error:
+        raise StoreCorrupt("the stored message cannot be read") from error
+
+
+def _check_filter(request: wire.ListMessagesRequest) -> None:
+    if request.state not in {0, wire.WAITING, wire.QUEUED}:
+        raise Refused(Rule.REQUEST, "unknown message state", value=int(request.state), limit="WAITING, QUEUED")
+    validate.check_times(request.due_after_ms, request.due_before_ms)
+    for text in (request.key, request.tag):
+        if len(text.encode()) > PROPERTIES_BYTES_MAX:
+            raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    if request.own_key:
+        check_own_key(request.own_key)
 
 
 def _mark_of(text: str, topic_id: int) -> int:
@@ -460,3 +495,6 @@ def _number(text: str) -> int:
     if not text or len(text) > 32 or not set(text) <= set("0123456789abcdef"):
         raise Refused(Rule.REQUEST, "the page token is damaged", value=text[:80])
     return int(text, 16)
+
+
+assert {state.name: state.value for state in MessageState}.items() <= dict(wire.MessageState.items()).items()

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from broker_adapter.contracts.errors import BrokerError, Refused
+from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.backups import Backups
-from dmq.admin.requests.status import PeriodicBackupStatus
 from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import format_duration
@@ -132,13 +132,13 @@ class PeriodicBackups:
             self.error, self._failed_at_ms = "", 0
         return 0.0
 
-    def status(self) -> PeriodicBackupStatus:
+    def status(self) -> wire.PeriodicBackups:
         """Return the status, and the time of the next backup."""
         now_ms = self._clock.now_ms()
         due = due_ms(self._rule, min(self._last_ms, now_ms), now_ms)
         if due is not None:
             due = max(due, now_ms + round((self._again_s - self._clock.monotonic_s()) * 1000))
-        return PeriodicBackupStatus(
+        return wire.PeriodicBackups(
             folder=str(self._folder.path),
             rule=str(self._rule),
             kept_max=self._count,

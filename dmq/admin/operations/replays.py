@@ -12,7 +12,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
-from dmq.admin.operations.messages import Messages
+from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.requests import validate
 from dmq.cluster.inner import Fate, InnerTopic, TakenMessage
 from dmq.states import MessageState
@@ -23,7 +23,7 @@ REPLAY_MAX: Final = 32  # messages of one call
 class ReplayCalls:
     """RPC of replays. Raise ``Refused`` for invalid input; exceptions of the store pass through."""
 
-    def __init__(self, cell: Cell, messages: Messages) -> None:
+    def __init__(self, cell: Cell, messages: MessageCalls) -> None:
         self._cell = cell
         self._messages = messages
 
@@ -54,7 +54,7 @@ class ReplayCalls:
         due_ms = envelope.deliver_at_ms or delivery.stored_at_ms
         if due_ms < due_after_ms:
             return TakenMessage(Fate.DUE_BEFORE, due_ms)
-        found = await self._messages.message(envelope.topic, envelope.message_id)
+        found = await self._messages.find(envelope.topic, envelope.message_id)
         return TakenMessage(Fate.ACCEPTED if found.state is MessageState.UNKNOWN else Fate.KNOWN, due_ms)
 
 

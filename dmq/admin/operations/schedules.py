@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
-
-from google.protobuf.message import Message
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.topics import check_topic
@@ -42,14 +40,6 @@ class ScheduleCalls:
         self._cell = cell
         self._check_message = check_message
         self._add = add
-        self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
-            "AddSchedule": self.add_schedule,
-            "ListSchedules": self.list_schedules,
-            "GetSchedule": self.get_schedule,
-            "PauseSchedule": self.pause_schedule,
-            "ResumeSchedule": self.resume_schedule,
-            "RemoveSchedule": self.remove_schedule,
-        }
 
     async def add_schedule(self, request: wire.AddScheduleRequest) -> wire.AddScheduleResponse:
         """Create a schedule."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import nlargest
 
-from dmq.admin.requests import status
+from dmq.admin import admin_v1 as wire
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.registry import Topic
 from dmq.store.schema.keys import half_scope
@@ -21,7 +21,7 @@ def with_halves(figures: Mapping[int, int], topic: Topic) -> int:
 
 def quotas_of(
     broker: EmbeddedBroker, topic: Topic, pending: Mapping[int, int], sizes: Mapping[int, int]
-) -> list[status.QuotaStatus]:
+) -> list[wire.Quota]:
     """Return the quotas that limit a topic. ``pending`` and ``sizes`` are the counts and bytes of the store, by
     scope.
     """
@@ -31,13 +31,13 @@ def quotas_of(
     used = with_halves(pending, topic), with_halves(sizes, topic), broker.quotas.used_rate(topic)
     found = zip(limits._fields, used, limits, topic.quotas, strict=True)
     return [
-        status.QuotaStatus(name=topic.name, quota=quota, used=there, limit=limit, is_set=own is not None)
+        wire.Quota(kind="topic", name=topic.name, quota=quota, used=there, limit=limit, is_set=own is not None)
         for quota, there, limit, own in found
         if limit
     ]
 
 
-def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) -> list[status.QuotaStatus]:
+def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) -> list[wire.Quota]:
     """Return the quotas of topics with the highest use, fullest first. Safe in any thread."""
     names = broker.names
     topics = list((names.topics.copy() if any(broker.quotas.defaults) else names.limited.copy()).values())
@@ -46,8 +46,6 @@ def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) ->
     return nlargest(_SHOWN_MAX, rows, key=lambda row: row.used / row.limit)
 
 
-def refusals(broker: EmbeddedBroker) -> list[status.QuotaRefusals]:
+def refusals(broker: EmbeddedBroker) -> list[wire.QuotaRefusals]:
     """Return the number of messages refused by each quota of topics."""
-    return [
-        status.QuotaRefusals(quota=quota, messages=count) for quota, count in broker.quotas.refused.items() if count
-    ]
+    return [wire.QuotaRefusals(quota=quota, messages=count) for quota, count in broker.quotas.refused.items() if count]

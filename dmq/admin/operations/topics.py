@@ -1,28 +1,31 @@
-"""Operations on topics."""
+"""RPCs of ``AdminService`` about topics, from already maintained figures."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from broker_adapter.contracts.adapter import Pulled, Subscription
-from broker_adapter.contracts.errors import topic_unknown
+from broker_adapter.contracts.adapter import Subscription
+from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
 from broker_adapter.contracts.message import MessageType
-from broker_adapter.contracts.topics import retry_topic
+from broker_adapter.contracts.topics import check_topic, retry_topic
+from dmq.admin import admin_v1 as wire
+from dmq.admin.operations.pages import page_of
 from dmq.admin.operations.topic_quotas import quotas_of, with_halves
-from dmq.admin.requests import status
+from dmq.admin.requests import mapping, validate
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.topics.registry import Group, Topic
-from dmq.broker.topics.settings import FLOW_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
-from dmq.store.schema.names import TopicSettings
+from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
+from dmq.runtime.slices import in_slices
+from dmq.store.schema.names import MIXED, TopicSettings
 from dmq.store.store import Store
 
 _DUE_BUCKETS_MAX = 60
+_MIXED = "MIXED"
 
 
 class _Figures(NamedTuple):
@@ -33,45 +36,115 @@ class _Figures(NamedTuple):
     held: dict[int, int]
 
 
-class Topics:
-    """Status of topics from already maintained figures, and changes of them, durable on return."""
+class TopicCalls:
+    """RPCs of topics. Changes are durable on return. Raise ``Refused`` for invalid input."""
 
     def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
         self._store = store
         self._broker = broker
 
-    async def topics(self) -> Sequence[status.TopicStatus]:
-        """Return every topic, by name."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._topics)
+    async def list_topics(self, request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
+        """List a page of the topics, by name, with the retry topics of groups."""
+        names = self._broker.names
+        lanes = {retry_topic(names.groups_by_id[group_id].name) for group_id, _ in names.lanes}
+        page = page_of({*names.topics, *lanes}, request.token, request.limit)
+        look = partial(self._topics, frozenset(page.names))
+        found = await asyncio.get_running_loop().run_in_executor(None, look)
+        return wire.ListTopicsResponse(topics=found, next_token=page.next_token)
 
-    def _topics(self, only: str = "") -> list[status.TopicStatus]:
-        """Return all topics by name, or those of one name, including retry topics of groups."""
+    async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
+        """Return one topic with its readers."""
+        return wire.GetTopicResponse(topic=await self._topic_of(check_topic(request.topic)))
+
+    async def create_topic(self, request: wire.CreateTopicRequest) -> wire.CreateTopicResponse:
+        """Create a topic without readers."""
+        name = check_topic(request.topic)
+        message_type, keep = _settings_of(request.type or _MIXED).message_type, _keep_of(request.keep)
+        await self._broker.operator.create_topic(name, queues=request.queues, message_type=message_type, keep=keep)
+        return wire.CreateTopicResponse(topic=await self._topic_of(name, with_readers=False))
+
+    async def set_topic(self, request: wire.SetTopicRequest) -> wire.SetTopicResponse:
+        """Change a topic, and return it with its readers."""
+        name, settings = check_topic(request.topic), _settings_of(request.type) if request.type else None
+        keep, flow = _keep_of(request.keep), FlowChange(*validate.given(request, *FlowChange._fields))
+        quotas = QuotaChange(*validate.given(request, *QuotaChange._fields))
+        stays = keep == KEEP_STAYS and flow == FLOW_STAYS and quotas == QUOTAS_STAY
+        if settings is None and not request.queues and stays:
+            raise Refused(Rule.REQUEST, "the request changes nothing")
+        await self._broker.operator.set_topic(
+            name, queues=request.queues, settings=settings, keep=keep, flow=flow, quotas=quotas
+        )
+        return wire.SetTopicResponse(topic=await self._topic_of(name))
+
+    async def remove_topic(self, request: wire.RemoveTopicRequest) -> wire.RemoveTopicResponse:
+        await self._broker.operator.remove_topic(check_topic(request.topic), is_forced=request.force)
+        return wire.RemoveTopicResponse()
+
+    async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:
+        """Return the offset ranges of the queues of a topic."""
+        topic = check_topic(request.topic)
+        queues = await self._ranges(topic)
+        pending = self._store.pending().get(self._broker.names.topics[topic].topic_id, 0)
+        return wire.CountMessagesResponse(topic=topic, queues=queues, pending=pending)
+
+    async def peek_messages(self, request: wire.PeekMessagesRequest) -> wire.PeekMessagesResponse:
+        """Return messages of a queue without changing their state."""
+        queue, limit = Subscription(check_topic(request.topic), request.queue_id), validate.check_limit(request.limit)
+        found = await self._broker.pulls.pull(queue, request.offset, batch_max=limit, wait_ms=0)
+        messages = [
+            wire.PeekedMessage(
+                message_id=each.message_id,
+                queue_id=each.queue_id,
+                queue_offset=each.queue_offset,
+                stored_at_ms=each.stored_at_ms,
+                deliver_at_ms=each.deliver_at_ms,
+                content=mapping.content_if_readable(each.payload, with_body=request.with_body),
+            )
+            async for each in in_slices(found.messages)
+        ]
+        return wire.PeekMessagesResponse(messages=messages, next_offset=found.next_offset)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    async def _topic_of(self, name: str, *, with_readers: bool = True) -> wire.Topic:
+        found = await asyncio.get_running_loop().run_in_executor(None, self._topics, {name})
+        if not found:
+            raise topic_unknown(name)
+        shown, topic = found[0], self._broker.names.topics.get(name)
+        if topic is not None:
+            shown.ranges.extend(await self._ranges(name))
+            shown.readers.extend(await self._readers(topic) if with_readers else ())
+        return shown
+
+    def _topics(self, wanted: Collection[str]) -> list[wire.Topic]:
+        """Return the topics of these names, by name, including retry topics of groups."""
         names = self._broker.names
         figures = _Figures(self._store.pending(), self._store.pending_bytes(), self._store.held())
         groups, lanes = names.groups_by_id, defaultdict[int, list[int]](list)
         for (group_id, _), lane in names.lanes.copy().items():
-            if only in {"", retry_topic(groups[group_id].name)}:
+            if retry_topic(groups[group_id].name) in wanted:
                 lanes[group_id].append(lane.topic_id)
         found = [self._retry_topic(groups[group_id], ids, figures.pending) for group_id, ids in lanes.items()]
-        topics = names.topics.copy().values() if not only else filter(None, [names.topics.get(only)])
-        found += [self._topic(topic, figures) for topic in topics]
+        found += [self._topic(topic, figures) for name in wanted if (topic := names.topics.get(name)) is not None]
         return sorted(found, key=lambda topic: topic.name)
 
-    def _topic(self, topic: Topic, figures: _Figures) -> status.TopicStatus:
+    def _topic(self, topic: Topic, figures: _Figures) -> wire.Topic:
         pending, sizes, held = figures
         waiting = pending.get(topic.topic_id, 0)
         ends = edges(self._store, topic.topic_id, topic.queues)
-        own = zip(("time", "bytes", "unread"), topic.keep, strict=True)
-        return status.TopicStatus(
+        keep, own = self._broker.retention.keep_of(topic), zip(("time", "bytes", "unread"), topic.keep, strict=True)
+        return wire.Topic(
             name=topic.name,
             queues=topic.queues,
             stored=sum(each.end - each.begin for each in ends),
             oldest_at_ms=min((each.oldest_ms for each in ends if each.oldest_ms), default=0),
-            keep=self._broker.retention.keep_of(topic),
-            keep_own=[what for what, said in own if said is not None],
+            keep_time_ms=keep.time_ms,
+            keep_bytes=keep.size_bytes,
+            keep_unread=keep.unread,
+            keep_own=[name for name, setting in own if setting is not None],
             pending=waiting,
             due=self._due(topic.topic_id) if waiting else (),
-            type=topic.message_type.name if topic.message_type is not None else "MIXED",
+            type=topic.message_type.name if topic.message_type is not None else _MIXED,
             created_at_ms=topic.created_at_ms,
             paused_since_ms=topic.paused_since_ms or 0,
             deliver_rate=topic.deliver_rate or 0,
@@ -80,87 +153,52 @@ class Topics:
             quotas=quotas_of(self._broker, topic, pending, sizes),
         )
 
-    def _retry_topic(self, group: Group, lane_ids: Sequence[int], pending: dict[int, int]) -> status.TopicStatus:
+    def _retry_topic(self, group: Group, lane_ids: Collection[int], pending: dict[int, int]) -> wire.Topic:
         """Return the retry topic of a group with failed messages; its lanes are shown as queues."""
         waiting = pending.get(group.group_id, 0)
-        return status.TopicStatus(
+        return wire.Topic(
             name=retry_topic(group.name),
+            type=_MIXED,
+            keep_unread=True,
             queues=len(lane_ids),
             stored=sum(self._store.queue_end(each, 0) - self._store.queue_begin(each, 0) for each in lane_ids),
             pending=waiting,
             due=self._due(group.group_id) if waiting else (),
         )
 
-    def _due(self, scope: int) -> list[status.DueBucket]:
+    def _due(self, scope: int) -> list[wire.DueBucket]:
         found = self._store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
-        return [status.DueBucket(until_ms=bucket.until_ms, count=bucket.count) for bucket in found]
+        return [wire.DueBucket(**bucket._asdict()) for bucket in found]
 
-    async def topic(self, name: str) -> status.TopicStatus:
-        """Return one topic, with its readers."""
-        found, topic = await self._with_ranges(name), self._broker.names.topics.get(name)
-        return replace(found, readers=await self._readers(topic)) if topic is not None else found
-
-    async def _with_ranges(self, name: str) -> status.TopicStatus:
-        looked = await asyncio.get_running_loop().run_in_executor(None, self._topics, name)
-        if not looked:
-            raise topic_unknown(name)
-        found = looked[0]
-        return replace(found, ranges=(await self.count(name)).queues) if name in self._broker.names.topics else found
-
-    async def _readers(self, topic: Topic) -> list[status.Reader]:
+    async def _readers(self, topic: Topic) -> list[wire.Reader]:
         look = partial(self._broker.lags.look, topic_id=topic.topic_id)
-        lags = await asyncio.get_running_loop().run_in_executor(None, look)
-        return [
-            status.Reader(
-                group=each.group,
-                unread=each.unread,
-                oldest_unread_age_ms=each.oldest_unread_age_ms,
-                in_flight=each.in_flight,
-                in_retry=each.in_retry,
-                dead=each.dead,
-            )
-            for each in sorted(lags, key=lambda lag: lag.group)
-            if each.unread is not None
-        ]
+        lags = [lag._asdict() for lag in await asyncio.get_running_loop().run_in_executor(None, look)]
+        known = sorted((lag for lag in lags if lag["unread"] is not None), key=lambda lag: str(lag["group"]))
+        return [wire.Reader(**{name: value for name, value in lag.items() if name != "topic"}) for lag in known]
 
-    async def create_topic(
-        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
-    ) -> status.TopicStatus:
-        """Create a topic without readers."""
-        await self._broker.operator.create_topic(name, queues=queues, message_type=message_type, keep=keep)
-        return await self._with_ranges(name)
-
-    async def set_topic(
-        self,
-        name: str,
-        *,
-        queues: int,
-        message_type: MessageType | Literal["MIXED"] | None,
-        keep: KeepChange,
-        flow: FlowChange = FLOW_STAYS,
-        quotas: QuotaChange = QUOTAS_STAY,
-    ) -> status.TopicStatus:
-        """Change a topic."""
-        settings = None
-        if message_type is not None:
-            settings = TopicSettings(message_type if isinstance(message_type, MessageType) else None)
-        await self._broker.operator.set_topic(
-            name, queues=queues, settings=settings, keep=keep, flow=flow, quotas=quotas
-        )
-        return await self.topic(name)
-
-    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
-        await self._broker.operator.remove_topic(name, is_forced=is_forced)
-
-    async def count(self, topic: str) -> status.TopicCount:
-        """Return the offset ranges of the queues of a topic."""
+    async def _ranges(self, topic: str) -> list[wire.QueueRange]:
         known = self._broker.names.topics.get(topic)
         if known is None:
             raise topic_unknown(topic)
-        queues = await asyncio.gather(*(self._broker.pulls.queue_range(topic, each) for each in range(known.queues)))
-        pending = await asyncio.get_running_loop().run_in_executor(None, self._store.pending)
-        return status.TopicCount(queues=queues, pending=pending.get(known.topic_id, 0))
+        found = await asyncio.gather(*(self._broker.pulls.queue_range(topic, each) for each in range(known.queues)))
+        return [
+            wire.QueueRange(queue_id=number, begin_offset=each.begin, end_offset=each.end)
+            for number, each in enumerate(found)
+        ]
 
-    async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
-        """Return messages of a queue without changing their state."""
-        return await self._broker.pulls.pull(Subscription(topic, queue_id), offset, batch_max=limit, wait_ms=0)
+
+def _keep_of(change: wire.KeepChange) -> KeepChange:
+    unread = change.unread or None
+    if unread not in {None, "yes", "no", "default"}:
+        raise Refused(Rule.REQUEST, "unknown word for keeping what is unread", value=unread, limit="yes, no, default")
+    time_ms, size_bytes = validate.given(change, "time_ms", "size_bytes")
+    return KeepChange(time_ms, size_bytes, unread)  # type: ignore[arg-type]  # one of those
+
+
+def _settings_of(name: str) -> TopicSettings:
+    if name == _MIXED:
+        return MIXED
+    if name not in MessageType.__members__:
+        limit = ", ".join((*MessageType.__members__, _MIXED))
+        raise Refused(Rule.REQUEST, "unknown message type", value=name, limit=limit)
+    return TopicSettings(MessageType[name])

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from dmq.admin import admin_v1 as wire
 from dmq.errors import DmqError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientStatus:
-    """Client of the public protocol; fields as in ``admin_v1.proto``."""
-
-    client_id: str
-    kind: str
-    group: str
-    language: str
-    version: str
-    last_seen_at_ms: int
-    streams: int
 
 
 class ClientSource(Protocol):
@@ -29,7 +16,7 @@ class ClientSource(Protocol):
     one that does not answer in time.
     """
 
-    def clients(self, group: str) -> Sequence[ClientStatus]:
+    def clients(self, group: str) -> Sequence[wire.Client]:
         """Return the live clients of one group or (empty) all, by group and client id."""
         ...
 

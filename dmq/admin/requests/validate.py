@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -32,6 +33,11 @@ def named(request: Message, field: str) -> str:
     if field in request.DESCRIPTOR.fields_by_name:
         return str(getattr(request, field))
     return str(getattr(getattr(request, "schedule", None), field, ""))
+
+
+def given(request: Message, *fields: str) -> list[Any]:
+    """Return the values of optional fields; None for each one that is absent."""
+    return [getattr(request, field) if request.HasField(field) else None for field in fields]
 
 
 def check_message_id(message_id: str) -> str:

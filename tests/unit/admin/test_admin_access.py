@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from google.protobuf.message import Message
 from support.acl import HOOK, OPERATOR, SHOP, Key, write_acl
-from support.admin_source import FixedSource, service_over
+from support.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import ManualClock
@@ -18,7 +18,7 @@ from dmq.acl.guard import Authenticator
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS
 from dmq.admin.api.dispatch import AdminDispatcher, why_of
-from dmq.admin.api.service import refusal_of
+from dmq.admin.api.service import AdminService, refusal_of
 
 GOLDEN = Path(__file__).with_name("access.golden")
 CLOCK = ManualClock()
@@ -59,19 +59,26 @@ CHANGING = sorted(rpc for rpc, access in RPCS.items() if access.changes(wire.MET
 LOOKING = sorted(RPCS.keys() - set(CHANGING))
 
 
+class LiveDispatcher(NamedTuple):
+    """The dispatcher, and the daemon on whose loop it runs."""
+
+    dispatcher: AdminDispatcher
+    live: LiveCell
+
+
 @pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> AdminDispatcher:
+def dispatcher(live: LiveCell, tmp_path_factory: pytest.TempPathFactory) -> LiveDispatcher:
     guard = Authenticator(KeyFile(write_acl(tmp_path_factory.mktemp("acl"), ROLES), CLOCK), CLOCK)
-    return AdminDispatcher(service_over(FixedSource()), guard)
+    return LiveDispatcher(AdminDispatcher(AdminService(live.cell), guard), live)
 
 
-def status_of(dispatcher: AdminDispatcher, key: Key, rpc: str, request: Message) -> int:
+def status_of(dispatcher: LiveDispatcher, key: Key, rpc: str, request: Message) -> int:
     """Return the status with which a call ends, as far as the key is concerned."""
-    serve = dispatcher.serve(
+    serve = dispatcher.dispatcher.serve(
         wire.METHODS[rpc].path, request.SerializeToString(), dict(key.signer(CLOCK).metadata()).get, "loopback"
     )
     try:
-        asyncio.run(serve)
+        dispatcher.live.do(serve)
     except Exception as error:  # noqa: BLE001 - what the service makes of an empty request is no matter here
         code = refusal_of(error).code
         return code if isinstance(error, Refused) and code in {FORBIDDEN, UNAUTHORIZED} else ADMITTED
@@ -127,14 +134,14 @@ def test_every_call_of_operators_is_classed() -> None:
 
 
 @pytest.mark.parametrize("rpc", sorted(wire.METHODS))
-def test_an_operator_may_call_everything_and_others_nothing(rpc: str, dispatcher: AdminDispatcher) -> None:
+def test_an_operator_may_call_everything_and_others_nothing(rpc: str, dispatcher: LiveDispatcher) -> None:
     """Whatever the request says."""
     request = wire.METHODS[rpc].request_class()
     assert status_of(dispatcher, OPERATOR, rpc, request) == ADMITTED
     assert status_of(dispatcher, Key("operator", "guess"), rpc, request) == UNAUTHORIZED
 
 
-def test_a_viewer_looks_at_everything_and_changes_nothing(dispatcher: AdminDispatcher) -> None:
+def test_a_viewer_looks_at_everything_and_changes_nothing(dispatcher: LiveDispatcher) -> None:
     """By the table's own word on what changes something, all RPCs; bodies are for one that was given them."""
     assert len(CHANGING) > 20
     for rpc in CHANGING:
@@ -167,7 +174,7 @@ OF_GROUPS = (
 )
 
 
-def test_an_operator_changes_what_is_his(dispatcher: AdminDispatcher) -> None:
+def test_an_operator_changes_what_is_his(dispatcher: LiveDispatcher) -> None:
     """The topics and groups that he has ADMIN on, no others, and not the cell."""
     by_name = {"StopJob", "PauseSchedule", "ResumeSchedule", "RemoveSchedule"}  # of what there is none here
     for rpc in CHANGING:
@@ -181,7 +188,7 @@ def test_an_operator_changes_what_is_his(dispatcher: AdminDispatcher) -> None:
 
 
 @pytest.mark.parametrize("rpc", OF_GROUPS)
-def test_a_group_has_its_own_administrators(rpc: str, dispatcher: AdminDispatcher) -> None:
+def test_a_group_has_its_own_administrators(rpc: str, dispatcher: LiveDispatcher) -> None:
     """As ever they look after that group, and no other, and not all; to make, remove or reset it takes an operator."""
     request_class = wire.METHODS[rpc].request_class
     may = FORBIDDEN if rpc in {"CreateGroup", "RemoveGroup", "ResetGroup"} else ADMITTED
@@ -191,7 +198,7 @@ def test_a_group_has_its_own_administrators(rpc: str, dispatcher: AdminDispatche
     assert status_of(dispatcher, SHOP, rpc, request_class(group="billing")) == FORBIDDEN
 
 
-def test_who_looks_after_a_group_and_may_consume_may_subscribe_it(dispatcher: AdminDispatcher) -> None:
+def test_who_looks_after_a_group_and_may_consume_may_subscribe_it(dispatcher: LiveDispatcher) -> None:
     """Both are needed: it reads the topic from then on."""
     for topic, group, may in (
         ("redelivery_notes", OWN, True),
@@ -204,7 +211,7 @@ def test_who_looks_after_a_group_and_may_consume_may_subscribe_it(dispatcher: Ad
         assert status_of(dispatcher, key, "Subscribe", wire.SubscribeRequest(group=OWN, topic="orders")) == FORBIDDEN
 
 
-def test_who_starts_a_job_may_stop_it(dispatcher: AdminDispatcher) -> None:
+def test_who_starts_a_job_may_stop_it(dispatcher: LiveDispatcher) -> None:
     """ADMIN on its group is enough for both."""
     request = wire.StopJobRequest(job_id=1)
     assert status_of(dispatcher, HOOK, "StopJob", request) == ADMITTED  # there is none
@@ -216,7 +223,7 @@ def test_who_starts_a_job_may_stop_it(dispatcher: AdminDispatcher) -> None:
 @pytest.mark.parametrize(
     "rpc", ["GetTopic", "CountMessages", "GetMessage", "PeekMessages", "ListMessages", "GetLedger", "ListSchedules"]
 )
-def test_a_key_looks_at_its_own_topics(rpc: str, dispatcher: AdminDispatcher) -> None:
+def test_a_key_looks_at_its_own_topics(rpc: str, dispatcher: LiveDispatcher) -> None:
     """Those that it may send to or consume, with bodies those that it may consume, and no others."""
     request_class = wire.METHODS[rpc].request_class
     assert status_of(dispatcher, SHOP, rpc, request_class(topic="orders")) == ADMITTED
@@ -225,14 +232,14 @@ def test_a_key_looks_at_its_own_topics(rpc: str, dispatcher: AdminDispatcher) ->
     assert status_of(dispatcher, HOOK, rpc, request_class(topic="orders")) == FORBIDDEN
 
 
-def test_a_topic_is_its_senders(dispatcher: AdminDispatcher) -> None:
+def test_a_topic_is_its_senders(dispatcher: LiveDispatcher) -> None:
     """Who may send to it may change what waits in it, and in no other one."""
     assert status_of(dispatcher, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == ADMITTED
     assert status_of(dispatcher, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="billing")) == FORBIDDEN
     assert status_of(dispatcher, HOOK, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == FORBIDDEN
 
 
-def test_a_redrive_to_another_topic_is_a_send(dispatcher: AdminDispatcher) -> None:
+def test_a_redrive_to_another_topic_is_a_send(dispatcher: LiveDispatcher) -> None:
     """Who looks after a group may not send wherever they like."""
     assert (
         status_of(dispatcher, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="redelivery_orders"))

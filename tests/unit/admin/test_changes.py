@@ -11,7 +11,6 @@ from support.live_cell import NOW, LiveCell, live_cell
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.changes import BrokerChanges, ChangeCalls
 from dmq.admin.requests.validate import ENTRIES_MAX
 
 
@@ -24,8 +23,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCell]:
 
 def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:  # noqa: ANN401 - those of the request
     """The call."""
-    request = wire.ChangeMessagesRequest(topic="orders", **fields)
-    return live.do(ChangeCalls(BrokerChanges(live.rig.broker)).change_messages(request))
+    found: wire.ChangeMessagesResponse = live.ask(wire.ChangeMessagesRequest(topic="orders", **fields))
+    return found
 
 
 @pytest.mark.parametrize(

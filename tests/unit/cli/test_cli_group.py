@@ -7,11 +7,12 @@ import re
 
 import pytest
 from support.fake_admin_client import error_of
-from support.letters import a_message, die, fail, operator
+from support.letters import a_message, ask, die, fail, group_of
 from support.live_cell import LiveCell
 from support.rigs import receive
 
-from dmq.admin.requests.status import GroupStatus
+from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.mapping import policy_of, wire_policy
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 
 SET_POLICY = RetryPolicy(
@@ -30,23 +31,25 @@ def daemon(live: LiveCell) -> LiveCell:
     rig = live.rig
 
     async def fill() -> None:
-        await operator(rig).create_group("billing")
+        await ask(rig, wire.CreateGroupRequest(group="billing"))
         rig.clock.advance(90 * 60_000)
         await fail(rig, "M1", "M2", "M3", group="billing")
         await die(rig, *(a_message(f"D{number}") for number in range(3)), group="billing")
         await rig.broker.send([a_message(f"L{number}") for number in range(7)])
         await receive(rig, group="billing")
-        await operator(rig).set_group(
-            "shipping", policy=SET_POLICY, reset_policy=False, is_fifo=True, retries="cluster"
-        )
+        given = wire_policy(SET_POLICY)
+        await ask(rig, wire.SetGroupRequest(group="shipping", policy=given, is_fifo=True, retries="cluster"))
 
     live.do(fill())
     return live
 
 
-def settings(daemon: LiveCell, group: str) -> GroupStatus:
-    found: GroupStatus = daemon.do(operator(daemon.rig).group(group))
-    return found
+def settings(daemon: LiveCell, group: str) -> wire.Group:
+    return daemon.do(group_of(daemon.rig, group))
+
+
+def policy(daemon: LiveCell, group: str) -> RetryPolicy:
+    return policy_of(settings(daemon, group).policy)
 
 
 def facts(text: str) -> dict[str, str]:
@@ -130,13 +133,13 @@ def test_a_policy_is_set_and_printed(daemon: LiveCell) -> None:
         "delay after": "1: 1s, 2-3: 2s, 4-6: 9s",
         "order": "kept (fifo), set by an operator",
     }
-    assert settings(daemon, "billing").policy == RetryPolicy(backoff=Table((1000, 2000, 2000, 9000)), max_attempts=7)
+    assert policy(daemon, "billing") == RetryPolicy(backoff=Table((1000, 2000, 2000, 9000)), max_attempts=7)
 
 
 def test_what_is_not_given_stays_as_it_is(daemon: LiveCell) -> None:
     """One option changes one thing, for a group that is there; others begin with the default."""
     daemon.run("group", "set-policy", "shipping", "--max-attempts", "9")
-    changed = settings(daemon, "shipping").policy
+    changed = policy(daemon, "shipping")
     assert changed == RetryPolicy(
         backoff=SET_POLICY.backoff, max_attempts=9, jitter=0.25, max_age_ms=SET_POLICY.max_age_ms
     )
@@ -144,11 +147,11 @@ def test_what_is_not_given_stays_as_it_is(daemon: LiveCell) -> None:
     assert "cluster" in daemon.run("group", "set-policy", "shipping", "--retries", "here").stderr  # it is FIFO
     daemon.run("group", "set-policy", "shipping", "--no-fifo")
     assert "kept here" in daemon.run("group", "set-policy", "shipping", "--retries", "here").stdout
-    assert settings(daemon, "shipping").policy == changed
+    assert policy(daemon, "shipping") == changed
     assert not settings(daemon, "shipping").is_fifo
     result = daemon.run("group", "set-policy", "new", "--fixed", "0", "-o", "json")
     assert json.loads(result.stdout)["policy"]["fixed"] == {"delay_ms": 0}
-    assert settings(daemon, "new").policy == RetryPolicy(backoff=Fixed(0))
+    assert policy(daemon, "new") == RetryPolicy(backoff=Fixed(0))
 
 
 def test_the_default_comes_back(daemon: LiveCell) -> None:
@@ -175,7 +178,7 @@ def test_long_and_short_policies_are_told_briefly(daemon: LiveCell, options: lis
     assert len(found["delay after"].split(", ")) <= 32
     if delays == "..., ":
         assert found["delay after"].endswith("-999: 1d")
-        assert isinstance(settings(daemon, "billing").policy.backoff, Exponential)
+        assert isinstance(policy(daemon, "billing").backoff, Exponential)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +193,10 @@ def test_long_and_short_policies_are_told_briefly(daemon: LiveCell, options: lis
 )
 def test_wrong_usage_changes_nothing(daemon: LiveCell, options: list[str]) -> None:
     """Exit code 2 and one line."""
-    before = settings(daemon, "billing").policy
+    before = policy(daemon, "billing")
     result = daemon.run("group", "set-policy", "billing", *options)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert (settings(daemon, "billing").policy, "SetGroup" in daemon.calls) == (before, False)
+    assert (policy(daemon, "billing"), "SetGroup" in daemon.calls) == (before, False)
 
 
 def test_a_groups_policy_can_be_previewed(daemon: LiveCell) -> None:

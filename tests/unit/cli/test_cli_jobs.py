@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from support.fake_admin_client import error_of
-from support.letters import a_message, die, operator
+from support.letters import a_message, die
 from support.live_cell import LiveCell, WatchedClient
 from support.rigs import until
 
@@ -231,7 +231,7 @@ def test_a_job_that_somebody_stops_is_a_failure(daemon: LiveCell) -> None:
 
     def stop_at_the_second(name: str) -> None:
         if daemon.calls.count("ListJobs") == 2 and name == "ListJobs":
-            daemon.do(operator(daemon.rig).stop_job(1))
+            daemon.do(daemon.rig.broker.dead_letters.stop(1))
 
     daemon.before_call(stop_at_the_second)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)

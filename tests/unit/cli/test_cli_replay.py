@@ -96,9 +96,9 @@ def counts(result: Result) -> dict[str, Any]:
 
 def state(daemon: LiveCell, message_id: str) -> tuple[MessageState, int]:
     """Where the daemon has a message, and when it is due."""
-    from dmq.admin.operations.messages import Messages
+    from dmq.admin.operations.messages import MessageCalls
 
-    found = daemon.do(Messages(daemon.rig.store, daemon.rig.broker).message(TOPIC, message_id))
+    found = daemon.do(MessageCalls(daemon.rig.store, daemon.rig.broker).find(TOPIC, message_id))
     return found.state, found.deliver_at_ms
 
 

@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.admin_source import FixedSource
 from support.admin_status import STATUS
 from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 
+from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
-from dmq.admin.requests.status import CellState
 from dmq.cli.nouns import NOUNS
-from dmq.metrics.usage import ProcessStatus
 
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """A daemon that answers; set its class attributes to change it."""
     return install(monkeypatch)
+
+
+def status_with(*processes: wire.Process) -> wire.GetStatusResponse:
+    """Return the status with these processes."""
+    status = wire.GetStatusResponse()
+    status.CopyFrom(STATUS)
+    del status.processes[:]
+    status.processes.extend(processes)
+    return status
 
 
 def test_status_for_people(daemon: type[FakeClient]) -> None:
@@ -60,12 +67,16 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
 
 def test_status_of_several_processes(daemon: type[FakeClient]) -> None:
     """A line for each; one that is not there, or ended before, is loud. Programs get the same fields of one or many."""
-    store = ProcessStatus(name="store", pid=77, cpu_s=9, memory_bytes=2**20, connections=0, streams=0)
-    front = ProcessStatus(name="front-0", pid=78, cpu_s=0.25, memory_bytes=2**21, connections=2_000, streams=1)
-    again = replace(front, name="front-1", pid=79, starts=3, last_end="killed by SIGKILL")
-    gone = ProcessStatus(name="front-2", state="ended", last_end="exit code 1")
-    coming = ProcessStatus(name="front-3", pid=80, state="starting")
-    daemon.source = FixedSource(cell=replace(STATUS, processes=(store, front, again, gone, coming)))
+    serving: dict[str, Any] = {"state": "serving", "connections": 2_000, "streams": 1, "cpu_s": 0.25}
+    daemon.answers["GetStatus"] = status_with(
+        wire.Process(name="store", pid=77, state="serving", connections=0, streams=0, cpu_s=9, memory_bytes=2**20),
+        wire.Process(name="front-0", pid=78, memory_bytes=2**21, starts=1, **serving),
+        again := wire.Process(
+            name="front-1", pid=79, memory_bytes=2**21, starts=3, last_end="killed by SIGKILL", **serving
+        ),
+        wire.Process(name="front-2", state="ended", last_end="exit code 1"),
+        wire.Process(name="front-3", pid=80, state="starting"),
+    )
     lines = run("status").stdout.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("processes"))
     assert lines[at : at + 5] == [
@@ -91,8 +102,9 @@ def test_status_of_several_processes(daemon: type[FakeClient]) -> None:
 
 def test_a_transport_that_does_not_tell(daemon: type[FakeClient]) -> None:
     """Its connections are not shown, and null for programs."""
-    one = ProcessStatus(name="store", pid=77, connections=None, streams=None, cpu_s=9, memory_bytes=2**20)
-    daemon.source = FixedSource(cell=replace(STATUS, processes=(one,)))
+    daemon.answers["GetStatus"] = status_with(
+        wire.Process(name="store", state="serving", pid=77, cpu_s=9, memory_bytes=2**20)
+    )
     assert "processes     1: cpu 9s, 1MiB" in run("status").stdout.splitlines()
     assert json.loads(run("status", "--json").stdout)["processes"][0]["connections"] is None
 
@@ -109,15 +121,10 @@ def test_status_for_programs(daemon: type[FakeClient]) -> None:
 
 def test_a_daemon_that_does_not_serve_is_unavailable(daemon: type[FakeClient]) -> None:
     """Status still tells why, and ends with 6, so that a script can wait for it."""
-    daemon.source = FixedSource(
-        cell=replace(
-            STATUS,
-            state=CellState.NOT_SERVING,
-            state_reason="disk failed",
-            disk=replace(STATUS.disk, refuses_sends=True),
-            outbox=replace(STATUS.outbox, lost_rows=3, export_error="No space left on device"),
-        )
-    )
+    status = status_with()
+    status.state, status.state_reason, status.disk.refuses_sends = wire.NOT_SERVING, "disk failed", True
+    status.outbox.lost_rows, status.outbox.export_error = 3, "No space left on device"
+    daemon.answers["GetStatus"] = status
     result = run("status")
     assert result.exit_code == 6
     assert "state         not_serving: disk failed" in result.stdout

@@ -85,7 +85,7 @@ def test_a_group_shows_where_its_retries_are_kept(
     """In front of a cluster also if the configuration alone says so; nothing is shown elsewhere."""
     live.run("group", "create", GROUP)
     assert "retries" not in facts(live, "group", "show", GROUP)
-    monkeypatch.setattr(live.groups, "_retries_default", "here")
+    monkeypatch.setattr(live.admin.groups, "_retries_default", "here")
     if options:
         live.run("group", "set-policy", GROUP, *options)
     assert facts(live, "group", "show", GROUP)["retries"] == shown
