@@ -38,7 +38,7 @@ ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
 .PHONY: help env demo demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
-	clients client-programs collected node-client go-client java-client rust-client chromium
+	clients client-programs collected node-client go-client java-client rust-client versitygw-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -161,7 +161,7 @@ $(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dm
 	@touch $@
 
 # What the tests use beside our own packages needs none of them, so both are made beside each other.
-CLIENT_PROGRAMS := node-client go-client java-client rust-client chromium
+CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client chromium
 
 client-programs:
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS)
@@ -197,8 +197,8 @@ $(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lo
 	@cd $(NODE_DIR) && npm ci --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
 	@touch $@
 
-# The programs around the official Go, Java and Rust clients; their first use in a test builds them as well.
-go-client java-client rust-client:
+# The programs around the official Go, Java and Rust clients, and a server of objects; their first use in a test builds them as well.
+go-client java-client rust-client versitygw-client:
 	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed" >&2; exit 1; }
 	@PYTHONPATH=tests "$(PYTHON)" -m support.client_builds $(@:-client=)
 

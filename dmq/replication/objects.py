@@ -7,9 +7,15 @@ Two kinds of objects: ``create`` writes immutable ones (segments, tables, trail 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 from dmq.errors import DmqError, StartRefused
+
+_SERVICES = ("s3", "gs", "az")
+_TIMEOUT_S = 60.0
 
 
 class ReplicaUnavailable(DmqError):
@@ -58,9 +64,80 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str, after: str = "") -> list[str]:
-        """Return the names that start with ``prefix`` and sort after ``after``, sorted."""
+        """Return the names in the folder ``prefix`` that sort after ``after``, sorted.
+
+        ``prefix`` is empty or ends with ``/``.
+        """
         ...
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; a missing one is no error."""
         ...
+
+
+def open_objects(url: str, *, timeout_s: float = _TIMEOUT_S) -> ObjectStore:
+    """Return the objects under ``s3://``, ``gs://``, ``az://`` or ``file:///``; no call is made to the store.
+
+    Credentials, region and endpoint come from the environment. ``timeout_s`` bounds one call to a service. A process
+    that has called a service cannot fork: start children with spawn.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ReplicaRefused(
+            f"the replica URL of scheme {parts.scheme!r} has credentials or options; "
+            "expected SCHEME://BUCKET/PREFIX, with credentials in the environment"
+        )
+    if parts.scheme == "file":
+        from dmq.replication.directory_objects import DirectoryObjects
+
+        return DirectoryObjects(url)
+    if parts.scheme in _SERVICES:
+        try:
+            from dmq.replication.service_objects import ServiceObjects
+        except ImportError as missing:
+            if missing.name != "obstore":
+                raise
+            raise ReplicaRefused(f"{url} needs obstore: pip install 'rock-dmq[replica]'") from missing
+        return ServiceObjects(url, timeout_s=timeout_s)
+    raise ReplicaRefused(
+        f"unknown scheme in the replica URL {url!r}; expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "az://CONTAINER/PREFIX or file:///DIRECTORY"
+    )
+
+
+def probe(objects: ObjectStore) -> None:
+    """Check that the store accepts our writes and refuses a second create and a replace with an old ETag.
+
+    Raise ``ReplicaRefused`` if it does not, or ``ReplicaUnavailable`` if it cannot be reached now. Nothing is left in
+    the store.
+    """
+    name = f"probe/{uuid4().hex}"
+    names = (f"{name}-create", f"{name}-replace")
+    try:
+        missing = _missing_condition(objects, *names)
+    except ReplicaUnavailable as failed:
+        if not failed.is_setup:
+            raise
+        raise ReplicaRefused(f"cannot write to {objects.url}: {failed.reason}") from failed
+    finally:
+        with suppress(ReplicaUnavailable):
+            objects.delete(names)
+    if missing:
+        raise ReplicaRefused(
+            f"{objects.url} {missing}, so two primaries could write at once; "
+            "use a store with conditional writes (If-None-Match and If-Match)"
+        )
+
+
+def _missing_condition(objects: ObjectStore, immutable: str, register: str) -> str:
+    """Return the conditional write that the store lacks, or an empty text."""
+    objects.read(immutable)  # also the answer to a missing object must be clear
+    objects.create(immutable, b"first")
+    if objects.create(immutable, b"second"):
+        return "overwrites an object that exists"
+    first = objects.replace(register, b"first", None)
+    if first is None or objects.replace(register, b"second", first) is None:
+        return "does not replace an object by its ETag"
+    if objects.replace(register, b"third", first) is not None:
+        return "replaces an object by an old ETag"
+    return ""

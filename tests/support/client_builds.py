@@ -88,7 +88,13 @@ RUST = Build(
     prepare=_name_the_registry,
     is_required=False,
 )
-BUILDS = {build.name: build for build in (GO, JAVA, RUST)}
+VERSITYGW = Build(
+    "versitygw",  # no client: an object store, for replication
+    ("go",),
+    ("go.mod", "go.sum"),
+    (*GO.command[:4], "-o", ".cache/versitygw", "github.com/versity/versitygw/cmd/versitygw"),
+)
+BUILDS = {build.name: build for build in (GO, JAVA, RUST, VERSITYGW)}
 
 
 def earlier_go(version: str, *tags: str) -> Build:
