@@ -104,6 +104,7 @@ NOT_RUN = {
         "make mutants": _OF_MAKE,
     },
     "docs/reference/trail.md": {"<trail>/": _IS_DRAWN},
+    "docs/tutorial/index.md": {"python3 -m venv": "installs 400 MB: tests/integration::test_the_first_screen"},
 }
 # Pages whose Python blocks are pieces of one program.
 PIECES = {"docs/how-to/producer-hook.md"}
