@@ -39,7 +39,6 @@ NOT_RUN = {
     "CONTRIBUTING.md": {"make lint      #": _OF_MAKE, "make coverage": _OF_MAKE, "make test ARGS": _OF_MAKE},
     "README.md": {
         "python3 -m venv": "installs 400 MB: tests/integration::test_the_first_screen",
-        "sent         1,000": "figures of a run: tests/integration::test_a_killed_daemon_loses_nothing",
     },
     "dmq/http2/README.md": {"server = Http2Server(": "a piece of a server"},
     "docs/explanation/architecture.md": {
