@@ -68,8 +68,8 @@ def show(
     """Show the attempts of a retry policy and the delays between them.
 
     Without options, the command shows the default policy. With --group, it shows the policy of that group, changed
-    by the other options. The times are the earliest possible ones: jitter and the duration of each attempt come on
-    top.
+    by the other options. The times are the earliest possible ones, without jitter and the duration of the
+    attempts.
     """
     base = _policy_of_group(session, group)
     policy = policy_of(

@@ -104,7 +104,7 @@ def send(
 ) -> None:
     """Send one message and print its id.
 
-    If another message with the same own key is kept instead, the id of that message is printed.
+    With --on-same-key keep, the command prints the id of the pending message, if there is one.
     """
     due = _due(at, delay, level)
     until = _until(not_after)

@@ -94,10 +94,10 @@ def replay(
 ) -> None:
     """Send messages of the inner topic to the daemon again.
 
-    Use it after the loss of a daemon's disk. The daemon ignores messages that it has. With --trail, the command
-    skips forwarded messages, and messages that a daemon fetched whose disk is intact. It shows the number of
-    messages and asks for confirmation. The exit code is 7 if a message could not be read. An unfinished command
-    prints where to continue.
+    Use it after the loss of a daemon's disk. The daemon ignores messages that it has. With --trail, it also skips
+    messages that the trails record as forwarded, and messages of daemons whose disk is intact. The command shows
+    the number of messages and asks for confirmation. The exit code is 7 if a message could not be read. An
+    unfinished command prints where to continue.
     """
     from broker_adapter.contracts.topics import check_topic
 

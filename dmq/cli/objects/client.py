@@ -73,7 +73,7 @@ def verify(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the message.")],
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id.")],
 ) -> None:
-    """Make a push consumer consume one message, as a check.
+    """Check that a push consumer can consume a message.
 
     The listener of the consumer runs with all its effects; the broker ignores the result. Java clients answer.
     """

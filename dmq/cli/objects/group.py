@@ -202,9 +202,9 @@ def set_policy(
     """Change the retry policy of a group and print the result.
 
     Settings without an option are unchanged. A group that does not exist is created. Waiting retries keep their
-    times; the new policy applies from their next failure. Connected clients receive the policy at once. A client
-    that ignores messages from the daemon, such as the Python client, requests the earlier delays for up to five
-    minutes. 'dmq backoff show' accepts the same options and changes nothing.
+    times; the new policy applies from their next failure. Connected clients receive the policy at once; Python
+    clients use the earlier delays for up to five minutes. 'dmq backoff show' accepts the same options and changes
+    nothing.
     """
 
     def policy_from(base: RetryPolicy | None) -> RetryPolicy | None:

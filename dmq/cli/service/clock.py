@@ -31,7 +31,7 @@ app = noun("clock", _ShownAlone)
 @app.command()
 @with_session
 def show(session: Session) -> None:
-    """Show the state of the host clock and the work held by a step."""
+    """Show the host clock and the actions on hold after a clock step."""
     with session.connect() as client:
         found = client.clock().clock
     if session.as_json:
@@ -43,9 +43,9 @@ def show(session: Session) -> None:
 @app.command()
 @with_reason
 def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = False) -> None:
-    """Accept the host clock as correct and release the held work.
+    """Accept the host clock as correct and continue the actions on hold.
 
-    Held are the hand-over of messages that are due by this clock, retention, and the deletion of old dates of the
+    On hold are the hand-over of messages that are due by this clock, retention, and the deletion of old dates of the
     trail. The command cannot be undone. It shows the pending messages and asks for confirmation.
     """
     from dmq.admin import admin_v1 as wire

@@ -26,7 +26,7 @@ Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
 @with_output
 @with_settings
 def check(session: Session, given: Given) -> None:
-    """Check the settings as far as possible, and call the cluster.
+    """Check the settings and the addresses of the cluster.
 
     No daemon is started. The exit code is 2 for an invalid setting and 1 for any other problem.
     """

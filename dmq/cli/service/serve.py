@@ -39,11 +39,9 @@ def serve(
     ] = None,
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
-    processes: Annotated[
-        str | None, _key("Front processes of the store process; 1: a single process (1); or auto.", "N")
-    ] = None,
+    processes: Annotated[str | None, _key("Number of front processes, or auto; 1: a single process (1).", "N")] = None,
     broker: Annotated[
-        str | None, _key("embedded; in front of a cluster: rocketmq or rocketmq-remoting (embedded).", "BROKER")
+        str | None, _key("embedded, rocketmq or rocketmq-remoting: broker of the messages (embedded).", "BROKER")
     ] = None,
     endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None,
     namesrv: Annotated[

@@ -55,7 +55,7 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
-        help="Use this context.  [env var: DMQ_CONTEXT; default: the current one]",
+        help="Named daemon, see 'dmq context'.  [env var: DMQ_CONTEXT; default: the current one]",
         autocompletion=contexts,
     ),
 ]
