@@ -85,7 +85,7 @@ class Replay:
         if self._ops:
             ops, size = self._ops, self._bytes
             self._ops, self._bytes = [], 0
-            self.store.submit(ops, self.unit(size))
+            self.store.submit(Unit(ops, self.unit(size)))
 
     def _wait(self) -> None:
         for done in self._in_flight:

@@ -551,11 +551,11 @@ class Assembler:
         self._batch.puts += ((_TIMELINE, key, record), index_row)
         if half_body:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
-        self._counts.add(scope, deliver_at_ms, 1)
+        self.counts.add(scope, deliver_at_ms, 1)
         if size := waiting_bytes(record):
-            self._counts.grow(scope, sequence, size)
+            self.counts.grow(scope, sequence, size)
         if keys.is_held_key(key):
-            self._counts.hold(scope, 1)
+            self.counts.hold(scope, 1)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
     def _is_gone(self, key: bytes) -> bool:
