@@ -16,14 +16,15 @@ from dmq.cli.nouns import NOUNS, Group, module_of
 from dmq.cli.output.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.session.options import (
     AddressOption,
+    ConnectionOptions,
     ContextOption,
     JsonOption,
     OutputOption,
     Session,
     TimeoutOption,
-    with_connection,
+    with_options,
 )
-from dmq.config.contexts import Context, ContextError
+from dmq.config.contexts import ContextError
 from dmq.errors import DmqError
 
 _EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # all others are in the extra "server"
@@ -147,7 +148,7 @@ app = typer.Typer(
 
 
 @app.callback()
-@with_connection
+@with_options
 def _root(
     ctx: typer.Context,
     *,
@@ -156,9 +157,9 @@ def _root(
     output: OutputOption = None,
     json: JsonOption = False,
     timeout: TimeoutOption = None,
-    given: Context,
+    given: ConnectionOptions,
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    ctx.obj = Session(given=given).but(address, output, timeout, context, json=json)
+    ctx.obj = Session(given=given.context()).but(address, output, timeout, context, json=json)

@@ -6,49 +6,29 @@ so that no message is selected twice. A message delivered or changed in the mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import BATCH, check_missing, goes_on, in_batches
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
 from dmq.cli.output.times import instant_ms
 from dmq.cli.session.completion import topics
-from dmq.cli.session.options import Session
-from dmq.errors import DmqError
+from dmq.cli.session.options import OptionGroup, Session
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client.client import AdminClient
 
-PAGE = 1_000
-PER_CALL = 1_000
 _SHOWN = 10  # of a dry run, and of messages that were not changed
 _PAUSE = 1
 _HELD = {_PAUSE: "held until its topic is resumed", 2: "delivered in its turn at the rate of its topic"}  # by HeldBy
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
-
-TargetsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids, or a recall handle.", autocompletion=topics
-    ),
-]
-KeyFilter = Annotated[str, typer.Option("--key", metavar="KEY", help="All pending messages with this key.")]
-OwnKeyOption = Annotated[
-    list[str] | None,
-    typer.Option("--own-key", metavar="KEY", help="The pending message with this own key; may be repeated."),
-]
-TagFilter = Annotated[str, typer.Option("--tag", metavar="TAG", help="All pending messages with this tag.")]
-DueAfterFilter = Annotated[
-    str | None, typer.Option(metavar="TIME", help=f"All pending messages due at this time or later: {_TIMES}.")
-]
-DueBeforeFilter = Annotated[str | None, typer.Option(metavar="TIME", help="All pending messages due before this time.")]
-AllFilter = Annotated[bool, typer.Option("--all", help="All pending messages of the topic.")]
 
 
 class Targets(NamedTuple):
@@ -61,21 +41,13 @@ class Targets(NamedTuple):
     own_keys: Sequence[str] = ()
 
 
-class Named(NamedTuple):
-    """Named messages of one call."""
-
-    ids: Sequence[str] = ()
-    handles: Sequence[str] = ()
-    own_keys: Sequence[str] = ()
-
-
 class Change(NamedTuple):
-    """Change that a command makes: its texts and its call."""
+    """Change that a command makes: its texts and its call with the names of messages."""
 
     name: str
     would: str  # "would be recalled"
     done: str  # "recalled"
-    call: Callable[[AdminClient, str, Named], Sequence[wire.ChangedMessage]]
+    call: Callable[[AdminClient, str, Mapping[str, Sequence[str]]], Sequence[wire.ChangedMessage]]
     reached: Sequence[str]  # outcomes that count as success
     deliver_at_ms: int = 0
 
@@ -84,14 +56,14 @@ RECALL = Change(
     "recall",
     "would be recalled",
     "recalled",
-    lambda client, topic, named: client.cancel(topic, named.ids, recall_handles=named.handles, own_keys=named.own_keys),
+    lambda client, topic, named: client.cancel(topic, **named),
     ("DONE", "CANCELLED"),
 )
 FIRE = Change(
     "fire",
     "would be delivered now",
     "fired",
-    lambda client, topic, named: client.fire(topic, named.ids, recall_handles=named.handles, own_keys=named.own_keys),
+    lambda client, topic, named: client.fire(topic, **named),
     ("DONE", "TOO_LATE"),
 )
 
@@ -102,62 +74,75 @@ def rescheduling(at_ms: int) -> Change:
         "reschedule",
         f"would be delivered at {out.when(at_ms)}",
         "rescheduled",
-        lambda client, topic, named: client.reschedule(
-            topic, named.ids, deliver_at_ms=at_ms, recall_handles=named.handles, own_keys=named.own_keys
-        ),
+        lambda client, topic, named: client.reschedule(topic, deliver_at_ms=at_ms, **named),
         ("DONE",),
         at_ms,
     )
 
 
-def targets_of(
-    given: Sequence[str],
-    *,
-    key: str = "",
-    tag: str = "",
-    due_after: str | None = None,
-    due_before: str | None = None,
-    everything: bool = False,
-    own_keys: Sequence[str] | None = None,
-) -> Targets:
-    """Return the selection of the command line. Raise a usage error if it is empty or ambiguous."""
-    is_filtered = bool(key or tag or due_after is not None or due_before is not None)
-    options = ("--key", "--tag", "--due-after", "--due-before", "--all")
-    if own_keys:
-        if everything or is_filtered or len(given) > 1:
-            raise refused("an own key selects one message: give only the topic with it", "--own-key", "ID", *options)
-        return Targets(given[0], own_keys=tuple(dict.fromkeys(own_keys)))
-    if everything and is_filtered:
-        raise refused("--all selects all pending messages: give it without a filter", *options)
-    if everything or is_filtered:
-        if len(given) > 1:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSelection(OptionGroup):
+    """Arguments and options that select delayed messages."""
+
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids, or a recall handle.", autocompletion=topics
+        ),
+    ]
+    own_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="The pending message with this own key; may be repeated."),
+    ] = None
+    key: Annotated[str, typer.Option(metavar="KEY", help="All pending messages with this key.")] = ""
+    tag: Annotated[str, typer.Option(metavar="TAG", help="All pending messages with this tag.")] = ""
+    due_after: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"All pending messages due at this time or later: {_TIMES}.")
+    ] = None
+    due_before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="All pending messages due before this time.")
+    ] = None
+    everything: Annotated[bool, typer.Option("--all", help="All pending messages of the topic.")] = False
+
+    def read(self) -> Targets:
+        """Return the selection. Raise a usage error if it is empty or ambiguous."""
+        topic, *ids = self.targets
+        is_filtered = bool(self.key or self.tag or self.due_after is not None or self.due_before is not None)
+        options = ("--key", "--tag", "--due-after", "--due-before", "--all")
+        if self.own_key:
+            if self.everything or is_filtered or ids:
+                why = "an own key selects one message: give only the topic with it"
+                raise refused(why, "--own-key", "ID", *options)
+            return Targets(topic, own_keys=tuple(dict.fromkeys(self.own_key)))
+        if self.everything and is_filtered:
+            raise refused("--all selects all pending messages: give it without a filter", *options)
+        if (self.everything or is_filtered) and ids:
             raise refused("give message ids or a filter, not both", "ID", *options)
-        from dmq.admin import admin_v1 as wire
+        if self.everything or is_filtered:
+            from dmq.admin import admin_v1 as wire
 
-        return Targets(
-            given[0],
-            filter=wire.ListMessagesRequest(
-                topic=given[0],
+            chosen = wire.ListMessagesRequest(
+                topic=topic,
                 state=wire.WAITING,
-                due_after_ms=instant_ms(due_after, "--due-after") or 0,
-                due_before_ms=instant_ms(due_before, "--due-before") or 0,
-                key=key,
-                tag=tag,
-            ),
-        )
-    if len(given) > 1:
-        return Targets(given[0], ids=tuple(dict.fromkeys(given[1:])))
-    from broker_adapter.contracts.errors import Refused
-    from dmq.broker.delayed.recall import decode_recall
+                due_after_ms=instant_ms(self.due_after, "--due-after") or 0,
+                due_before_ms=instant_ms(self.due_before, "--due-before") or 0,
+                key=self.key,
+                tag=self.tag,
+            )
+            return Targets(topic, filter=chosen)
+        if ids:
+            return Targets(topic, ids=tuple(dict.fromkeys(ids)))
+        from broker_adapter.contracts.errors import Refused
+        from dmq.broker.delayed.recall import decode_recall
 
-    try:
-        return Targets(decode_recall(given[0]).topic, handle=given[0])
-    except Refused as error:
-        why = (
-            "not a recall handle; give a message id after its topic, TOPIC ID, and after a topic give "
-            f"message ids or a filter ({', '.join(options)})"
-        )
-        raise refused(why, "HANDLE", given=given[0]) from error
+        try:
+            return Targets(decode_recall(topic).topic, handle=topic)
+        except Refused as error:
+            why = (
+                "not a recall handle; give a message id after its topic, TOPIC ID, and after a topic give "
+                f"message ids or a filter ({', '.join(options)})"
+            )
+            raise refused(why, "HANDLE", given=topic) from error
 
 
 def run_change(
@@ -166,33 +151,32 @@ def run_change(
     """Change the selected messages and show the results. The exit code is 0 if all have the requested state."""
 
     ids = targets.ids
-    if targets.filter is None and dry:
-        found, missing = _look(client, targets)
-        if found:
-            _show_found(session, client, targets, change, found)
-        if missing:
-            code = ExitCode.PARTIAL if found else ExitCode.NOT_FOUND
-            raise CommandFailed(f"not pending in topic {targets.topic}: {', '.join(missing)}", code)
-        return
     if targets.filter is not None:
         found = _find(client, targets, quiet=session.as_json)
+        ids = tuple(found)
         if dry:
             _show_found(session, client, targets, change, found)
             return
-        ids = tuple(found)
         if ids:
-            confirm(f"{_counted(len(ids))} of topic {targets.topic} {_would(client, targets, change)}", yes=yes)
-    changed: list[wire.ChangedMessage] = []
-    failure: CommandFailed | None = None
-    try:
-        with Progress(f"messages of {targets.topic}", quiet=session.as_json) as progress:
-            for answers in _answers(client, targets, ids, change):
-                changed += answers
-                progress.show(f"{len(changed):,} of {len(ids):,}", done=len(changed), of=len(ids))
-    except (DmqError, KeyboardInterrupt) as error:
-        failure = _interrupted(error, len(changed), len(ids))
-        if failure is None:
-            raise
+            would = f"{_counted(len(ids))} of topic {targets.topic} {_would(client, targets, change)}"
+            goes_on(session, would, None, dry_run=False, yes=yes)
+    elif dry:
+        found, missing = _look(client, targets)
+        if found:
+            _show_found(session, client, targets, change, found)
+        check_missing(f"not pending in topic {targets.topic}", missing, done=len(found))
+        return
+    kind, names = ("own_keys", targets.own_keys) if targets.own_keys else ("message_ids", ids)
+    if targets.handle:
+        kind, names = "recall_handles", [targets.handle]
+    answers, failure = in_batches(
+        session,
+        f"messages of {targets.topic}",
+        names,
+        lambda batch: change.call(client, targets.topic, {kind: batch}),
+        by_one=False,
+    )
+    changed = [each for answer in answers for each in answer]
     _show(session, targets, change, changed)
     if failure is not None:
         raise failure
@@ -204,7 +188,7 @@ def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wi
     from dmq.admin import admin_v1 as wire
 
     assert targets.filter is not None
-    request = wire.ListMessagesRequest(limit=PAGE)
+    request = wire.ListMessagesRequest(limit=BATCH)
     request.MergeFrom(targets.filter)
     found: dict[str, wire.ListedMessage] = {}
     with Progress(f"messages of {targets.topic}", quiet=quiet) as progress:
@@ -249,27 +233,6 @@ def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedM
     return found, missing
 
 
-def _answers(
-    client: AdminClient, targets: Targets, ids: Sequence[str], change: Change
-) -> Iterator[Sequence[wire.ChangedMessage]]:
-    if targets.handle:
-        yield change.call(client, targets.topic, Named(handles=(targets.handle,)))
-    for start in range(0, len(targets.own_keys), PER_CALL):
-        yield change.call(client, targets.topic, Named(own_keys=targets.own_keys[start : start + PER_CALL]))
-    for start in range(0, len(ids), PER_CALL):
-        yield change.call(client, targets.topic, Named(ids[start : start + PER_CALL]))
-
-
-def _interrupted(error: BaseException, done: int, of: int) -> CommandFailed | None:
-    """Return the error of a command that processed only a part; None if the error itself is sufficient."""
-    rest = f"{done:,} of {of:,} were gone through; the same command goes on with what is left"
-    if isinstance(error, KeyboardInterrupt) and of:
-        return CommandFailed(f"interrupted: {rest}", ExitCode.INTERRUPTED)
-    if not done or not isinstance(error, DmqError):
-        return None
-    return CommandFailed(f"{error}; {rest}", ExitCode.UNAVAILABLE if error.retriable else ExitCode.FAILURE)
-
-
 def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
     failed = [each for each in changed if _outcome(each) not in change.reached]
     if not failed:
@@ -286,8 +249,7 @@ def _show_found(
 ) -> None:
     first = list(islice(found.values(), _SHOWN))
     if session.as_json:
-        plain = [out.to_plain(each) for each in first]
-        out.show_json({"topic": targets.topic, "change": change.name, "matching": len(found), "first": plain})
+        out.show_json({"topic": targets.topic, "change": change.name, "matching": len(found), "first": first})
         return
     if first:
         now_ms = client.now_ms()
@@ -316,7 +278,7 @@ def _show(session: Session, targets: Targets, change: Change, changed: Sequence[
                 "change": change.name,
                 "deliver_at_ms": change.deliver_at_ms or None,
                 "done": done,
-                "messages": [out.to_plain(each) for each in changed],
+                "messages": changed,
             }
         )
         return
@@ -365,8 +327,8 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
 
 
 def _outcome(message: wire.ChangedMessage) -> str:
-    return str(out.to_plain(message)["outcome"])
+    return out.enum_word(message, "outcome").upper()
 
 
 def _counted(messages: int) -> str:
-    return "1 delayed message" if messages == 1 else f"{messages:,} delayed messages"
+    return out.counted(messages, "delayed message")

@@ -15,16 +15,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused, refusing
 from dmq.cli.session.options import Session, with_session
-from dmq.cli.session.policy_options import (
-    ExponentialOption,
-    FixedOption,
-    JitterOption,
-    MaxAgeOption,
-    MaxAttemptsOption,
-    MultiplierOption,
-    TableOption,
-    policy_of,
-)
+from dmq.cli.session.policy_options import PolicyOptions
 from dmq.config.units import At, format_duration, format_time, parse_duration, parse_when
 from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
 
@@ -57,13 +48,7 @@ def show(
     session: Session,
     *,
     group: GroupOption = "",
-    table: TableOption = None,
-    exponential: ExponentialOption = None,
-    multiplier: MultiplierOption = None,
-    fixed: FixedOption = None,
-    max_attempts: MaxAttemptsOption = None,
-    jitter: JitterOption = None,
-    max_age: MaxAgeOption = None,
+    options: PolicyOptions,
 ) -> None:
     """Show the attempts of a retry policy and the delays between them.
 
@@ -71,36 +56,21 @@ def show(
     by the other options. The times are the earliest possible ones, without jitter and the duration of the
     attempts.
     """
-    base = _policy_of_group(session, group)
-    policy = policy_of(
-        table=table,
-        exponential=exponential,
-        multiplier=multiplier,
-        fixed=fixed,
-        max_attempts=max_attempts,
-        jitter=jitter,
-        max_age=max_age,
-        base=base,
-    )
-    policy = policy or base or RetryPolicy()
+    policy = options.applied_to(_policy_of_group(session, group))
     run = _run(replace(policy, jitter=0.0), 0, 0, Random(0))
-    if session.as_json:
-        out.show_json(
+    plain = {
+        "policy": to_plain(policy),
+        "attempts": [
             {
-                "policy": to_plain(policy),
-                "attempts": [
-                    {
-                        "attempt": attempt.number,
-                        "since_first_ms": attempt.at_ms,
-                        "delay_ms": attempt.delay_ms,
-                        "delay_max_ms": _with_jitter(attempt.delay_ms, policy),
-                    }
-                    for attempt in run.attempts
-                ],
-                "dead_letter": {"reason": run.reason.name, "since_first_ms": run.dead_at_ms},
+                "attempt": attempt.number,
+                "since_first_ms": attempt.at_ms,
+                "delay_ms": attempt.delay_ms,
+                "delay_max_ms": _with_jitter(attempt.delay_ms, policy),
             }
-        )
-        return
+            for attempt in run.attempts
+        ],
+        "dead_letter": {"reason": run.reason.name, "since_first_ms": run.dead_at_ms},
+    }
     headings = ("ATTEMPT", "SINCE FIRST", "DELAY AFTER", "WITH JITTER")
     rows = [
         (
@@ -112,8 +82,9 @@ def show(
         for attempt in run.attempts
     ]
     columns = len(headings) if policy.jitter else len(headings) - 1
-    out.show_table(headings[:columns], [row[:columns] for row in rows], numbers=headings)
-    typer.echo(f"dead letter {format_duration(run.dead_at_ms)} after the first delivery: {_why(run, policy)}")
+    session.show_table(plain, headings[:columns], [row[:columns] for row in rows], numbers=headings)
+    if not session.as_json:
+        typer.echo(f"dead letter {format_duration(run.dead_at_ms)} after the first delivery: {_why(run, policy)}")
 
 
 @app.command()
@@ -122,13 +93,7 @@ def simulate(
     session: Session,
     *,
     group: GroupOption = "",
-    table: TableOption = None,
-    exponential: ExponentialOption = None,
-    multiplier: MultiplierOption = None,
-    fixed: FixedOption = None,
-    max_attempts: MaxAttemptsOption = None,
-    jitter: JitterOption = None,
-    max_age: MaxAgeOption = None,
+    options: PolicyOptions,
     start: Annotated[
         str | None,
         typer.Option(
@@ -143,18 +108,7 @@ def simulate(
     The last line shows when the message becomes a dead letter, and why. Without options, the default policy
     applies, from now on. With --group, the policy of that group applies, changed by the other options.
     """
-    base = _policy_of_group(session, group)
-    policy = policy_of(
-        table=table,
-        exponential=exponential,
-        multiplier=multiplier,
-        fixed=fixed,
-        max_attempts=max_attempts,
-        jitter=jitter,
-        max_age=max_age,
-        base=base,
-    )
-    policy = policy or base or RetryPolicy()
+    policy = options.applied_to(_policy_of_group(session, group))
     start_ms, processing_ms = _start_ms(start), _processing_ms(processing)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     run = _run(policy, start_ms, processing_ms, Random(seed))

@@ -14,7 +14,16 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused, refusing
 from dmq.cli.output.facts import content_facts
 from dmq.cli.output.times import instant_ms
-from dmq.cli.session.options import AfterOption, LimitOption, Session, properties_of, with_reason, with_session
+from dmq.cli.session.options import (
+    AfterOption,
+    BodyOption,
+    LimitOption,
+    PropertiesOption,
+    Session,
+    properties_of,
+    with_reason,
+    with_session,
+)
 from dmq.config.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -35,30 +44,6 @@ class CatchUp(StrEnum):
     SKIP = "skip"
 
 
-EveryOption = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
-]
-ExpressionOption = Annotated[
-    str | None,
-    typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
-]
-ZoneOption = Annotated[
-    str, typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]")
-]
-StartOption = Annotated[str | None, typer.Option(metavar="TIME", help=f"Send nothing before this time: {_TIMES}.")]
-EndOption = Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after this time.")]
-CountOption = Annotated[
-    int, typer.Option(min=0, show_default=False, help="Total number of occurrences.  [default: no limit]")
-]
-JitterOption = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
-]
-CatchUpOption = Annotated[
-    CatchUp,
-    typer.Option(help="Missed occurrences after downtime: send one for all, send all, or skip them."),
-]
-
-
 @app.command()
 @with_reason
 def add(
@@ -67,20 +52,32 @@ def add(
     name: NameArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
     body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
-    every: EveryOption = None,
-    cron: ExpressionOption = None,
-    zone: ZoneOption = "",
-    start: StartOption = None,
-    end: EndOption = None,
-    count: CountOption = 0,
-    jitter: JitterOption = None,
-    catch_up: CatchUpOption = CatchUp.ONE,
+    every: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
+    ] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
+    ] = None,
+    zone: Annotated[
+        str,
+        typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]"),
+    ] = "",
+    start: Annotated[str | None, typer.Option(metavar="TIME", help=f"Send nothing before this time: {_TIMES}.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after this time.")] = None,
+    count: Annotated[
+        int, typer.Option(min=0, show_default=False, help="Total number of occurrences.  [default: no limit]")
+    ] = 0,
+    jitter: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
+    ] = None,
+    catch_up: Annotated[
+        CatchUp, typer.Option(help="Missed occurrences after downtime: send one for all, send all, or skip them.")
+    ] = CatchUp.ONE,
     tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
     key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
     group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
-    prop: Annotated[
-        list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
-    ] = None,
+    prop: PropertiesOption = None,
     replace: Annotated[
         bool,
         typer.Option(
@@ -119,11 +116,8 @@ def add(
     content.body = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     with session.connect() as client:
         made = client.add_schedule(schedule, replace=replace)
-    if session.as_json:
-        out.show_json({**out.to_plain(made.schedule), "is_new": made.is_new})
-        return
-    _show(session, made.schedule)
-    if not made.is_new:
+    session.show_facts({**out.to_plain(made.schedule), "is_new": made.is_new}, _facts(made.schedule))
+    if not made.is_new and not session.as_json:
         out.note("the schedule exists with the same content; nothing was changed")
 
 
@@ -146,24 +140,20 @@ def ls(
             if len(found) >= limit or not after:
                 break
         now_ms = 0 if session.as_json else client.now_ms()
-    if session.as_json:
-        out.show_json({"schedules": [out.to_plain(each) for each in found], "next": after or None})
-        return
-    headings = ("NAME", "TOPIC", "RULE", "STATE", "OCCURRENCES", "LAST", "NEXT")
-    rows = [
+    session.show_table(
+        {"schedules": found, "next": after or None},
+        ("NAME", "TOPIC", "RULE", "STATE", "OCCURRENCES", "LAST", "NEXT"),
         (
-            each.name,
-            each.topic,
-            _rule(each),
-            each.state,
-            f"{each.occurrences:,}",
-            out.distance(each.last_at_ms, now_ms),
-            out.distance(each.next_at_ms, now_ms),
-        )
-        for each in found
-    ]
-    out.show_table(headings, rows, numbers=("OCCURRENCES",), details=("OCCURRENCES", "LAST", "STATE"))
-    if after:
+            (
+                *(each.name, each.topic, _rule(each), each.state, f"{each.occurrences:,}"),
+                *(out.distance(at_ms, now_ms) for at_ms in (each.last_at_ms, each.next_at_ms)),
+            )
+            for each in found
+        ),
+        numbers=("OCCURRENCES",),
+        details=("OCCURRENCES", "LAST", "STATE"),
+    )
+    if after and not session.as_json:
         out.note(f"there may be more: --after {after}")
 
 
@@ -173,12 +163,12 @@ def show(
     session: Session,
     *,
     name: NameArgument,
-    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
+    body: BodyOption = False,
 ) -> None:
     """Show a schedule: rule, progress, next times and message."""
     with session.connect() as client:
         found = client.schedule(name, with_body=body)
-    _show(session, found)
+    session.show_facts(found, _facts(found))
 
 
 @app.command()
@@ -187,7 +177,7 @@ def pause(session: Session, *, name: NameArgument) -> None:
     """Pause a schedule: it sends nothing until it is resumed."""
     with session.connect() as client:
         found = client.pause_schedule(name)
-    _show(session, found)
+    session.show_facts(found, _facts(found))
 
 
 @app.command()
@@ -196,7 +186,7 @@ def resume(session: Session, *, name: NameArgument) -> None:
     """Resume a schedule; occurrences missed meanwhile are not sent."""
     with session.connect() as client:
         found = client.resume_schedule(name)
-    _show(session, found)
+    session.show_facts(found, _facts(found))
 
 
 @app.command()
@@ -205,10 +195,8 @@ def rm(session: Session, *, name: NameArgument) -> None:
     """Remove a schedule; messages that it sent remain."""
     with session.connect() as client:
         found = client.remove_schedule(name)
-    if session.as_json:
-        out.show_json({"name": name, "removed": True, "occurrences": found.occurrences})
-    else:
-        out.show_facts([("removed", name), ("occurrences", f"{found.occurrences:,}")])
+    plain = {"name": name, "removed": True, "occurrences": found.occurrences}
+    session.show_facts(plain, [("removed", name), ("occurrences", f"{found.occurrences:,}")])
 
 
 def _duration_ms(text: str | None, option: str) -> int:
@@ -227,25 +215,20 @@ def _rule(schedule: wire.Schedule) -> str:
     return f"{schedule.cron} {schedule.time_zone or 'UTC'}"
 
 
-def _show(session: Session, schedule: wire.Schedule) -> None:
-    if session.as_json:
-        out.show_json(out.to_plain(schedule))
-        return
-    out.show_facts(
-        [
-            ("schedule", schedule.name),
-            ("topic", schedule.topic),
-            ("rule", _rule(schedule)),
-            ("start", out.when(schedule.start_at_ms)),
-            ("end", out.when(schedule.end_at_ms)),
-            ("count", f"{schedule.count:,}" if schedule.count else ""),
-            ("jitter", format_duration(schedule.jitter_ms) if schedule.jitter_ms else ""),
-            ("catch up", schedule.catch_up),
-            ("state", f"{schedule.state}: {schedule.why}" if schedule.why else schedule.state),
-            ("occurrences", f"{schedule.occurrences:,}"),
-            ("last", out.when(schedule.last_at_ms)),
-            ("next", out.when(schedule.next_at_ms)),
-            *(("then", out.when(each)) for each in schedule.following_at_ms),
-            *(content_facts(schedule.content) if schedule.HasField("content") else ()),
-        ]
-    )
+def _facts(schedule: wire.Schedule) -> list[tuple[str, str]]:
+    return [
+        ("schedule", schedule.name),
+        ("topic", schedule.topic),
+        ("rule", _rule(schedule)),
+        ("start", out.when(schedule.start_at_ms)),
+        ("end", out.when(schedule.end_at_ms)),
+        ("count", f"{schedule.count:,}" if schedule.count else ""),
+        ("jitter", format_duration(schedule.jitter_ms) if schedule.jitter_ms else ""),
+        ("catch up", schedule.catch_up),
+        ("state", f"{schedule.state}: {schedule.why}" if schedule.why else schedule.state),
+        ("occurrences", f"{schedule.occurrences:,}"),
+        ("last", out.when(schedule.last_at_ms)),
+        ("next", out.when(schedule.next_at_ms)),
+        *(("then", out.when(each)) for each in schedule.following_at_ms),
+        *(content_facts(schedule.content) if schedule.HasField("content") else ()),
+    ]

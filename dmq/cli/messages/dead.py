@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import check_missing
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -21,12 +22,14 @@ from dmq.cli.output.facts import content_facts, failure_facts, reason_of
 from dmq.cli.output.files import lines_into
 from dmq.cli.output.times import past_ms
 from dmq.cli.session.options import (
+    BodyOption,
     DryRunOption,
     GroupArgument,
     KeysOption,
     LimitOption,
     MessageIdsArgument,
     MessageIdsOption,
+    OptionGroup,
     OutFileOption,
     Session,
     YesOption,
@@ -62,53 +65,54 @@ class ReasonName(StrEnum):
 assert [name.name for name in ReasonName] == ["SENT_HERE", *(reason.name for reason in Reason)]
 
 _TIME = "RFC 3339, epoch milliseconds, or -1h for an hour ago"
-ReasonOption = Annotated[
-    list[ReasonName] | None,
-    typer.Option(
-        "--reason",
-        metavar="REASON",
-        case_sensitive=False,
-        help=f"Reason of death: {', '.join(ReasonName)}; may be repeated.",
-    ),
-]
-TopicOption = Annotated[
-    list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Original topic; may be repeated.")
-]
-SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help=f"Last failure at this time or later: {_TIME}.")
-]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Last failure before this time.")]
 
 
-def filter_of(
-    client: AdminClient,
-    *,
-    reason: Sequence[ReasonName] | None = None,
-    topic: Sequence[str] | None = None,
-    key: Sequence[str] | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    ids: Sequence[str] | None = None,
-) -> wire.DeadFilter:
-    """Return the filter of the options. Raise a usage error for invalid times. ``client`` supplies the daemon's
-    clock.
-    """
-    from dmq.admin import admin_v1 as wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter(OptionGroup):
+    """Options that select dead letters by their properties."""
 
-    def now_ms() -> int:
-        return client.now_ms()
-
-    chosen = wire.DeadFilter(
-        reasons=[name.name for name in reason or ()],
-        topics=topic,
-        keys=key,
-        message_ids=ids,
-        since_ms=past_ms(since, "--since", now_ms),
-        until_ms=past_ms(until, "--until", now_ms),
+    reason: Annotated[
+        list[ReasonName] | None,
+        typer.Option(
+            metavar="REASON",
+            case_sensitive=False,
+            help=f"Reason of death: {', '.join(ReasonName)}; may be repeated.",
+        ),
+    ] = None
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Original topic; may be repeated.")] = None
+    key: KeysOption = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Last failure at this time or later: {_TIME}.")] = (
+        None
     )
-    if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
-        raise refused("the time range ends before it begins", "--since", "--until")
-    return chosen
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Last failure before this time.")] = None
+
+    def read(self, client: AdminClient, ids: Sequence[str] = ()) -> wire.DeadFilter:
+        """Return the filter. Raise a usage error for invalid times. ``client`` supplies the daemon's clock."""
+        from dmq.admin import admin_v1 as wire
+
+        chosen = wire.DeadFilter(
+            reasons=[name.name for name in self.reason or ()],
+            topics=self.topic,
+            keys=self.key,
+            message_ids=ids,
+            since_ms=past_ms(self.since, "--since", client.now_ms),
+            until_ms=past_ms(self.until, "--until", client.now_ms),
+        )
+        if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
+            raise refused("the time range ends before it begins", "--since", "--until")
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterSelection(LetterFilter):
+    """Options that select dead letters by their ids as well."""
+
+    named: MessageIdsArgument = None
+    message_id: MessageIdsOption = None
+
+    def read(self, client: AdminClient, ids: Sequence[str] = ()) -> wire.DeadFilter:
+        """Return the filter, as above."""
+        return LetterFilter.read(self, client, [*(self.named or ()), *(self.message_id or ()), *ids])
 
 
 def letters_of(
@@ -147,11 +151,12 @@ def groups(session: Session) -> None:
     """List the groups that have dead letters, removed groups included."""
     with session.connect() as client:
         found = [group for group in client.groups(with_removed=True) if group.dead]
-    if session.as_json:
-        out.show_json([{"group": group.name, "dead": group.dead, "removed": group.is_removed} for group in found])
-    else:
-        rows = [(group.name, f"{group.dead:,}", "removed" if group.is_removed else "") for group in found]
-        out.show_table(("GROUP", "DEAD", "STATE"), rows, numbers=("DEAD",))
+    session.show_table(
+        [{"group": group.name, "dead": group.dead, "removed": group.is_removed} for group in found],
+        ("GROUP", "DEAD", "STATE"),
+        [(group.name, f"{group.dead:,}", "removed" * group.is_removed) for group in found],
+        numbers=("DEAD",),
+    )
 
 
 @app.command()
@@ -160,11 +165,7 @@ def ls(
     session: Session,
     *,
     group: GroupArgument,
-    reason: ReasonOption = None,
-    topic: TopicOption = None,
-    key: KeysOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    selection: LetterFilter,
     limit: LimitOption = 50,
     all_outcomes: Annotated[
         bool, typer.Option("--all-outcomes", help="Include redriven and purged dead letters.")
@@ -175,7 +176,7 @@ def ls(
 ) -> None:
     """List the dead letters of a group, the oldest death first."""
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json) as progress:
-        chosen = filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until)
+        chosen = selection.read(client)
         found: list[wire.DeadLetter] = []
         letters = letters_of(client, group, chosen, limit=None if by_error else limit, with_outcome=all_outcomes)
         errors: dict[str, _Error] = {}
@@ -187,10 +188,7 @@ def ls(
             progress.show(f"{number:,} found")
         now_ms = 0 if session.as_json else client.now_ms()
     if by_error:
-        _show_errors(errors, limit, as_json=session.as_json)
-        return
-    if session.as_json:
-        out.show_json([out.to_plain(letter) for letter in found])
+        _show_errors(session, errors, limit)
         return
     headings = ["DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS"]
     rows = [_cells(letter, now_ms) for letter in found]
@@ -200,8 +198,8 @@ def ls(
     if any(reason_of(letter.failure).error for letter in found):
         headings.append("ERROR")
         rows = [(*row, _error(letter)) for row, letter in zip(rows, found, strict=True)]
-    out.show_table(headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS"))
-    if len(found) == limit:
+    session.show_table(found, headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS"))
+    if len(found) == limit and not session.as_json:
         out.note(f"the first {limit:,}; --limit shows more")
 
 
@@ -212,26 +210,20 @@ def show(
     *,
     group: GroupArgument,
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id.")],
-    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
+    body: BodyOption = False,
 ) -> None:
     """Show a dead letter: origin, reason, time, outcome and content.
 
     A message that died more than once is shown once for each death. The JSON output is always a list.
     """
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json):
-        chosen = filter_of(client, ids=[message_id])
+        chosen = LetterFilter().read(client, [message_id])
         found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body))
         now_ms = client.now_ms()
     if not found:
         text = f"message {message_id} is no dead letter of group {group}"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
-    if session.as_json:
-        out.show_json([out.to_plain(letter) for letter in found])
-        return
-    for number, letter in enumerate(found):
-        if number:
-            typer.echo()
-        out.show_facts(_facts(letter, now_ms))
+    session.show(found, lambda: out.show_each(_facts(letter, now_ms) for letter in found))
 
 
 @app.command()
@@ -240,13 +232,7 @@ def export(
     session: Session,
     *,
     group: GroupArgument,
-    named: MessageIdsArgument = None,
-    reason: ReasonOption = None,
-    topic: TopicOption = None,
-    key: KeysOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    message_id: MessageIdsOption = None,
+    selection: LetterSelection,
     file: OutFileOption = None,
 ) -> None:
     """Write dead letters as JSON Lines, with their bodies in base64.
@@ -259,15 +245,7 @@ def export(
         session.connect() as client,
         Progress(f"export of {group}", quiet=session.as_json or (file is None and sys.stdout.isatty())) as progress,
     ):
-        chosen = filter_of(
-            client,
-            reason=reason,
-            topic=topic,
-            key=key,
-            since=since,
-            until=until,
-            ids=[*(named or ()), *(message_id or ())],
-        )
+        chosen = selection.read(client)
         with lines_into(file) as lines:
             for letter in letters_of(client, group, chosen, with_body=True):
                 # Escaped as ASCII: exact, independent of the terminal and its encoding.
@@ -276,17 +254,11 @@ def export(
                 unreadable += not letter.HasField("content")
                 progress.show(f"{count:,} letters")
     if file is not None:
-        _show_exported(group, file, count, unreadable, as_json=session.as_json)
+        text = f"{out.counted(count, 'dead letter')} of {group} in {file}"
+        session.show({"group": group, "file": str(file), "letters": count, "unreadable": unreadable}, text)
     if unreadable:
         text = f"{unreadable:,} of {count:,} cannot be read, their content is null"
         raise CommandFailed(text, ExitCode.DAMAGED)
-
-
-def _show_exported(group: str, file: Path, count: int, unreadable: int, *, as_json: bool) -> None:
-    if as_json:
-        out.show_json({"group": group, "file": str(file), "letters": count, "unreadable": unreadable})
-    else:
-        typer.echo(out.printable(f"{count:,} dead letter{'' if count == 1 else 's'} of {group} in {file}"))
 
 
 def _cells(letter: wire.DeadLetter, now_ms: int) -> tuple[str, ...]:
@@ -316,11 +288,8 @@ class _Error:
         self.last_dead_at_ms, self.message_id = letter.dead_at_ms, letter.message_id
 
 
-def _show_errors(errors: dict[str, _Error], limit: int, *, as_json: bool) -> None:
+def _show_errors(session: Session, errors: dict[str, _Error], limit: int) -> None:
     most = sorted(errors.items(), key=lambda each: (-each[1].count, each[0]))
-    if as_json:
-        out.show_json([{"error": error, **vars(found)} for error, found in most[:limit]])
-        return
     rows = [
         (
             *(f"{found.count:,}", out.when(found.first_dead_at_ms), out.when(found.last_dead_at_ms)),
@@ -328,13 +297,15 @@ def _show_errors(errors: dict[str, _Error], limit: int, *, as_json: bool) -> Non
         )
         for error, found in most[:limit]
     ]
-    out.show_table(("LETTERS", "FIRST DEATH", "LAST DEATH", "LAST MESSAGE ID", "ERROR"), rows, numbers=("LETTERS",))
-    if len(most) > limit:
+    headings = ("LETTERS", "FIRST DEATH", "LAST DEATH", "LAST MESSAGE ID", "ERROR")
+    plain = [{"error": error, **vars(found)} for error, found in most[:limit]]
+    session.show_table(plain, headings, rows, numbers=("LETTERS",))
+    if len(most) > limit and not session.as_json:
         out.note(f"the first {limit:,} of {len(most):,} errors; --limit shows more")
 
 
 def _reason(letter: wire.DeadLetter) -> str:
-    return str(out.to_plain(letter)["reason"]).lower()
+    return out.enum_word(letter, "reason")
 
 
 def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:
@@ -365,13 +336,7 @@ def redrive(
     session: Session,
     *,
     group: GroupArgument,
-    named: MessageIdsArgument = None,
-    reason: ReasonOption = None,
-    topic: TopicOption = None,
-    key: KeysOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    message_id: MessageIdsOption = None,
+    selection: LetterSelection,
     to: Annotated[
         str,
         typer.Option("--to", metavar="TOPIC", help="Send them to all groups of this topic.  [default: only to GROUP]"),
@@ -406,15 +371,7 @@ def redrive(
         request = wire.StartJobRequest(
             kind=wire.REDRIVE,
             group=group,
-            filter=filter_of(
-                client,
-                reason=reason,
-                topic=topic,
-                key=key,
-                since=since,
-                until=until,
-                ids=[*(named or ()), *(message_id or ())],
-            ),
+            filter=selection.read(client),
             to_topic=to,
             all_groups=all_groups,
             rate_per_s=rate or 0.0,
@@ -429,13 +386,7 @@ def purge(
     session: Session,
     *,
     group: GroupArgument,
-    named: MessageIdsArgument = None,
-    reason: ReasonOption = None,
-    topic: TopicOption = None,
-    key: KeysOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    message_id: MessageIdsOption = None,
+    selection: LetterSelection,
     dry_run: DryRunOption = False,
     detach: DetachOption = False,
     yes: YesOption = False,
@@ -456,15 +407,7 @@ def purge(
         request = wire.StartJobRequest(
             kind=wire.PURGE,
             group=group,
-            filter=filter_of(
-                client,
-                reason=reason,
-                topic=topic,
-                key=key,
-                since=since,
-                until=until,
-                ids=[*(named or ()), *(message_id or ())],
-            ),
+            filter=selection.read(client),
             why=session.why,
             is_dry_run=dry_run,
         )
@@ -482,10 +425,8 @@ def jobs(
     with session.connect() as client:
         found = client.jobs(group)
         now_ms = client.now_ms()
-    if session.as_json:
-        out.show_json([out.to_plain(job) for job in found])
-        return
-    out.show_table(
+    session.show_table(
+        found,
         ("JOB", "KIND", "GROUP", "STATE", "LOOKED AT", "DONE", "PASSED OVER", "FAILED", "STARTED"),
         [
             (
@@ -508,10 +449,7 @@ def stop(
     """Stop a running job; its completed changes remain."""
     with session.connect() as client:
         ended = client.stop_job(job)
-    if session.as_json:
-        out.show_json(out.to_plain(ended))
-    else:
-        typer.echo(f"job {ended.job_id} is {_state(ended)}: {_counts(ended)}")
+    session.show(ended, f"job {ended.job_id} is {_state(ended)}: {_counts(ended)}")
 
 
 def pause(seconds: float) -> None:
@@ -520,55 +458,43 @@ def pause(seconds: float) -> None:
 
 
 def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *, detach: bool, yes: bool) -> None:
+    but = "" if len(request.filter.ListFields()) == 1 else " that the other options mean"
+    text = f"not among the dead letters of group {request.group} without an outcome{but}"
     missing = _missing(client, request)
+    if missing and len(missing) == len(set(request.filter.message_ids)):
+        check_missing(text, missing, done=0)
     is_asked = not (request.is_dry_run or yes or request.filter.message_ids)
     if is_asked or request.is_dry_run:
         would = _would(client, request)
         if request.is_dry_run or not would.done:
-            _show_would(session, would)
-            _fail_if_missing(request, missing)
+            rest = f"{would.passed:,} would be passed over, {would.failed:,} would fail"
+            session.show(would, f"{would.done:,} would be {_done(would)}, {rest}")
+            check_missing(text, missing, done=1)
             return
-        confirm(f"{_counted(would.done)} of group {request.group} would be {_done(request)}", yes=False)
+        letters = f"{out.counted(would.done, 'dead letter')} of group {request.group}"
+        confirm(f"{letters} would be {_done(request)}", yes=False)
     job = _start(client, request)
     if detach and _state(job) == "running":
         told = f"job {job.job_id} runs; 'dmq dead jobs {job.group}' shows it, 'dmq dead stop {job.job_id}' ends it"
     else:
         job = _watch(client, job, quiet=session.as_json)
         told = _counts(job)
-    if session.as_json:
-        out.show_json(out.to_plain(job))
-    else:
-        typer.echo(out.printable(told))
+    session.show(job, told)
     if _state(job) == "stopped":
         raise CommandFailed(f"job {job.job_id} was stopped before it finished")
     if job.failed:
         is_bound = _kind(job) == "redrive" and not job.to_topic
         origin = ", or their topic or group is gone and they need --to" if is_bound else ""
-        text = f"{job.failed:,} failed and stay dead: they cannot be read{origin}"
-        raise CommandFailed(text, ExitCode.PARTIAL if job.done else ExitCode.FAILURE)
-    _fail_if_missing(request, missing)
+        failed = f"{job.failed:,} failed and stay dead: they cannot be read{origin}"
+        raise CommandFailed(failed, ExitCode.PARTIAL if job.done else ExitCode.FAILURE)
+    check_missing(text, missing, done=1)
 
 
 def _missing(client: AdminClient, request: wire.StartJobRequest) -> list[str]:
-    """Return the named ids that match no dead letter; the command ends if none matches."""
-    named = list(dict.fromkeys(request.filter.message_ids))
-    if not named:
-        return []
-    found = {letter.message_id for letter in letters_of(client, request.group, request.filter)}
-    missing = [message_id for message_id in named if message_id not in found]
-    if len(missing) == len(named):
-        raise CommandFailed(_told_missing(request, missing), ExitCode.NOT_FOUND)
-    return missing
-
-
-def _told_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> str:
-    but = "" if len(request.filter.ListFields()) == 1 else " that the other options mean"
-    return f"not among the dead letters of group {request.group} without an outcome{but}: {', '.join(missing)}"
-
-
-def _fail_if_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> None:
-    if missing:
-        raise CommandFailed(_told_missing(request, missing), ExitCode.PARTIAL)
+    """Return the named ids that match no dead letter."""
+    named = dict.fromkeys(request.filter.message_ids)
+    found = {letter.message_id for letter in letters_of(client, request.group, request.filter)} if named else set()
+    return [message_id for message_id in named if message_id not in found]
 
 
 def _would(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
@@ -579,18 +505,6 @@ def _would(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
     dry.CopyFrom(request)
     dry.is_dry_run = True
     return client.start_job(dry)
-
-
-def _show_would(session: Session, job: wire.Job) -> None:
-    if session.as_json:
-        out.show_json(out.to_plain(job))
-        return
-    would = f"{job.done:,} would be {_done(job)}"
-    typer.echo(f"{would}, {job.passed:,} would be passed over, {job.failed:,} would fail")
-
-
-def _counted(letters: int) -> str:
-    return "1 dead letter" if letters == 1 else f"{letters:,} dead letters"
 
 
 def _start(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
@@ -642,11 +556,11 @@ def _done(job: wire.Job | wire.StartJobRequest) -> str:
 
 
 def _kind(job: wire.Job | wire.StartJobRequest) -> str:
-    return str(out.to_plain(job)["kind"]).lower()
+    return out.enum_word(job, "kind")
 
 
 def _state(job: wire.Job) -> str:
-    return str(out.to_plain(job)["state"]).lower()
+    return out.enum_word(job, "state")
 
 
 def _looked_at(job: wire.Job) -> int:

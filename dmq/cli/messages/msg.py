@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker_adapter.contracts.message_id import new_message_id
-from dmq.cli.bulk.changes import (
-    FIRE,
-    RECALL,
-    AllFilter,
-    DueAfterFilter,
-    DueBeforeFilter,
-    KeyFilter,
-    OwnKeyOption,
-    TagFilter,
-    TargetsArgument,
-    rescheduling,
-    run_change,
-    targets_of,
-)
+from dmq.cli.bulk.changes import FIRE, RECALL, MessageSelection, rescheduling, run_change
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -34,8 +21,10 @@ from dmq.cli.output.times import instant_ms
 from dmq.cli.session.completion import topics
 from dmq.cli.session.options import (
     AfterOption,
+    BodyOption,
     DryRunOption,
     LimitOption,
+    PropertiesOption,
     Session,
     TopicArgument,
     YesOption,
@@ -88,9 +77,7 @@ def send(
     tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
     key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
     group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
-    prop: Annotated[
-        list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
-    ] = None,
+    prop: PropertiesOption = None,
     message_id: Annotated[
         str | None, typer.Option("--id", help="Message id; a repeated send with the same id is stored once.")
     ] = None,
@@ -148,13 +135,10 @@ def _show_sent(
     entry = response.entries[0] if response.entries else None
     _check(entry.status if entry is not None else response.status)
     stored_id = entry.message_id if entry is not None else message_id  # another message if that one was kept instead
-    if not session.as_json:
-        typer.echo(out.printable(stored_id))
-        if stored_id != message_id:
-            out.note(f"not stored: pending message {stored_id} has the own key {own_key}")
-        return
     recall_handle = entry.recall_handle if entry is not None else ""
-    out.show_json({"topic": topic, "message_id": stored_id, "recall_handle": recall_handle or None})
+    session.show({"topic": topic, "message_id": stored_id, "recall_handle": recall_handle or None}, stored_id)
+    if stored_id != message_id and not session.as_json:
+        out.note(f"not stored: pending message {stored_id} has the own key {own_key}")
 
 
 @app.command()
@@ -167,26 +151,22 @@ def get(
     own_key: Annotated[
         str, typer.Option(metavar="KEY", help="Show the pending message with this own key, instead of an id.")
     ] = "",
-    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
+    body: BodyOption = False,
 ) -> None:
     """Show a message: state, result for each group, and content."""
     if bool(message_id) == bool(own_key):
         raise refused("give one of them after the topic", "ID", "--own-key")
     with session.connect() as client:
         found = client.message(topic, message_id, own_key=own_key, with_body=body)
-    plain = out.to_plain(found)
-    if plain["state"] == "UNKNOWN" and own_key:
-        text = f"no pending message in topic {topic} has the own key {own_key}"
-        raise CommandFailed(text, ExitCode.NOT_FOUND)
-    if plain["state"] == "UNKNOWN":
+    if state_word(found) == "unknown":
         text = f"message {message_id} is not known in topic {topic}: never sent there, or forgotten since"
+        if own_key:
+            text = f"no pending message in topic {topic} has the own key {own_key}"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
-    if session.as_json:
-        out.show_json(plain)
-    else:
-        held = ", held: its topic is paused or slowed" if found.is_held else ""
-        ended = f" {out.when(found.ended_at_ms)}" if found.ended_at_ms else ""
-        out.show_facts([("state", state_word(found) + held + ended), *_group_facts(found), *_message_facts(found)])
+    held = ", held: its topic is paused or slowed" if found.is_held else ""
+    ended = f" {out.when(found.ended_at_ms)}" if found.ended_at_ms else ""
+    facts = [("state", state_word(found) + held + ended), *_group_facts(found), *_message_facts(found)]
+    session.show_facts(found, facts)
 
 
 @app.command()
@@ -194,13 +174,7 @@ def get(
 def recall(
     session: Session,
     *,
-    targets: TargetsArgument,
-    own_key: OwnKeyOption = None,
-    key: KeyFilter = "",
-    tag: TagFilter = "",
-    due_after: DueAfterFilter = None,
-    due_before: DueBeforeFilter = None,
-    everything: AllFilter = False,
+    selection: MessageSelection,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -211,15 +185,7 @@ def recall(
     again: it continues with the remaining messages. The exit code is 7 if some messages were not recalled, and 3 if
     none was.
     """
-    chosen = targets_of(
-        targets,
-        key=key,
-        tag=tag,
-        due_after=due_after,
-        due_before=due_before,
-        everything=everything,
-        own_keys=own_key,
-    )
+    chosen = selection.read()
     with session.connect() as client:
         if chosen.handle and not dry_run:
             _recall_one(session, client, chosen.topic, chosen.handle)
@@ -232,19 +198,13 @@ def recall(
 def reschedule(
     session: Session,
     *,
-    targets: TargetsArgument,
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="New delivery time: RFC 3339, epoch milliseconds, or +5m.")
     ] = None,
     in_: Annotated[
         str | None, typer.Option("--in", metavar="DURATION", help="Delay from now, such as 5m or 1h30m.")
     ] = None,
-    own_key: OwnKeyOption = None,
-    key: KeyFilter = "",
-    tag: TagFilter = "",
-    due_after: DueAfterFilter = None,
-    due_before: DueBeforeFilter = None,
-    everything: AllFilter = False,
+    selection: MessageSelection,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -255,15 +215,7 @@ def reschedule(
     that have the new time are done. Messages of a message group are delivered in the order of their new times. The
     exit code is 7 if some messages were not rescheduled, and 3 if none was.
     """
-    chosen = targets_of(
-        targets,
-        key=key,
-        tag=tag,
-        due_after=due_after,
-        due_before=due_before,
-        everything=everything,
-        own_keys=own_key,
-    )
+    chosen = selection.read()
     due = _time(at, in_, "--in")
     if due is None or (at is not None and in_ is not None):
         raise refused("give one of them", "--at", "--in")
@@ -277,13 +229,7 @@ def reschedule(
 def fire(
     session: Session,
     *,
-    targets: TargetsArgument,
-    own_key: OwnKeyOption = None,
-    key: KeyFilter = "",
-    tag: TagFilter = "",
-    due_after: DueAfterFilter = None,
-    due_before: DueBeforeFilter = None,
-    everything: AllFilter = False,
+    selection: MessageSelection,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -294,15 +240,7 @@ def fire(
     pause or a rate limit of the topic still holds the messages. The exit code is 7 if some messages are recalled or
     unknown, and 3 if all are.
     """
-    chosen = targets_of(
-        targets,
-        key=key,
-        tag=tag,
-        due_after=due_after,
-        due_before=due_before,
-        everything=everything,
-        own_keys=own_key,
-    )
+    chosen = selection.read()
     with session.connect() as client:
         run_change(session, client, chosen, FIRE, dry=dry_run, yes=yes)
 
@@ -312,11 +250,9 @@ def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) 
     response = client.recall(topic, handle)
     _check(response.status)
     is_repeated = response.status.message != "OK"
-    if session.as_json:
-        out.show_json({"topic": topic, "message_id": response.message_id, "recalled_before": is_repeated})
-        return
-    typer.echo(out.printable(response.message_id))
-    if is_repeated:
+    plain = {"topic": topic, "message_id": response.message_id, "recalled_before": is_repeated}
+    session.show(plain, response.message_id)
+    if is_repeated and not session.as_json:
         out.note(f"{response.status.message}")
 
 
@@ -506,29 +442,34 @@ def ls(
             if len(found) >= limit or not page.next_token:
                 break
         now_ms = 0 if session.as_json else client.now_ms()
-    if session.as_json:
-        out.show_json({"messages": [out.to_plain(each) for each in found], "next": request.token or None})
-        return
-    headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
-    out.show_table(headings, [_listed_row(each, now_ms) for each in found], numbers=_LISTED_NUMBERS, details=_DETAILS)
-    if request.token:
+    session.show_table(
+        {"messages": found, "next": request.token or None},
+        ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES"),
+        (_listed_row(each, now_ms) for each in found),
+        numbers=_LISTED_NUMBERS,
+        details=_DETAILS,
+    )
+    if request.token and not session.as_json:
         out.note(f"there may be more: --after {request.token}")
 
 
 def _listed_row(message: wire.ListedMessage, now_ms: int) -> tuple[str, ...]:
-    content = message.content if message.HasField("content") else None
     is_queued = message.queue_id >= 0
+    tag, keys, size = _content_cells(message)
     return (
         State.HELD.value if message.is_held else state_word(message),
-        out.distance(message.deliver_at_ms, now_ms),
-        out.distance(message.stored_at_ms, now_ms),
+        *(out.distance(each, now_ms) for each in (message.deliver_at_ms, message.stored_at_ms)),
         message.message_id,
-        str(message.queue_id) if is_queued else "",
-        str(message.queue_offset) if is_queued else "",
-        content.tag if content is not None else "",
-        " ".join(content.keys) if content is not None else "",
-        f"{content.body_bytes}" if content is not None else "cannot be read",
+        *(str(each) if is_queued else "" for each in (message.queue_id, message.queue_offset)),
+        *(tag, keys, size),
     )
+
+
+def _content_cells(message: wire.ListedMessage | wire.PeekedMessage) -> tuple[str, str, str]:
+    """Return the tag, the keys and the size of a message; an unreadable one has none."""
+    if not message.HasField("content"):
+        return "", "", "cannot be read"
+    return message.content.tag, " ".join(message.content.keys), f"{message.content.body_bytes}"
 
 
 @app.command()
@@ -541,16 +482,14 @@ def count(session: Session, *, topic: TopicArgument) -> None:
     with session.connect() as client:
         found = client.count(topic)
     total = sum(each.end_offset - each.begin_offset for each in found.queues)
-    if session.as_json:
-        out.show_json({**out.to_plain(found), "messages": total})
-        return
+    numbers = ("QUEUE", "BEGIN", "END", "MESSAGES")
     rows = [
-        (str(each.queue_id), *map(str, _range(each)), f"{each.end_offset - each.begin_offset:,}")
+        (f"{each.queue_id}", f"{each.begin_offset}", f"{each.end_offset}", f"{each.end_offset - each.begin_offset:,}")
         for each in found.queues
     ]
-    numbers = ("QUEUE", "BEGIN", "END", "MESSAGES")
-    out.show_table(numbers, rows, numbers=numbers)
-    typer.echo(f"{total:,} in queues, {found.pending:,} wait for their time")
+    session.show_table({**out.to_plain(found), "messages": total}, numbers, rows, numbers=numbers)
+    if not session.as_json:
+        typer.echo(f"{total:,} in queues, {found.pending:,} wait for their time")
 
 
 @app.command()
@@ -581,15 +520,12 @@ def peek(
             if len(found) >= limit:
                 break
         now_ms = 0 if session.as_json else client.now_ms()
-    if session.as_json:
-        out.show_json([out.to_plain(each) for each in found])
-        return
-    headings = ("QUEUE", "OFFSET", "STORED", "MESSAGE ID", "TAG", "KEYS", "BYTES")
-    rows = [_peeked_row(each, now_ms) for each in found]
-    if body:
-        rows = [(*row, out.body_text(each.content.body)) for row, each in zip(rows, found, strict=True)]
-    out.show_table(
-        (*headings, "BODY") if body else headings, rows, numbers=_LISTED_NUMBERS, details=("BYTES", "STORED", "TAG")
+    session.show_table(
+        found,
+        ("QUEUE", "OFFSET", "STORED", "MESSAGE ID", "TAG", "KEYS", "BYTES", *["BODY"] * body),
+        [_peeked_row(each, now_ms, with_body=body) for each in found],
+        numbers=_LISTED_NUMBERS,
+        details=("BYTES", "STORED", "TAG"),
     )
 
 
@@ -607,18 +543,9 @@ def _messages(
             return found
 
 
-def _range(queue: wire.QueueRange) -> tuple[int, int]:
-    return queue.begin_offset, queue.end_offset
-
-
-def _peeked_row(message: wire.PeekedMessage, now_ms: int) -> tuple[str, ...]:
-    content = message.content if message.HasField("content") else None
+def _peeked_row(message: wire.PeekedMessage, now_ms: int, *, with_body: bool) -> tuple[str, ...]:
     return (
-        str(message.queue_id),
-        str(message.queue_offset),
-        out.distance(message.stored_at_ms, now_ms),
-        message.message_id,
-        content.tag if content is not None else "",
-        " ".join(content.keys) if content is not None else "",
-        f"{content.body_bytes}" if content is not None else "cannot be read",
+        *(str(message.queue_id), str(message.queue_offset), out.distance(message.stored_at_ms, now_ms)),
+        *(message.message_id, *_content_cells(message)),
+        *([out.body_text(message.content.body)] if with_body else []),
     )

@@ -240,17 +240,17 @@ def _show(session: Session, tally: _Tally, reading: Reading, *, dry_run: bool) -
         for each in reading.removed
     ]
     why = [{"message": named, "why": why} for named, why in tally.unreadable]
-    if session.as_json:
-        found = {"read": tally.read, **counts, "missing": reading.missing, "removed": removed, "why": why}
-        out.show_json({**found, "is_dry_run": dry_run})
-        return
-    out.show_facts(
+    found = {"read": tally.read, **counts, "missing": reading.missing, "removed": removed, "why": why}
+    session.show_facts(
+        {**found, "is_dry_run": dry_run},
         [
             ("read", f"{tally.read:,}" + (", and nothing was changed" if dry_run else "")),
-            *((_LABELS[what], f"{count:,}") for what, count in counts.items()),
+            *((_LABELS[fate], f"{count:,}") for fate, count in counts.items()),
             ("gone meanwhile", f"{reading.missing:,}" if reading.missing else ""),
-        ]
+        ],
     )
+    if session.as_json:
+        return
     for each in removed[:_SHOWN_MAX]:
         first_ms = int(str(each["first_stored_at_ms"]))
         left = f"the first one left was stored at {out.when(first_ms)}" if first_ms else "none is left"

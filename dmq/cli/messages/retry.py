@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import check_missing, goes_on, in_batches
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
-from dmq.cli.output.errors import CommandFailed, ExitCode, refused
+from dmq.cli.output.errors import refused
 from dmq.cli.output.histogram import show_due
 from dmq.cli.session.options import (
     DryRunOption,
     GroupArgument,
     LimitOption,
     MessageIdsOption,
+    OptionGroup,
     Session,
     YesOption,
     with_reason,
     with_session,
 )
-from dmq.errors import DmqError
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -32,42 +33,30 @@ if TYPE_CHECKING:
 app = noun("retry")
 
 _PAGE = 1_000
-_ENTRIES_PER_CALL = 1_000
-
-EntryOption = Annotated[
-    list[str] | None,
-    typer.Option("--entry", metavar="ENTRY", help="Entry, as listed by 'dmq retry ls'; may be repeated."),
-]
-TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="All messages sent to this topic.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All retries of the group.")]
 
 
-class _Chosen(NamedTuple):
-    """Selection of retries: exactly one of the four fields is set."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySelection(OptionGroup):
+    """Options that select retries: exactly one is given."""
 
-    entries: Sequence[str] = ()
-    message_ids: Sequence[str] = ()
-    topic: str = ""
-    is_all: bool = False
+    entry: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENTRY", help="Entry, as listed by 'dmq retry ls'; may be repeated."),
+    ] = None
+    message_id: MessageIdsOption = None
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="All messages sent to this topic.")] = None
+    everything: Annotated[bool, typer.Option("--all", help="All retries of the group.")] = False
+
+    def check(self) -> None:
+        """Raise a usage error unless one option is given."""
+        given = (bool(self.entry), bool(self.message_id), self.topic is not None, self.everything)
+        if sum(given) != 1 or self.topic == "":
+            raise refused("give one of them", "--entry", "--id", "--topic", "--all")
 
     @property
     def is_bulk(self) -> bool:
-        return self.is_all or bool(self.topic)
-
-
-class _Found(NamedTuple):
-    """Selected entries, and the named ones that are not pending."""
-
-    entries: Sequence[str]
-    missing: Sequence[str] = ()
-
-
-class _Move(NamedTuple):
-    """Action of a command: its call and its texts."""
-
-    call: Callable[[str, Sequence[str]], wire.RunRetriesNowResponse | wire.EndRetriesResponse]
-    would: str
-    where: str
+        """True if the retries are not named."""
+        return self.everything or bool(self.topic)
 
 
 @app.command()
@@ -86,10 +75,8 @@ def ls(
             found += page
             progress.show(f"{len(found):,} found")
         now_ms = client.now_ms()
-    if session.as_json:
-        out.show_json([out.to_plain(retry) for retry in found])
-        return
-    out.show_table(
+    session.show_table(
+        found,
         ("DUE", "TOPIC", "MESSAGE ID", "ATTEMPT", "FIRST FAILED", "ENTRY"),
         [
             (
@@ -102,7 +89,7 @@ def ls(
         numbers=("ATTEMPT",),
         details=("FIRST FAILED", "ATTEMPT"),
     )
-    if len(found) == limit:
+    if len(found) == limit and not session.as_json:
         out.note(f"the first {limit:,}; --limit shows more")
 
 
@@ -123,27 +110,15 @@ def stats(
             next_due_ms[name] = next((page[0].due_at_ms for page in _pages(client, name, limit=1) if page), 0)
             progress.show(name, done=len(groups), of=len(names))
         now_ms = client.now_ms()
-    if session.as_json:
-        out.show_json(
-            [
-                {
-                    "group": found.name,
-                    "waiting": found.waiting,
-                    "next_due_at_ms": next_due_ms[found.name],
-                    "due": [out.to_plain(bucket) for bucket in found.due],
-                }
-                for found in groups
-            ]
-        )
-        return
-    out.show_table(
-        ("GROUP", "RETRYING", "NEXT DUE"),
-        [(found.name, f"{found.waiting:,}", out.distance(next_due_ms[found.name], now_ms)) for found in groups],
-        numbers=("RETRYING",),
-    )
-    waiting = sum(found.waiting for found in groups)
-    due = [(bucket.until_ms, bucket.count) for found in groups for bucket in found.due]
-    show_due("RETRIES", due, waiting, now_ms)
+    plain = [
+        {"group": each.name, "waiting": each.waiting, "next_due_at_ms": next_due_ms[each.name], "due": each.due}
+        for each in groups
+    ]
+    rows = [(each.name, f"{each.waiting:,}", out.distance(next_due_ms[each.name], now_ms)) for each in groups]
+    session.show_table(plain, ("GROUP", "RETRYING", "NEXT DUE"), rows, numbers=("RETRYING",))
+    if not session.as_json:
+        due = [(bucket.until_ms, bucket.count) for each in groups for bucket in each.due]
+        show_due("RETRIES", due, sum(each.waiting for each in groups), now_ms)
 
 
 @app.command()
@@ -152,10 +127,7 @@ def run_now(
     session: Session,
     *,
     group: GroupArgument,
-    entry: EntryOption = None,
-    message_id: MessageIdsOption = None,
-    topic: TopicOption = None,
-    everything: AllOption = False,
+    chosen: RetrySelection,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -164,10 +136,7 @@ def run_now(
     Select them by --entry or --id, or in bulk by --topic or --all. The exit code is 7 if some of the named retries
     are not waiting.
     """
-    chosen = _chosen(entry, message_id, topic, everything=everything)
-    with session.connect() as client:
-        move = _Move(client.run_retries_now, "would become visible to its consumers now", "visible now")
-        _run(session, client, group, chosen, move, yes=yes, dry_run=dry_run)
+    _move(session, group, chosen, "run_retries_now", yes=yes, dry_run=dry_run)
 
 
 @app.command()
@@ -176,10 +145,7 @@ def to_dead(
     session: Session,
     *,
     group: GroupArgument,
-    entry: EntryOption = None,
-    message_id: MessageIdsOption = None,
-    topic: TopicOption = None,
-    everything: AllOption = False,
+    chosen: RetrySelection,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -188,95 +154,71 @@ def to_dead(
     Select them by --entry or --id, or in bulk by --topic or --all. The exit code is 7 if some of the named retries
     are not waiting. 'dmq dead redrive' sends the messages to their group again.
     """
-    chosen = _chosen(entry, message_id, topic, everything=everything)
+    _move(session, group, chosen, "end_retries", yes=yes, dry_run=dry_run)
+
+
+_TEXTS = {  # by call: the effect, and the place of the moved retries
+    "run_retries_now": ("would become visible to its consumers now", "visible now"),
+    "end_retries": ("would go to its dead-letter queue", "in the dead-letter queue"),
+}
+
+
+def _move(session: Session, group: str, chosen: RetrySelection, call: str, *, yes: bool, dry_run: bool) -> None:
+    """Move the selected retries by ``call``, a method of the client."""
+    chosen.check()
+    would, where = _TEXTS[call]
+    not_there = f"not among the retries that wait in group {group}"
     with session.connect() as client:
-        move = _Move(client.end_retries, "would go to its dead-letter queue", "in the dead-letter queue")
-        _run(session, client, group, chosen, move, yes=yes, dry_run=dry_run)
+        entries, missing = list(dict.fromkeys(chosen.entry or ())), list[str]()
+        if dry_run or not entries:
+            # All pages before the first call: a retry that runs now may fail, and would be found again as pending.
+            entries, missing = _find(session, client, group, chosen)
+        if not entries:
+            check_missing(not_there, missing, done=0)
+        of_topic = f" of topic {chosen.topic}" if chosen.topic else ""
+        text = f"{_counted(len(entries))}{of_topic} waiting in group {group} {would}"
+        plain = {"group": group, "matching": len(entries), "missing": missing, "is_dry_run": True}
+        asks = chosen.is_bulk and bool(entries)
+        if not goes_on(session, text, plain, dry_run=dry_run, yes=yes, asks=asks):
+            check_missing(not_there, missing, done=1)
+            return
+        method = getattr(client, call)
+        answers, failure = in_batches(
+            session,
+            f"retries of {group}",
+            entries,
+            lambda batch: method(group, batch),
+            by_one=not chosen.is_bulk,  # the answer for many does not name those that were gone
+        )
+    moved, gone = sum(each.moved for each in answers), sum(each.gone for each in answers)
+    if not chosen.is_bulk:
+        gone += len(missing)
+        missing += [entry for entry, answer in zip(entries, answers, strict=False) if answer.gone]
+    if not moved and failure is None:
+        check_missing(not_there, missing, done=0)
+    rest = f"; {gone:,} had been delivered, moved or ended before" if gone else ""
+    plain = {"group": group, "moved": moved, "gone": gone, "missing": missing}
+    session.show(plain, f"{_counted(moved)} {where}{rest}")
+    if failure is not None:
+        raise failure
+    check_missing(not_there, missing, done=moved)
 
 
-def _chosen(
-    entries: list[str] | None, message_ids: list[str] | None, topic: str | None, *, everything: bool
-) -> _Chosen:
-    given = (bool(entries), bool(message_ids), topic is not None, everything)
-    if sum(given) != 1 or topic == "":
-        raise refused("give one of them", "--entry", "--id", "--topic", "--all")
-    return _Chosen(tuple(dict.fromkeys(entries or ())), tuple(message_ids or ()), topic or "", everything)
-
-
-def _run(
-    session: Session, client: AdminClient, group: str, chosen: _Chosen, move: _Move, *, yes: bool, dry_run: bool
-) -> None:
-    found = _Found(chosen.entries)
-    if dry_run or not chosen.entries:
-        # All pages before the first call: a retry that runs now may fail, and would be found again as pending.
-        with Progress(f"retries of {group}", quiet=session.as_json) as progress:
-            found = _find(client, group, chosen, progress)
-    topic = f" of topic {chosen.topic}" if chosen.topic else ""
-    what = f"{_counted(len(found.entries))}{topic} waiting in group {group} {move.would}"
-    if not found.entries:
-        _check_named(group, found.missing, is_none=True)
-    if dry_run:
-        if session.as_json:
-            plain = {"group": group, "matching": len(found.entries), "missing": list(found.missing)}
-            out.show_json({**plain, "is_dry_run": True})
-        else:
-            typer.echo(what)
-        _check_named(group, found.missing, is_none=False)
-        return
-    if chosen.is_bulk and found.entries:
-        confirm(what, yes=yes)
-    moved, gone, went = _move(group, found.entries, move, quiet=session.as_json, by_one=not chosen.is_bulk)
-    missing = [*found.missing, *went]
-    if not moved:
-        _check_named(group, missing, is_none=True)
-    _show_moved(group, moved, len(found.missing) + gone, missing, move.where, as_json=session.as_json)
-    _check_named(group, missing, is_none=False)
-
-
-def _check_named(group: str, missing: Sequence[str], *, is_none: bool) -> None:
-    """End the command if some named retries are not pending: as not found if none is, else as partial."""
-    if missing:
-        text = f"not among the retries that wait in group {group}: {', '.join(missing)}"
-        raise CommandFailed(text, ExitCode.NOT_FOUND if is_none else ExitCode.PARTIAL)
-
-
-def _move(group: str, entries: Sequence[str], move: _Move, *, quiet: bool, by_one: bool) -> tuple[int, int, list[str]]:
-    """Call for ``entries``. Return the numbers of moved and gone ones and, if called one by one, the names of
-    the gone.
-    """
-    per_call = 1 if by_one else _ENTRIES_PER_CALL  # the answer for many does not name those that were gone
-    moved = gone = 0
-    went: list[str] = []
-    with Progress(f"retries of {group}", quiet=quiet) as progress:
-        for start in range(0, len(entries), per_call):
-            chunk = entries[start : start + per_call]
-            try:
-                outcomes = move.call(group, chunk)
-            except DmqError as error:
-                if not start:
-                    raise
-                text = f"{error}; {moved:,} of {len(entries):,} were moved before"
-                raise CommandFailed(text, ExitCode.UNAVAILABLE if error.retriable else ExitCode.FAILURE) from error
-            moved, gone = moved + outcomes.moved, gone + outcomes.gone
-            went += chunk if by_one and outcomes.gone else ()
-            progress.show(f"{moved:,} of {len(entries):,}", done=moved + gone, of=len(entries))
-    return moved, gone, went
-
-
-def _find(client: AdminClient, group: str, chosen: _Chosen, progress: Progress) -> _Found:
+def _find(session: Session, client: AdminClient, group: str, chosen: RetrySelection) -> tuple[list[str], list[str]]:
     """Return the selected entries, and the named ones that are not pending."""
-    wanted, met = dict.fromkeys(chosen.message_ids or chosen.entries), set[str]()
+    wanted, met = dict.fromkeys(chosen.message_id or chosen.entry or ()), set[str]()
     entries: list[str] = []
     read = 0
-    for page in _pages(client, group, topic=chosen.topic):
-        read += len(page)
-        for retry in page:
-            name = retry.message_id if chosen.message_ids else retry.entry
-            if chosen.is_bulk or name in wanted:
-                entries.append(retry.entry)
-                met.add(name)
-        progress.show(f"{read:,} read, {len(entries):,} meant")
-    return _Found(entries, [name for name in wanted if name not in met])
+    with Progress(f"retries of {group}", quiet=session.as_json) as progress:
+        for page in _pages(client, group, topic=chosen.topic or ""):
+            read += len(page)
+            for retry in page:
+                name = retry.message_id if chosen.message_id else retry.entry
+                if chosen.is_bulk or name in wanted:
+                    entries.append(retry.entry)
+                    met.add(name)
+            progress.show(f"{read:,} read, {len(entries):,} selected")
+    return entries, [name for name in wanted if name not in met]
 
 
 def _pages(
@@ -293,13 +235,5 @@ def _pages(
         left = None if left is None else left - len(page.retries)
 
 
-def _show_moved(group: str, moved: int, gone: int, missing: Sequence[str], where: str, *, as_json: bool) -> None:
-    if as_json:
-        out.show_json({"group": group, "moved": moved, "gone": gone, "missing": list(missing)})
-        return
-    rest = f"; {gone:,} had been delivered, moved or ended before" if gone else ""
-    typer.echo(f"{_counted(moved)} {where}{rest}")
-
-
 def _counted(retries: int) -> str:
-    return "1 retry" if retries == 1 else f"{retries:,} retries"
+    return out.counted(retries, "retry", "retries")

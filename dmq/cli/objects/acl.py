@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.nouns import noun
-from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
 from dmq.cli.session.options import Session, with_output
 
@@ -36,21 +35,17 @@ _BARE_TOML_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def ls(session: Session, *, file: FileOption = None) -> None:
     """List the access keys and their rules, without their secrets."""
     keys = list(_read(file).by_name.values())
-    if session.as_json:
-        out.show_json(
-            [
-                {
-                    "access_key": key.name,
-                    "is_admin": key.is_admin,
-                    "role": key.role,
-                    "with_bodies": key.with_bodies or key.is_admin,
-                    "rules": [_plain(rule) for rule in key.rules],
-                }
-                for key in keys
-            ]
-        )
-        return
-    out.show_table(("ACCESS KEY", "ROLE", "RULE"), [row for key in keys for row in _rows(key)])
+    plain = [
+        {
+            "access_key": key.name,
+            "is_admin": key.is_admin,
+            "role": key.role,
+            "with_bodies": key.with_bodies or key.is_admin,
+            "rules": [_plain(rule) for rule in key.rules],
+        }
+        for key in keys
+    ]
+    session.show_table(plain, ("ACCESS KEY", "ROLE", "RULE"), (row for key in keys for row in _rows(key)))
 
 
 @app.command()
@@ -69,11 +64,8 @@ def check(
     if key is None:
         raise CommandFailed(f"there is no access key {access_key}", ExitCode.NOT_FOUND)
     rule = key.rule_for(need)
-    if session.as_json:
-        found = _plain(rule) if rule is not None else None
-        out.show_json({"is_allowed": key.may(need), "is_admin": key.is_admin, "rule": found})
-    else:
-        typer.echo(_verdict(key, need, rule))
+    found = _plain(rule) if rule is not None else None
+    session.show({"is_allowed": key.may(need), "is_admin": key.is_admin, "rule": found}, _verdict(key, need, rule))
     if not key.may(need):
         raise typer.Exit(ExitCode.NOT_ALLOWED)
 
@@ -94,11 +86,9 @@ def new(
     if not is_access_key(name):
         raise refused("1 to 128 visible ASCII characters except , and / are expected", "ACCESS_KEY", given=name)
     secret = secrets.token_urlsafe(30)
-    if session.as_json:
-        out.show_json({"access_key": name, "secret_key": secret})
-        return
     table = name if _BARE_TOML_KEY.fullmatch(name) else json.dumps(name)
-    typer.echo(f'[keys.{table}]\nsecret = "{secret}"\ntopics = {{ }}\ngroups = {{ }}')
+    text = f'[keys.{table}]\nsecret = "{secret}"\ntopics = {{ }}\ngroups = {{ }}'
+    session.show({"access_key": name, "secret_key": secret}, lambda: typer.echo(text))
 
 
 def _read(file: Path | None) -> Keys:

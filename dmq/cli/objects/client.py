@@ -32,10 +32,8 @@ def ls(
     with session.connect() as client:
         found = client.clients(group)
         now_ms = client.now_ms()
-    if session.as_json:
-        out.show_json([out.to_plain(each) for each in found])
-        return
-    out.show_table(
+    session.show_table(
+        found,
         ("CLIENT", "KIND", "GROUP", "LANGUAGE", "VERSION", "SEEN", "STREAMS"),
         [
             (
@@ -58,10 +56,8 @@ def stack(session: Session, *, client: ClientArgument) -> None:
     """
     with session.connect() as connected:
         found = connected.client_stack(client)
-    if session.as_json:
-        out.show_json({"client_id": client, "stack": found})
-    else:
-        typer.echo("\n".join(out.printable(line.expandtabs()) for line in found.splitlines()))
+    lines = [out.printable(line.expandtabs()) for line in found.splitlines()]
+    session.show({"client_id": client, "stack": found}, lambda: typer.echo("\n".join(lines)))
 
 
 @app.command()

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +16,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.session.completion import contexts
-from dmq.cli.session.options import (
-    AddressOption,
-    Session,
-    with_connection,
-    with_output,
-)
+from dmq.cli.session.options import AddressOption, ConnectionOptions, Session, with_output
 from dmq.config.contexts import (
     ADDRESS_DEFAULT,
     Chosen,
@@ -43,13 +38,12 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 
 @app.command()
 @with_output
-@with_connection
 def add(
     session: Session,
     *,
     name: NameArgument,
     address: AddressOption = None,
-    given: Context,
+    options: ConnectionOptions,
     replacing: Annotated[bool, typer.Option("--replace", help="Replace an existing context.")] = False,
 ) -> None:
     """Add a named daemon with its address and credentials.
@@ -58,6 +52,7 @@ def add(
     --secret-file or DMQ_SECRET_KEY, otherwise from a prompt or a pipe. It is then stored in the file of contexts,
     which only this user can read. No other environment variable is stored.
     """
+    given = options.context()
     with refusing("NAME", name):
         check_name(name)
     with refusing("--address", address):
@@ -68,24 +63,19 @@ def add(
         raise refused("a client certificate and its key go together", "--tls-cert", "--tls-key")
     if not replacing and name in load().by_name:
         raise CommandFailed(f"context {name!r} exists; use --replace to replace it", ExitCode.USAGE)
-    context = replace(
-        given,
-        address=where,
-        tls_ca=_kept(given.tls_ca, "--tls-ca"),
-        tls_cert=_kept(given.tls_cert, "--tls-cert"),
-        tls_key=_kept(given.tls_key, "--tls-key"),
-        secret_file=_kept(given.secret_file, "--secret-file"),
-    )
+    files: dict[str, Any] = {
+        name: _kept(getattr(given, name), f"--{name.replace('_', '-')}")
+        for name in ("tls_ca", "tls_cert", "tls_key", "secret_file")
+    }
+    context = replace(given, address=where, **files)
     if given.access_key and given.secret_file is None:
         context = replace(context, secret=_ask(given.access_key))
     choose(Said("option", context)).target()  # report invalid settings before they are stored
     with changing() as held:
         held[0] = held[0].holding(name, context)
         is_current = held[0].current == name
-    if session.as_json:
-        out.show_json({"name": name, "current": is_current, **context.shown()})
-    else:
-        typer.echo(f"context {name}: {where}" + (" (current)" if is_current else ""))
+    text = f"context {name}: {where}" + (" (current)" if is_current else "")
+    session.show({"name": name, "current": is_current, **context.shown()}, text)
 
 
 @app.command()
@@ -93,20 +83,11 @@ def add(
 def ls(session: Session) -> None:
     """List the contexts, without secrets; a star marks the current one."""
     found = load()
-    if session.as_json:
-        out.show_json(
-            [
-                {"name": name, "current": name == found.current, **each.shown()}
-                for name, each in sorted(found.by_name.items())
-            ]
-        )
-        return
-    out.show_table(
+    listed = [(name, name == found.current, each) for name, each in sorted(found.by_name.items())]
+    session.show_table(
+        [{"name": name, "current": is_current, **each.shown()} for name, is_current, each in listed],
         ("", "CONTEXT", "ADDRESS", "TLS", "ACCESS KEY"),
-        [
-            ("*" if name == found.current else "", name, each.address, _tls_of(each), each.access_key)
-            for name, each in sorted(found.by_name.items())
-        ],
+        (("*" * is_current, name, each.address, _tls_of(each), each.access_key) for name, is_current, each in listed),
     )
 
 
@@ -128,10 +109,11 @@ def show(
     shown.setdefault("address", ADDRESS_DEFAULT)
     sources = {each: chosen.sources.get(each, "default") for each in shown}
     order = [each.name for each in fields(Context) if each.name in shown]
-    if session.as_json:
-        out.show_json({each: {"value": shown[each], "source": sources[each]} for each in order})
-        return
-    out.show_table(("SETTING", "VALUE", "FROM"), [(each, shown[each], sources[each]) for each in order])
+    session.show_table(
+        {each: {"value": shown[each], "source": sources[each]} for each in order},
+        ("SETTING", "VALUE", "FROM"),
+        [(each, shown[each], sources[each]) for each in order],
+    )
 
 
 @app.command()
@@ -141,10 +123,7 @@ def use(session: Session, *, name: NameArgument) -> None:
     with changing() as held:
         _known(held[0], name)
         held[0] = replace(held[0], current=name)
-    if session.as_json:
-        out.show_json({"name": name, "current": True})
-    else:
-        typer.echo(f"context {name} is the current one")
+    session.show({"name": name, "current": True}, f"context {name} is the current one")
 
 
 @app.command()
@@ -155,10 +134,8 @@ def rm(session: Session, *, name: NameArgument) -> None:
         _known(held[0], name)
         was_current = held[0].current == name
         held[0] = held[0].without(name)
-    if session.as_json:
-        out.show_json({"name": name, "removed": True})
-    else:
-        typer.echo(f"context {name} removed" + ("; no context is current now" if was_current else ""))
+    text = f"context {name} removed" + ("; no context is current now" if was_current else "")
+    session.show({"name": name, "removed": True}, text)
 
 
 def _alone(name: str) -> Chosen:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import goes_on
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
@@ -23,16 +23,7 @@ from dmq.cli.session.options import (
     with_reason,
     with_session,
 )
-from dmq.cli.session.policy_options import (
-    ExponentialOption,
-    FixedOption,
-    JitterOption,
-    MaxAgeOption,
-    MaxAttemptsOption,
-    MultiplierOption,
-    TableOption,
-    policy_of,
-)
+from dmq.cli.session.policy_options import PolicyOptions
 from dmq.config.units import format_duration, format_time
 from retry.policy import RetryPolicy, delay_ms
 
@@ -64,21 +55,15 @@ def ls(session: Session) -> None:
     """
     with session.connect() as client:
         groups = client.groups()
-    if session.as_json:
-        out.show_json([out.to_plain(group) for group in groups])
-        return
-    out.show_table(
+    session.show_table(
+        groups,
         ("GROUP", "STATE", "UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
         [
             (
                 *(group.name, flow_word(group)),
                 f"{group.unread_messages:,}" if group.HasField("unread_messages") else "-",
-                *(
-                    shown_age(group, group.unread_messages),
-                    f"{group.waiting:,}",
-                    f"{group.dead:,}",
-                    f"{group.leased:,}",
-                ),
+                shown_age(group, group.unread_messages),
+                *(f"{count:,}" for count in (group.waiting, group.dead, group.leased)),
                 *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else ""),
                 group.retries_in_force or group.retries,
             )
@@ -96,10 +81,8 @@ def show(session: Session, *, group: GroupArgument) -> None:
     with session.connect() as client:
         found = client.group(group)
         now_ms = client.now_ms()
-    if session.as_json:
-        out.show_json(out.to_plain(found))
-        return
-    out.show_facts(
+    session.show_facts(
+        found,
         [
             ("group", found.name),
             ("created at", out.when(found.created_at_ms, now_ms)),
@@ -110,9 +93,10 @@ def show(session: Session, *, group: GroupArgument) -> None:
             *_paused_facts(found),
             *_rate_facts(found),
             *_policy_facts(found),
-        ]
+        ],
     )
-    show_lags("TOPIC", [(lag.topic, lag) for lag in found.lags])
+    if not session.as_json:
+        show_lags("TOPIC", [(lag.topic, lag) for lag in found.lags])
 
 
 @app.command()
@@ -154,10 +138,7 @@ def set_(
     """
     with session.connect() as client:
         changed = client.set_group(group, deliver_rate=deliver_rate)
-    if session.as_json:
-        out.show_json(out.to_plain(changed))
-    else:
-        out.show_facts([("group", changed.name), *(_rate_facts(changed) or [("deliver rate", "no limit")])])
+    session.show_facts(changed, [("group", changed.name), *(_rate_facts(changed) or [("deliver rate", "no limit")])])
 
 
 def _rate_facts(group: wire.Group) -> list[tuple[str, str]]:
@@ -167,10 +148,7 @@ def _rate_facts(group: wire.Group) -> list[tuple[str, str]]:
 def _set_paused(session: Session, group: str, *, is_paused: bool) -> None:
     with session.connect() as client:
         changed = client.set_group(group, is_paused=is_paused)
-    if session.as_json:
-        out.show_json(out.to_plain(changed))
-    else:
-        out.show_facts([("group", changed.name), *(_paused_facts(changed) or [("paused", "no")])])
+    session.show_facts(changed, [("group", changed.name), *(_paused_facts(changed) or [("paused", "no")])])
 
 
 def _paused_facts(group: wire.Group) -> list[tuple[str, str]]:
@@ -183,13 +161,7 @@ def set_policy(
     session: Session,
     *,
     group: GroupArgument,
-    table: TableOption = None,
-    exponential: ExponentialOption = None,
-    multiplier: MultiplierOption = None,
-    fixed: FixedOption = None,
-    max_attempts: MaxAttemptsOption = None,
-    jitter: JitterOption = None,
-    max_age: MaxAgeOption = None,
+    options: PolicyOptions,
     fifo: Annotated[
         bool | None, typer.Option("--fifo/--no-fifo", help="Tell clients to consume in order, or not.")
     ] = None,
@@ -207,26 +179,12 @@ def set_policy(
     nothing.
     """
 
-    def policy_from(base: RetryPolicy | None) -> RetryPolicy | None:
-        return policy_of(
-            table=table,
-            exponential=exponential,
-            multiplier=multiplier,
-            fixed=fixed,
-            max_attempts=max_attempts,
-            jitter=jitter,
-            max_age=max_age,
-            base=base,
-        )
-
     with session.connect() as client:
-        options = (table, exponential, multiplier, fixed, max_attempts, jitter, max_age)
-        is_policy = any(option is not None for option in options)
-        if is_policy and default:
+        if options.are_given and default:
             raise refused("give a policy or --default, not both", "--default")
-        if not is_policy and not default and fifo is None and retries is None:
+        if not options.are_given and not default and fifo is None and retries is None:
             raise CommandFailed("no change is given; see 'dmq group set-policy --help'", ExitCode.USAGE)
-        policy = policy_from(_policy_now(client, group)) if is_policy else None
+        policy = options.applied_to(_policy_now(client, group)) if options.are_given else None
         from dmq.admin.requests.mapping import wire_policy
 
         changed = client.set_group(
@@ -236,12 +194,9 @@ def set_policy(
             is_fifo=fifo,
             retries=retries or "",
         )
-    if session.as_json:
-        out.show_json(out.to_plain(changed))
-    else:
-        out.show_facts([("group", changed.name), *_policy_facts(changed)])
-        if policy is not None or default:
-            out.note(_APPLIES)
+    session.show_facts(changed, [("group", changed.name), *_policy_facts(changed)])
+    if (policy is not None or default) and not session.as_json:
+        out.note(_APPLIES)
 
 
 def _policy_now(client: AdminClient, group: str) -> RetryPolicy | None:
@@ -301,21 +256,13 @@ class DeadLetters(StrEnum):
     REMOVE = "remove"
 
 
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Remove the group even if it has unread messages or retries.")
-]
-
-
 @app.command()
 @with_reason
 def create(session: Session, *, group: GroupArgument) -> None:
     """Create a group with the default policy; fail if it exists."""
     with session.connect() as client:
         made = client.create_group(group)
-    if session.as_json:
-        out.show_json(out.to_plain(made))
-    else:
-        out.show_facts([("group", made.name)])
+    session.show_facts(made, [("group", made.name)])
 
 
 @app.command()
@@ -324,7 +271,9 @@ def rm(
     session: Session,
     *,
     group: GroupArgument,
-    force: ForceOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove the group even if it has unread messages or retries.")
+    ] = False,
     dead_letters: Annotated[
         DeadLetters,
         typer.Option("--dead-letters", help="Keep or remove the dead letters of the group."),
@@ -342,35 +291,22 @@ def rm(
     removes = dead_letters is DeadLetters.REMOVE
     with session.connect() as client:
         found = client.group(group, with_unread=True)
-        lying = _lying(found, removes=removes)
+        losses = _losses(found, removes=removes)
         needs_force = bool(found.unread or found.waiting)
-        what = f"group {group} would be removed: {', '.join(lying) or 'nothing is lost'}"
-        if dry_run:
-            _show_would(session, found, what, needs_force=needs_force)
+        text = f"group {group} would be removed: {', '.join(losses) or 'nothing is lost'}"
+        plain = {"group": group, "waiting": found.waiting, "leased": found.leased, "dead": found.dead}
+        plain |= {"unread": {each.topic: each.unread for each in found.unread}, "needs_force": needs_force}
+        asks = bool(losses) and (force or not needs_force)  # otherwise the daemon refuses it, without a prompt
+        would = text + "; it needs --force" * (needs_force and dry_run)
+        if not goes_on(session, would, plain | {"is_dry_run": True}, dry_run=dry_run, yes=yes, asks=asks):
             return
-        if lying and (force or not needs_force):  # otherwise the daemon refuses it, without a prompt
-            confirm(what, yes=yes)
         client.remove_group(group, force=force, with_dead_letters=removes)
-    if session.as_json:
-        kept = 0 if removes else found.dead
-        out.show_json({"group": group, "removed": True, "dead_letters": "removed" if removes else "kept", "dead": kept})
-    else:
-        facts = [("removed", group)]
-        if found.dead:
-            facts.append(("dead letters", f"{found.dead:,} {'removed' if removes else 'kept'}"))
-        out.show_facts(facts)
+    fate, kept = ("removed", 0) if removes else ("kept", found.dead)
+    facts = [("removed", group), ("dead letters", f"{found.dead:,} {fate}" if found.dead else "")]
+    session.show_facts({"group": group, "removed": True, "dead_letters": fate, "dead": kept}, facts)
 
 
-def _show_would(session: Session, group: wire.Group, what: str, *, needs_force: bool) -> None:
-    if session.as_json:
-        facts = {"group": group.name, "waiting": group.waiting, "leased": group.leased, "dead": group.dead}
-        unread = {each.topic: each.unread for each in group.unread}
-        out.show_json({**facts, "unread": unread, "needs_force": needs_force, "is_dry_run": True})
-    else:
-        typer.echo(out.printable(what + ("; it needs --force" if needs_force else "")))
-
-
-def _lying(group: wire.Group, *, removes: bool) -> list[str]:
+def _losses(group: wire.Group, *, removes: bool) -> list[str]:
     """Describe the contents of a group and the effect of its removal on each."""
     facts = [f"{each.unread:,} of topic {each.topic} unread" for each in group.unread]
     facts += [f"{group.leased:,} of these handed out or hidden"] if group.leased else []
@@ -409,47 +345,26 @@ def reset(
         case _:
             request.at_ms = point_ms(to, "--to", besides="begin, end, ")
     with session.connect() as client:
-        if (dry_run or not yes) and not _goes_on(session, client.topic(topic), group, to, dry_run=dry_run):
+        if (dry_run or not yes) and not _is_wanted(session, client.topic(topic), group, to, dry_run=dry_run):
             return
         offsets = list(client.reset_group(request))
-    if session.as_json:
-        out.show_json({"group": group, "topic": topic, "offsets": offsets})
-    else:
-        out.show_table(
-            ("QUEUE", "OFFSET"),
-            [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)],
-            numbers=("QUEUE", "OFFSET"),
-        )
+    numbers = ("QUEUE", "OFFSET")
+    rows = [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)]
+    session.show_table({"group": group, "topic": topic, "offsets": offsets}, numbers, rows, numbers=numbers)
 
 
-def _goes_on(session: Session, topic: wire.Topic, group: str, to: str, *, dry_run: bool) -> bool:
+def _is_wanted(session: Session, topic: wire.Topic, group: str, to: str, *, dry_run: bool) -> bool:
     """Confirm the reset of a group and return True; for a dry run show its effect and return False."""
     unread = next((each.unread for each in topic.readers if each.group == group), None)
     if unread is None:
         if dry_run:
             raise CommandFailed(f"group {group} has never read topic {topic.name}", ExitCode.NOT_FOUND)
         return True  # the daemon refuses it
-    what = _would_reset(group, topic, unread, to)
-    if dry_run:
-        _show_reset(session, group, topic, unread, what)
-        return False
-    if {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored)):  # otherwise nothing changes
-        confirm(what, yes=False)
-    return True
-
-
-def _would_reset(group: str, topic: wire.Topic, unread: int, to: str) -> str:
     then = {
         "begin": "all of them would come",
         "end": "these would be skipped",
     }.get(to, "those that were stored before would be skipped, and the others come")
-    has = f"{unread:,} of the {topic.stored:,} messages of topic {topic.name} are unread by group {group}"
-    return f"{has}; from {to} on, {then}"
-
-
-def _show_reset(session: Session, group: str, topic: wire.Topic, unread: int, what: str) -> None:
-    if session.as_json:
-        facts = {"group": group, "topic": topic.name, "stored": topic.stored, "unread": unread}
-        out.show_json({**facts, "is_dry_run": True})
-    else:
-        typer.echo(out.printable(what))
+    unread_text = f"{unread:,} of the {topic.stored:,} messages of topic {topic.name} are unread by group {group}"
+    plain = {"group": group, "topic": topic.name, "stored": topic.stored, "unread": unread, "is_dry_run": True}
+    asks = {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored))  # else nothing changes
+    return goes_on(session, f"{unread_text}; from {to} on, {then}", plain, dry_run=dry_run, yes=False, asks=asks)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli.nouns import noun
-from dmq.cli.output import output as out
 from dmq.cli.output.errors import refusing
 from dmq.cli.session.options import Session, with_reason, with_session
 from dmq.config.units import format_size, parse_size
@@ -98,10 +97,8 @@ def _figure(quota: wire.Quota, value: int) -> str:
 
 
 def _show(session: Session, quotas: Iterable[wire.Quota]) -> None:
-    if session.as_json:
-        out.show_json([out.to_plain(each) for each in quotas])
-        return
-    out.show_table(
+    session.show_table(
+        quotas,
         ("KIND", "NAME", "QUOTA", "USED", "LIMIT", "SET"),
         [
             (

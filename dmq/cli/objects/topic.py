@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import goes_on
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refusing
 from dmq.cli.output.facts import flow_word, show_lags, shown_quota
-from dmq.cli.session.options import DryRunOption, Session, TopicArgument, YesOption, with_reason, with_session
+from dmq.cli.session.options import (
+    DryRunOption,
+    OptionGroup,
+    Session,
+    TopicArgument,
+    YesOption,
+    with_reason,
+    with_session,
+)
 from dmq.config.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -36,36 +45,7 @@ TypeOption = Annotated[
     Type | None,
     typer.Option("--type", case_sensitive=False, help="Message type of the topic; mixed accepts all types."),
 ]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Remove the topic even if messages are pending or unread; they are lost.")
-]
-
-DeliverRateOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Maximum hand-over rate, in delayed messages per second, oldest first; 0: no limit.",
-    ),
-]
-
 _AS_CONFIGURED = -1
-MaxPendingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--max-pending",
-        help="Maximum number of pending messages; further sends are refused. none: no limit; default: as configured.",
-    ),
-]
-MaxPendingBytesOption = Annotated[
-    str | None, typer.Option("--max-pending-bytes", help="Maximum bytes of pending messages: 512MiB, none, or default.")
-]
-SendRateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--send-rate",
-        help="Maximum send rate, in messages per second; further sends are refused. A number, none, or default.",
-    ),
-]
 
 
 class Unread(StrEnum):
@@ -76,29 +56,30 @@ class Unread(StrEnum):
     DEFAULT = "default"
 
 
-KeepTimeOption = Annotated[
-    str | None, typer.Option("--keep-time", help="Retention time: 72h, none, or default (as configured).")
-]
-KeepBytesOption = Annotated[
-    str | None, typer.Option("--keep-bytes", help="Retention size: 10GiB, none, or default (as configured).")
-]
-KeepUnreadOption = Annotated[
-    Unread | None,
-    typer.Option("--keep-unread", help="yes: keep messages that a group has not read, at any age; no: remove them."),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepOptions(OptionGroup):
+    """Options of the retention of a topic."""
 
-
-def keep_change(time: str | None, size: str | None, unread: Unread | None) -> wire.KeepChange | None:
-    """Return the retention change of the options; None if none is given. Raise a usage error for invalid values."""
-    from dmq.admin import admin_v1 as wire
-
-    if time is None and size is None and unread is None:
-        return None
-    return wire.KeepChange(
-        time_ms=_number(time, parse_duration, "--keep-time"),
-        size_bytes=_number(size, parse_size, "--keep-bytes"),
-        unread=unread.value if unread is not None else "",
+    keep_time: Annotated[str | None, typer.Option(help="Retention time: 72h, none, or default (as configured).")] = None
+    keep_bytes: Annotated[str | None, typer.Option(help="Retention size: 10GiB, none, or default (as configured).")] = (
+        None
     )
+    keep_unread: Annotated[
+        Unread | None,
+        typer.Option(help="yes: keep messages that a group has not read, at any age; no: remove them."),
+    ] = None
+
+    def change(self) -> wire.KeepChange | None:
+        """Return the retention change; None if no option is given. Raise a usage error for invalid values."""
+        from dmq.admin import admin_v1 as wire
+
+        if self.keep_time is None and self.keep_bytes is None and self.keep_unread is None:
+            return None
+        return wire.KeepChange(
+            time_ms=_number(self.keep_time, parse_duration, "--keep-time"),
+            size_bytes=_number(self.keep_bytes, parse_size, "--keep-bytes"),
+            unread=self.keep_unread.value if self.keep_unread is not None else "",
+        )
 
 
 def _number(text: str | None, parse: Callable[[str], int], option: str) -> int | None:
@@ -164,9 +145,6 @@ def ls(session: Session) -> None:
     """List the topics with their type, queues, messages and quotas."""
     with session.connect() as client:
         topics = client.topics().topics
-    if session.as_json:
-        out.show_json([out.to_plain(topic) for topic in topics])
-        return
     rows = [
         (
             *(topic.name, str(topic.queues), f"{topic.stored:,}", f"{topic.pending:,}", topic.type.lower()),
@@ -174,7 +152,8 @@ def ls(session: Session) -> None:
         )
         for topic in topics
     ]
-    out.show_table(
+    session.show_table(
+        topics,
         ("TOPIC", "QUEUES", "STORED", "PENDING", "TYPE", "STATE", "QUOTAS"),
         rows,
         numbers=("QUEUES", "STORED", "PENDING"),
@@ -201,12 +180,10 @@ def create(
     queues: Annotated[
         int | None, typer.Option(min=1, help="Number of queues.  [default: as configured, queues_per_topic]")
     ] = None,
-    keep_time: KeepTimeOption = None,
-    keep_bytes: KeepBytesOption = None,
-    keep_unread: KeepUnreadOption = None,
+    keep_options: KeepOptions,
 ) -> None:
     """Create a topic; fail if it exists."""
-    keep = keep_change(keep_time, keep_bytes, keep_unread)
+    keep = keep_options.change()
     with session.connect() as client:
         made = client.create_topic(topic, queues=queues or 0, type_=type_.name if type_ is not None else "", keep=keep)
     _show(session, made)
@@ -222,19 +199,33 @@ def set_(
     queues: Annotated[
         int | None, typer.Option(min=1, help="New number of queues, at least the present number.  [default: unchanged]")
     ] = None,
-    keep_time: KeepTimeOption = None,
-    keep_bytes: KeepBytesOption = None,
-    keep_unread: KeepUnreadOption = None,
-    deliver_rate: DeliverRateOption = None,
-    max_pending: MaxPendingOption = None,
-    max_pending_bytes: MaxPendingBytesOption = None,
-    send_rate: SendRateOption = None,
+    keep_options: KeepOptions,
+    deliver_rate: Annotated[
+        int | None,
+        typer.Option(min=0, help="Maximum hand-over rate, in delayed messages per second, oldest first; 0: no limit."),
+    ] = None,
+    max_pending: Annotated[
+        str | None,
+        typer.Option(
+            help="Maximum number of pending messages; further sends are refused. "
+            "none: no limit; default: as configured."
+        ),
+    ] = None,
+    max_pending_bytes: Annotated[
+        str | None, typer.Option(help="Maximum bytes of pending messages: 512MiB, none, or default.")
+    ] = None,
+    send_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Maximum send rate, in messages per second; further sends are refused. A number, none, or default."
+        ),
+    ] = None,
 ) -> None:
     """Change the settings of a topic and print the result.
 
     Settings without an option are unchanged.
     """
-    keep = keep_change(keep_time, keep_bytes, keep_unread)
+    keep = keep_options.change()
     limits = (
         quota_of(max_pending, _count, "--max-pending"),
         quota_of(max_pending_bytes, parse_size, "--max-pending-bytes"),
@@ -289,7 +280,9 @@ def rm(
     session: Session,
     *,
     topic: TopicArgument,
-    force: ForceOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove the topic even if messages are pending or unread; they are lost.")
+    ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -299,42 +292,29 @@ def rm(
     confirmation. The dead letters remain. A removal that has begun is completed, also after a restart.
     """
     with session.connect() as client:
-        if dry_run or not yes:
-            found = client.topic(topic)
-            needs_force = bool(found.pending or (found.stored and not found.readers))
-            needs_force = needs_force or any(each.unread for each in found.readers)
-            if dry_run:
-                _show_lost(session, found, needs_force=needs_force)
-                return
-            if (found.stored or found.pending) and (force or not needs_force):  # else it is refused, without a prompt
-                confirm(_lost(found), yes=False)
+        if (dry_run or not yes) and not _is_wanted(session, client.topic(topic), force=force, dry_run=dry_run):
+            return
         client.remove_topic(topic, force=force)
-    if session.as_json:
-        out.show_json({"topic": topic, "removed": True})
-    else:
-        out.show_facts([("removed", topic)])
+    session.show_facts({"topic": topic, "removed": True}, [("removed", topic)])
 
 
-def _lost(topic: wire.Topic) -> str:
+def _is_wanted(session: Session, topic: wire.Topic, *, force: bool, dry_run: bool) -> bool:
+    """Confirm the removal of a topic and return True; for a dry run show its effect and return False."""
+    needs_force = bool(topic.pending or (topic.stored and not topic.readers))
+    needs_force = needs_force or any(each.unread for each in topic.readers)
     unread = "".join(f", {each.unread:,} unread by group {each.group}" for each in topic.readers if each.unread)
-    stored = f"{topic.stored:,} message{'' if topic.stored == 1 else 's'} in its queues"
-    return f"topic {topic.name} would be removed: {stored}{unread}, {topic.pending:,} pending"
-
-
-def _show_lost(session: Session, topic: wire.Topic, *, needs_force: bool) -> None:
-    if session.as_json:
-        facts = {"topic": topic.name, "stored": topic.stored, "pending": topic.pending}
-        unread = {each.group: each.unread for each in topic.readers}
-        out.show_json({**facts, "unread": unread, "needs_force": needs_force, "is_dry_run": True})
-    else:
-        typer.echo(out.printable(_lost(topic) + ("; it needs --force" if needs_force else "")))
+    stored = f"{out.counted(topic.stored, 'message')} in its queues"
+    text = f"topic {topic.name} would be removed: {stored}{unread}, {topic.pending:,} pending"
+    plain = {"topic": topic.name, "stored": topic.stored, "pending": topic.pending}
+    plain |= {"unread": {each.group: each.unread for each in topic.readers}, "needs_force": needs_force}
+    asks = bool(topic.stored or topic.pending) and (force or not needs_force)  # else it is refused, without a prompt
+    would = text + "; it needs --force" * (needs_force and dry_run)
+    return goes_on(session, would, plain | {"is_dry_run": True}, dry_run=dry_run, yes=False, asks=asks)
 
 
 def _show(session: Session, topic: wire.Topic) -> None:
-    if session.as_json:
-        out.show_json(out.to_plain(topic))
-        return
-    out.show_facts(
+    session.show_facts(
+        topic,
         [
             ("topic", topic.name),
             ("type", topic.type.lower()),
@@ -345,6 +325,7 @@ def _show(session: Session, topic: wire.Topic) -> None:
             *quota_facts(topic),
             *keep_facts(topic),
             *((f"queue {each.queue_id}", f"{each.begin_offset:,} to {each.end_offset:,}") for each in topic.ranges),
-        ]
+        ],
     )
-    show_lags("GROUP", [(reader.group, reader) for reader in topic.readers])
+    if not session.as_json:
+        show_lags("GROUP", [(reader.group, reader) for reader in topic.readers])

@@ -32,9 +32,13 @@ def show_json(value: object) -> None:
 
 
 def json_text(value: object) -> str:
-    """Return indented JSON. Control characters are escaped, all others are unchanged."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    """Return indented JSON of values and messages. Control characters are escaped, all others are unchanged."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_serializable)
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+
+
+def _serializable(value: Any) -> object:  # noqa: ANN401 - of any class that json does not know
+    return to_plain(value) if hasattr(value, "DESCRIPTOR") else list(value)
 
 
 def to_plain(message: Message) -> dict[str, object]:
@@ -111,6 +115,14 @@ def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     _print(None, cells, _widths(("", ""), cells, terminal_columns(), is_facts=True), [False, False])
 
 
+def show_each(every: Iterable[Iterable[tuple[str, str]]]) -> None:
+    """Print the facts of several objects, with an empty line between two."""
+    for number, facts in enumerate(every):
+        if number:
+            typer.echo()
+        show_facts(facts)
+
+
 def terminal_columns() -> int | None:
     """Return the width of the output terminal; None if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -155,6 +167,16 @@ def printable(text: str) -> str:
 def note(text: str) -> None:
     """Print a line to stderr, apart from the answer."""
     typer.echo(f"dmq: {printable(text)}", err=True)
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """Return a number with its noun, such as ``1 retry`` and ``1,000 retries``."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
+
+
+def enum_word(message: Message, field: str) -> str:
+    """Return the name of an enum value in lower case; the number of a value of a newer daemon."""
+    return str(to_plain(message)[field]).lower()
 
 
 def body_text(body: bytes) -> str:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import goes_on
 from dmq.cli.nouns import Group, noun
-from dmq.cli.output import output as out
 from dmq.cli.output.facts import clock_line
 from dmq.cli.session.options import DryRunOption, Session, YesOption, with_reason, with_session
 from dmq.config.units import format_duration, format_time
@@ -34,10 +33,7 @@ def show(session: Session) -> None:
     """Show the host clock and the actions on hold after a clock step."""
     with session.connect() as client:
         found = client.clock().clock
-    if session.as_json:
-        out.show_json(out.to_plain(found))
-    else:
-        out.show_facts(_facts(found))
+    session.show_facts(found, _facts(found))
 
 
 @app.command()
@@ -55,15 +51,13 @@ def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = 
         if answer.clock.is_held or not answer.clock.is_steady:
             if dry_run or not yes:
                 timeline = client.status().timeline
-                if dry_run:
-                    _show_would(session, answer.clock, timeline)
+                due = {"pending": timeline.pending, "next_due_at_ms": timeline.next_due_at_ms}
+                plain = {"has_changed": False, "clock": answer.clock, **due, "is_dry_run": True}
+                if not goes_on(session, _would(answer.clock, timeline), plain, dry_run=dry_run, yes=False):
                     return
-                confirm(_would(answer.clock, timeline), yes=False)
             answer = client.accept_clock(session.why)
-    if session.as_json:
-        out.show_json(out.to_plain(answer))
-        return
-    out.show_facts([("accepted", "yes" if answer.has_changed else "nothing waited for it"), *_facts(answer.clock)])
+    accepted = ("accepted", "yes" if answer.has_changed else "nothing waited for it")
+    session.show_facts(answer, [accepted, *_facts(answer.clock)])
 
 
 def _would(clock: wire.Clock, timeline: wire.Timeline) -> str:
@@ -72,14 +66,6 @@ def _would(clock: wire.Clock, timeline: wire.Timeline) -> str:
     clock_goes = f"the daemon's clock would go on from {format_time(clock.wall_ms)}, {ahead}"
     removal = "what is past its age by it is removed"
     return f"{clock_goes}: {timeline.pending:,} messages wait{next_due}, and {removal}"
-
-
-def _show_would(session: Session, clock: wire.Clock, timeline: wire.Timeline) -> None:
-    if session.as_json:
-        waits = {"pending": timeline.pending, "next_due_at_ms": timeline.next_due_at_ms}
-        out.show_json({"has_changed": False, "clock": out.to_plain(clock), **waits, "is_dry_run": True})
-    else:
-        typer.echo(_would(clock, timeline))
 
 
 def _facts(clock: wire.Clock) -> list[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +9,7 @@ import typer
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode
-from dmq.cli.service.serve import with_settings
+from dmq.cli.service.serve import ServeOptions
 from dmq.cli.session.options import Session, with_output
 
 if TYPE_CHECKING:
@@ -19,18 +17,15 @@ if TYPE_CHECKING:
 
 app = noun("config")
 
-Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
-
 
 @app.command()
 @with_output
-@with_settings
-def check(session: Session, given: Given) -> None:
+def check(session: Session, *, settings: ServeOptions) -> None:
     """Check the settings and the addresses of the cluster.
 
     No daemon is started. The exit code is 2 for an invalid setting and 1 for any other problem.
     """
-    config, _ = _loaded(given)
+    config, _ = _loaded(settings)
     from broker_adapter.runtime.clock import SystemClock
     from dmq.daemon.checks import cluster_report, problems_of
     from dmq.store.files.cell import holder_of
@@ -52,29 +47,25 @@ def check(session: Session, given: Given) -> None:
 
 @app.command()
 @with_output
-@with_settings
 def show(
     session: Session,
-    given: Given,
     *,
     source: Annotated[bool, typer.Option("--source", help="Show the source of each value.")] = False,
+    settings: ServeOptions,
 ) -> None:
     """Show every setting in the format of the file, with masked secrets."""
-    config, origins = _loaded(given)
+    config, origins = _loaded(settings)
     values = config.shown()
-    if session.as_json:
-        out.show_json({key: {"value": value, "source": origins[key]} for key, value in values.items()})
-        return
-    rows = [(key, str(value), origins[key]) for key, value in values.items()]
-    columns = ("SETTING", "VALUE", "SOURCE")
-    out.show_table(*((columns, rows) if source else (columns[:2], [row[:2] for row in rows])))
+    plain = {key: {"value": value, "source": origins[key]} for key, value in values.items()}
+    columns = 3 if source else 2
+    rows = ((key, str(value), origins[key])[:columns] for key, value in values.items())
+    session.show_table(plain, ("SETTING", "VALUE", "SOURCE")[:columns], rows)
 
 
-def _loaded(given: Given) -> tuple[DaemonConfig, dict[str, str]]:
+def _loaded(settings: ServeOptions) -> tuple[DaemonConfig, dict[str, str]]:
     from dmq.config.settings import ConfigError, load_with_origins
 
-    flags, file = given
     try:
-        return load_with_origins(flags, config_file=file)
+        return load_with_origins(settings.flags(), config_file=settings.config)
     except ConfigError as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error

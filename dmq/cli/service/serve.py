@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import wraps
-from inspect import Signature, signature
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmq.cli.nouns import single
 from dmq.cli.output.errors import CommandFailed, ExitCode
-from dmq.cli.session.options import Session
+from dmq.cli.session.options import OptionGroup, with_options
 
 if TYPE_CHECKING:
     from dmq.config.settings import ConfigError
@@ -26,74 +24,82 @@ def _key(text: str, metavar: str) -> typer.models.OptionInfo:
     return option
 
 
-@app.command()
-def serve(
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(OptionGroup):
+    """Options of ``dmq serve``: the file of settings, and settings."""
+
     config: Annotated[
         Path | None, typer.Option(help="TOML file; ./dmq.toml if it exists.", envvar="DMQ_CONFIG", metavar="FILE")
-    ] = None,
-    data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
+    ] = None
+    data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None
     must_exist: Annotated[
         bool | None,
         typer.Option("--must-exist", help="Refuse to start without an existing store.", show_default=False),
-    ] = None,
-    listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
-    metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
-    processes: Annotated[str | None, _key("Number of front processes, or auto; 1: a single process (1).", "N")] = None,
+    ] = None
+    listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None
+    metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None
+    processes: Annotated[str | None, _key("Number of front processes, or auto; 1: a single process (1).", "N")] = None
     broker: Annotated[
         str | None, _key("embedded, rocketmq or rocketmq-remoting: broker of the messages (embedded).", "BROKER")
-    ] = None,
-    endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None,
+    ] = None
+    endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None
     namesrv: Annotated[
         str | None, _key("rocketmq-remoting: the cluster's name servers, separated by ;.", "HOST:PORT;...")
-    ] = None,
-    away: Annotated[
-        str | None, _key("Sends while the cluster is unavailable: accept or refuse (accept).", "WORD")
-    ] = None,
+    ] = None
+    away: Annotated[str | None, _key("Sends while the cluster is unavailable: accept or refuse (accept).", "WORD")] = (
+        None
+    )
     embedded_topics: Annotated[
         str | None, _key("Topics of the daemon itself, not of the cluster, such as a;b*.", "TOPICS")
-    ] = None,
-    inner_topic: Annotated[str | None, _key("Cluster topic to fetch messages from, or off (off).", "TOPIC")] = None,
+    ] = None
+    inner_topic: Annotated[str | None, _key("Cluster topic to fetch messages from, or off (off).", "TOPIC")] = None
     durability: Annotated[
         str | None, _key("disk: survives power loss; process: survives only a kill (disk).", "MODE")
-    ] = None,
-    delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None,
-    delay_max: Annotated[str | None, _key("Longest delay accepted, or none (none).", "DURATION")] = None,
-    queues_per_topic: Annotated[str | None, _key("Queues of a new topic (8).", "N")] = None,
+    ] = None
+    delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None
+    delay_max: Annotated[str | None, _key("Longest delay accepted, or none (none).", "DURATION")] = None
+    queues_per_topic: Annotated[str | None, _key("Queues of a new topic (8).", "N")] = None
     group_start: Annotated[
         str | None, _key("Start position of a new group: earliest or latest (earliest).", "PLACE")
-    ] = None,
-    idempotency_window: Annotated[str | None, _key("Minimum time to remember message ids (15m).", "DURATION")] = None,
-    disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None,
-    trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None,
-    trail_every: Annotated[str | None, _key("Interval of writes to the audit trail (1m).", "DURATION")] = None,
-    shutdown_grace: Annotated[str | None, _key("Time limit of each part of a shutdown (10s).", "DURATION")] = None,
-    acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None,
+    ] = None
+    idempotency_window: Annotated[str | None, _key("Minimum time to remember message ids (15m).", "DURATION")] = None
+    disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None
+    trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None
+    trail_every: Annotated[str | None, _key("Interval of writes to the audit trail (1m).", "DURATION")] = None
+    shutdown_grace: Annotated[str | None, _key("Time limit of each part of a shutdown (10s).", "DURATION")] = None
+    acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None
     insecure: Annotated[
         bool | None,
         typer.Option(
             "--insecure", help="Listen on external addresses without access keys and TLS.", show_default=False
         ),
-    ] = None,
-    broker_name: Annotated[str | None, _key("Broker name shown to clients (rock-dmq).", "NAME")] = None,
-    log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None,
-    log_format: Annotated[str | None, _key("auto, json or console (auto).", "FORMAT")] = None,
-) -> None:
+    ] = None
+    broker_name: Annotated[str | None, _key("Broker name shown to clients (rock-dmq).", "NAME")] = None
+    log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None
+    log_format: Annotated[str | None, _key("auto, json or console (auto).", "FORMAT")] = None
+
+    def flags(self) -> dict[str, object]:
+        """Return the settings by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "config"}
+
+
+@app.command()
+@with_options
+def serve(*, settings: ServeOptions) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     Every setting is also a variable of the environment (DMQ_DELAY_MAX) and a key of the TOML file (delay_max). A
     flag overrides the environment, and the environment overrides the file.
     """
-    flags = {key: value for key, value in locals().items() if key != "config"}
     from dmq.config.settings import ConfigError, load
 
     try:
-        settings = load(flags, config_file=config)
+        config = load(settings.flags(), config_file=settings.config)
     except ConfigError as error:
         raise _refused(error) from error
     from dmq.daemon import run
 
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(config))
 
 
 def _refused(error: ConfigError) -> Exception:
@@ -111,19 +117,3 @@ def _refused(error: ConfigError) -> Exception:
         "not_served", error="; ".join(error.problems), code=ExitCode.USAGE
     )
     return typer.Exit(ExitCode.USAGE)
-
-
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the second parameter of a command by the options of ``dmq serve``; it receives the arguments of
-    ``load``.
-    """
-    options = signature(serve, eval_str=True).parameters
-    session, _, *own = signature(command, eval_str=True).parameters.values()
-
-    @wraps(command)
-    def run(session: Session, **given: Any) -> None:  # noqa: ANN401 - what the parser made of the options
-        of_daemon = {name: given.pop(name) for name in options}
-        command(session, (of_daemon, of_daemon.pop("config")), **given)
-
-    run.__signature__ = Signature([session, *own, *options.values()])  # type: ignore[attr-defined]
-    return run

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ import typer
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.bulk.confirm import confirm
+from dmq.cli.bulk.engine import check_missing, goes_on
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -32,10 +34,12 @@ from dmq.cli.session.options import (
     JsonOption,
     KeysOption,
     LimitOption,
+    OptionGroup,
     OutFileOption,
     Session,
     YesOption,
     session_of,
+    with_options,
     with_output,
 )
 from dmq.config.units import format_size, parse_size
@@ -69,41 +73,35 @@ RootOption = Annotated[
 ]
 ListingOption = Annotated[Listing | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
 TypeOption = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help="Entry type; may be repeated.")]
-DeadOption = Annotated[bool, typer.Option("--dead", help="List the dead set instead of waiting entries.")]
-DueOption = Annotated[
-    str | None,
-    typer.Option(
-        "--due-before",
-        metavar="TIME",
-        help="Only entries due before: RFC 3339, epoch milliseconds, +5m or -1h from now.",
-    ),
-]
 
 
-class _Chosen(NamedTuple):
-    """Filter of entries."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryFilter(OptionGroup):
+    """Options that select entries."""
 
-    types: frozenset[str]
-    keys: frozenset[str]
-    is_dead: bool | None  # None: both
-    due_before_ms: int | None
+    type_name: TypeOption = None
+    key: KeysOption = None
+    due_before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Only entries due before: RFC 3339, epoch milliseconds, +5m or -1h from now."
+        ),
+    ] = None
 
-    def of(self, found: Found) -> bool:
-        """Return True if the filter matches an entry."""
-        entry = found.entry
-        return (
-            (not self.types or entry.type_name in self.types)
-            and (not self.keys or entry.key in self.keys)
-            and (self.due_before_ms is None or entry.due_at_ms < self.due_before_ms)
-            and (self.is_dead is None or self.is_dead == (found.dead is not None))
-        )
+    def matcher(self, *, is_dead: bool | None) -> Callable[[Found], bool]:
+        """Return the filter; ``is_dead`` is None for both sets. Raise a usage error for an invalid time."""
+        due_before_ms = instant_ms(self.due_before, "--due-before")
 
+        def is_match(found: Found) -> bool:
+            entry = found.entry
+            return (
+                (not self.type_name or entry.type_name in self.type_name)
+                and (not self.key or entry.key in self.key)
+                and (due_before_ms is None or entry.due_at_ms < due_before_ms)
+                and (is_dead is None or is_dead == (found.dead is not None))
+            )
 
-def _chosen_of(
-    types: list[str] | None, keys: list[str] | None, *, is_dead: bool | None, due_before: str | None
-) -> _Chosen:
-    """Return the filter of the options. Raise a usage error for an invalid time."""
-    return _Chosen(frozenset(types or ()), frozenset(keys or ()), is_dead, instant_ms(due_before, "--due-before"))
+        return is_match
 
 
 class _Reader:
@@ -113,21 +111,20 @@ class _Reader:
         self._paths = _directories_of(root)
         self._exit_code = ExitCode.OK
 
-    def entries(self, chosen: _Chosen) -> Generator[tuple[Path, Found], None, None]:
+    def entries(self, options: EntryFilter, *, is_dead: bool | None) -> Generator[tuple[Path, Found], None, None]:
         """Yield the matching entries, each with its directory. Close the generator if it is not exhausted."""
         from dmq.errors import StoreCorrupt, StoreError
         from dmq.recovery.reading.look import How
         from dmq.recovery.reading.spool import SpoolLook
 
+        is_match = options.matcher(is_dead=is_dead)
         for path in self._paths:
             try:
                 with SpoolLook.opened(path, SystemClock()) as opened:
-                    parts = [opened.waiting, opened.parked] if not chosen.is_dead else []
-                    parts += [opened.dead] if chosen.is_dead is not False else []
+                    parts = [opened.waiting, opened.parked] if not is_dead else []
+                    parts += [opened.dead] if is_dead is not False else []
                     for part in parts:
-                        for found in part():
-                            if chosen.of(found):
-                                yield path, found
+                        yield from ((path, found) for found in part() if is_match(found))
                     if opened.how is not How.STRICT:
                         self._fail(f"{opened.error}; read {opened.how}")
                     for hole in opened.holes:
@@ -152,14 +149,13 @@ class _Reader:
 
 
 @app.command()
+@with_options
 def ls(
     ctx: typer.Context,
     *,
     root: RootOption = _ROOT,
-    type_name: TypeOption = None,
-    key: KeysOption = None,
-    dead: DeadOption = False,
-    due_before: DueOption = None,
+    options: EntryFilter,
+    dead: Annotated[bool, typer.Option("--dead", help="List the dead set instead of waiting entries.")] = False,
     limit: LimitOption = 50,
     output: ListingOption = None,
     json: JsonOption = False,
@@ -169,9 +165,8 @@ def ls(
     Directories of running processes are included. Unreadable entries are omitted; the exit code is then 4.
     """
     listing = _listing_of(ctx, output, json=json)
-    chosen = _chosen_of(type_name, key, is_dead=dead, due_before=due_before)
     reader = _Reader(root)
-    with offline(), closing(reader.entries(chosen)) as entries:
+    with offline(), closing(reader.entries(options, is_dead=dead)) as entries:
         count = _show_list(islice(entries, limit), listing)
     if count == limit:
         out.note(f"the first {limit:,}; --limit shows more")
@@ -199,8 +194,7 @@ def show(
         limit = parse_size(body_bytes)
     reader = _Reader(root)
     with offline():
-        every = reader.entries(_chosen_of(None, None, is_dead=None, due_before=None))
-        found = [pair for pair in every if pair[1].entry.uid == wanted]
+        found = [pair for pair in reader.entries(EntryFilter(), is_dead=None) if pair[1].entry.uid == wanted]
     if not found:
         reader.raise_if_failed()
         raise CommandFailed(f"there is no entry {uid} in {root}", ExitCode.NOT_FOUND)
@@ -241,22 +235,19 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
             except StoreError as error:
                 known.append((path, f"damaged: {error}", []))
     now_ms = clock.now_ms()
-    if session.as_json:
-        out.show_json(
-            [
-                {
-                    "directory": path.name,
-                    "state": state,
-                    "types": [
-                        each._asdict() | {"due": [{"until_ms": until, "count": count} for until, count in each.due]}
-                        for each in figures
-                    ],
-                }
-                for path, state, figures in known
-            ]
-        )
-        return
-    out.show_table(
+    plain = [
+        {
+            "directory": path.name,
+            "state": state,
+            "types": [
+                each._asdict() | {"due": [{"until_ms": until, "count": count} for until, count in each.due]}
+                for each in figures
+            ],
+        }
+        for path, state, figures in known
+    ]
+    session.show_table(
+        plain,
         ("DIRECTORY", "STATE", "TYPE", "WAITING", "PARKED", "BYTES", "DEAD", "OLDEST"),
         [
             (
@@ -269,8 +260,9 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
         numbers=("WAITING", "PARKED", "BYTES", "DEAD"),
     )
     every = [each for _, _, figures in known for each in figures]
-    due = [pair for each in every for pair in each.due]
-    show_due("ENTRIES", due, sum(each.waiting - each.parked for each in every), now_ms)
+    if not session.as_json:
+        due = [pair for each in every for pair in each.due]
+        show_due("ENTRIES", due, sum(each.waiting - each.parked for each in every), now_ms)
 
 
 @app.command("verify", hidden=True)  # its name in earlier builds
@@ -326,9 +318,7 @@ def export(
     session: Session,
     *,
     root: RootOption = _ROOT,
-    type_name: TypeOption = None,
-    key: KeysOption = None,
-    due_before: DueOption = None,
+    options: EntryFilter,
     dead: Annotated[bool, typer.Option("--dead", help="Only the dead set.")] = False,
     file: OutFileOption = None,
 ) -> None:
@@ -338,20 +328,16 @@ def export(
     Damaged directories are read as far as possible; the exit code is then 4. An output file gets its name when it
     is complete. Only its owner can read it.
     """
-    chosen = _chosen_of(type_name, key, is_dead=True if dead else None, due_before=due_before)
     reader = _Reader(root)
     count = 0
     quiet = session.as_json or (file is None and sys.stdout.isatty())
     with offline(), Progress(f"export of {root}", quiet=quiet) as progress, lines_into(file) as lines:
-        for path, found in reader.entries(chosen):
+        for path, found in reader.entries(options, is_dead=dead or None):
             lines.write(_line_of(_plain(found, path, with_body=True)) + "\n")
             count += 1
             progress.show(f"{count:,} entries")
     if file is not None:
-        if session.as_json:
-            out.show_json({"file": str(file), "entries": count})
-        else:
-            typer.echo(out.printable(f"{count:,} entr{'y' if count == 1 else 'ies'} in {file}"))
+        session.show({"file": str(file), "entries": count}, f"{_entries(count)} in {file}")
     reader.raise_if_failed()
 
 
@@ -381,8 +367,7 @@ def salvage(
     known = {path.name: path for path in _directories_of(root)}
     for name in directory or ():
         if name not in known:
-            text = f"there is no directory {name} in {root}"
-            raise CommandFailed(text, ExitCode.NOT_FOUND)
+            raise CommandFailed(f"there is no directory {name} in {root}", ExitCode.NOT_FOUND)
     chosen = [known[name] for name in dict.fromkeys(directory or known)]
     reports: list[Report] = []
     used: list[str] = []
@@ -390,8 +375,10 @@ def salvage(
         reports, used = _each(looked_through, chosen, is_named=bool(directory), quiet=session.as_json)
         damaged = [report for report in reports if report.error]
         if damaged and not dry_run:
-            what = ", ".join(f"{Path(each.directory).name} ({each.error})" for each in damaged)
-            confirm(f"the readable entries of {_counted(len(damaged))} of {root} would be recovered: {what}", yes=False)
+            names = ", ".join(f"{Path(each.directory).name} ({each.error})" for each in damaged)
+            confirm(
+                f"the readable entries of {_counted(len(damaged))} of {root} would be recovered: {names}", yes=False
+            )
         chosen = [Path(report.directory) for report in damaged]
     if not dry_run and chosen:
         whole = [report for report in reports if not report.error]
@@ -402,8 +389,7 @@ def salvage(
     else:
         for report in reports:
             _show_report(report)
-    for text in used:
-        out.note(f"left alone: {text}")
+    _note_left_alone(used)
     if not all(report.is_whole for report in reports):
         raise CommandFailed("not everything could be saved; see the reports", ExitCode.DAMAGED)
 
@@ -458,12 +444,12 @@ def requeue(
     paths = _directories_of(root)
     if dry_run or (everything and not yes):
         count, missing = _dead_in(paths, wanted, type_name or ())
-        what = f" of type {', '.join(type_name)}" if type_name else ""
-        text = f"{_entries(count, 'dead ')}{what} in the free directories of {root} would be sent again"
-        if dry_run or not count:
-            _show_requeued(session, text, requeued=count, missing=missing, is_dry_run=dry_run)
+        of_type = f" of type {', '.join(type_name)}" if type_name else ""
+        text = f"{_entries(count, 'dead ')}{of_type} in the free directories of {root} would be sent again"
+        plain = _requeued_plain(count, missing) | ({"is_dry_run": True} if dry_run else {})
+        if not goes_on(session, text, plain, dry_run=dry_run or not count, yes=False):
+            check_missing("not dead in a free directory", missing, done=count)
             return
-        confirm(text, yes=False)
     moved, used, exit_code = set[bytes](), list[str](), ExitCode.NOT_FOUND
     with offline(), Progress(f"requeue in {root}", quiet=session.as_json) as progress:
         for path in paths:
@@ -479,10 +465,10 @@ def requeue(
     if wanted and not moved:
         text = f"not dead in a free directory of {root}: {', '.join(missing)}{_but(used)}"
         raise CommandFailed(text, exit_code)
-    for text in used:
-        out.note(f"left alone: {text}")
+    _note_left_alone(used)
     text = "1 entry waits again" if len(moved) == 1 else f"{len(moved):,} entries wait again"
-    _show_requeued(session, text, requeued=len(moved), missing=missing, left_alone=used)
+    session.show(_requeued_plain(len(moved), missing, used), text)
+    check_missing("not dead in a free directory", missing, done=len(moved))
     if exit_code is ExitCode.DAMAGED:
         raise CommandFailed("a directory is damaged; 'dmq spool salvage' recovers the readable entries", exit_code)
 
@@ -509,25 +495,13 @@ def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) ->
     return count, sorted(uid.hex() for uid in left)
 
 
-def _show_requeued(
-    session: Session,
-    text: str,
-    *,
-    requeued: int,
-    missing: Sequence[str],
-    left_alone: Sequence[str] = (),
-    is_dry_run: bool = False,
-) -> None:
-    """Show requeued entries. End as partial if some named ones are not dead, as not found if none is."""
-    if session.as_json:
-        facts = {"requeued": requeued, "not_found": len(missing), "missing": list(missing)}
-        dry = {"is_dry_run": True} if is_dry_run else {}
-        out.show_json({**facts, "left_alone": list(left_alone), **dry})
-    else:
-        typer.echo(out.printable(text))
-    if missing:
-        told = f"not dead in a free directory: {', '.join(missing)}"
-        raise CommandFailed(told, ExitCode.PARTIAL if requeued else ExitCode.NOT_FOUND)
+def _requeued_plain(requeued: int, missing: Sequence[str], left_alone: Sequence[str] = ()) -> dict[str, object]:
+    return {
+        "requeued": requeued,
+        "not_found": len(missing),
+        "missing": list(missing),
+        "left_alone": list(left_alone),
+    }
 
 
 @app.command()
@@ -559,26 +533,23 @@ def adopt(
     if not is_alone and free and (dry_run or not yes):
         count = _entries_in(free)
         text = f"{_entries(count)} of {_counted(len(free))} of {origin} would be moved into one of {root}"
-        if dry_run:
-            _show_would_adopt(session, text, count, free, used)
+        plain = {"into": "", "entries": count, "adopted": [path.name for path in free], "left_alone": used}
+        if not goes_on(session, text, plain | {"is_dry_run": True}, dry_run=dry_run, yes=False, asks=bool(count)):
+            _note_left_alone(used)
             return
-        if count:
-            confirm(text, yes=False)
     if is_alone:
         done = _Adopted(free[0].name if free else "", 0, [], [])
     else:
         done = _adopt(root, origin, len(free), quiet=session.as_json)
-    into, moved, adopted = done.into, done.entries, done.directories
     left = used + done.damaged
-    if session.as_json:
-        out.show_json({"into": into, "entries": moved, "adopted": adopted, "left_alone": left})
-    elif adopted:
-        typer.echo(out.printable(f"{_entries(moved)} of {_counted(len(adopted))} now in {root / into}"))
+    if done.directories:
+        text = f"{_entries(done.entries)} of {_counted(len(done.directories))} now in {root / done.into}"
     else:
         why = "only one directory is free" if free and origin == root else "no directory is free"
-        typer.echo(out.printable(f"nothing to take over in {origin}: {why}"))
-    for text in left:
-        out.note(f"left alone: {text}")
+        text = f"nothing to take over in {origin}: {why}"
+    plain = {"into": done.into, "entries": done.entries, "adopted": done.directories, "left_alone": left}
+    session.show(plain, text)
+    _note_left_alone(left)
     if done.damaged:
         text = "not everything could be taken over; 'dmq spool salvage' recovers the readable entries"
         raise CommandFailed(text, ExitCode.DAMAGED)
@@ -597,14 +568,9 @@ def _entries_in(paths: Sequence[Path]) -> int:
     return count
 
 
-def _show_would_adopt(session: Session, text: str, count: int, free: Sequence[Path], used: Sequence[str]) -> None:
-    if session.as_json:
-        facts = {"into": "", "entries": count, "adopted": [path.name for path in free], "left_alone": list(used)}
-        out.show_json({**facts, "is_dry_run": True})
-    else:
-        typer.echo(out.printable(text))
-    for each in used:
-        out.note(f"left alone: {each}")
+def _note_left_alone(texts: Sequence[str]) -> None:
+    for text in texts:
+        out.note(f"left alone: {text}")
 
 
 def _uid_of(text: str) -> bytes:
@@ -801,11 +767,11 @@ def _show_report(report: Report) -> None:
 
 
 def _counted(directories: int) -> str:
-    return "1 directory" if directories == 1 else f"{directories:,} directories"
+    return out.counted(directories, "directory", "directories")
 
 
 def _entries(count: int, kind: str = "") -> str:
-    return f"1 {kind}entry" if count == 1 else f"{count:,} {kind}entries"
+    return out.counted(count, f"{kind}entry", f"{kind}entries")
 
 
 def _but(used: list[str]) -> str:

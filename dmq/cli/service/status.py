@@ -25,16 +25,13 @@ def status(session: Session) -> None:
     """Show the state of the daemon; exit with 6 unless it is serving."""
     with session.connect() as client:
         found = client.status()
-    if session.as_json:
-        out.show_json(out.to_plain(found))
-    else:
-        out.show_facts(_facts(found))
-    if _state(found) != "SERVING":
+    session.show_facts(found, _facts(found))
+    if _state(found) != "serving":
         raise typer.Exit(ExitCode.UNAVAILABLE)
 
 
 def _state(found: wire.GetStatusResponse) -> str:
-    return str(out.to_plain(found)["state"])
+    return out.enum_word(found, "state")
 
 
 def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
@@ -42,7 +39,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     timeline, disk, recovery = found.timeline, found.disk, found.recovery
     next_due = f"; next {out.when(timeline.next_due_at_ms, now_ms)}" if timeline.next_due_at_ms else ""
     low = "SENDS REFUSED, " if disk.refuses_sends else ""
-    but = ", but" if _state(found) == "SERVING" else ""
+    but = ", but" if _state(found) == "serving" else ""
     reason = f"{but}: {found.state_reason}" if found.state_reason else ""
     if recovery.is_new:
         start = f"NEW: an empty store was created at {found.data}"
@@ -51,7 +48,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     else:
         start = f"recovered after a kill, {recovery.cut_bytes} B of torn log cut"
     return [
-        ("state", f"{_state(found).lower()}{reason}"),
+        ("state", f"{_state(found)}{reason}"),
         ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}, cell {found.cell_id}"),
         ("up since", out.when(found.started_at_ms, now_ms)),
         *_processes(found),

@@ -42,9 +42,6 @@ def backup(
             found = out.to_plain(client.back_up(str(folder)))
     else:
         found = _back_up_stopped(data, folder)
-    if session.as_json:
-        out.show_json(found)
-        return
     size, linked, took_ms = (found[name] for name in ("size_bytes", "linked_bytes", "took_ms"))
     assert isinstance(size, int)
     assert isinstance(linked, int)
@@ -52,7 +49,7 @@ def backup(
     shared = f", {format_size(linked)} of it shared with the store by hard links" if linked else ""
     facts = [("backup", str(found["folder"])), ("size", format_size(size) + shared)]
     facts += [("audit sequence", f"{found['sequence']:,}"), ("took", out.about(took_ms))]
-    out.show_facts(facts)
+    session.show_facts(found, facts)
 
 
 def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
@@ -92,10 +89,7 @@ def check(
         from dmq.recovery.check.check import check as check_store
 
         found = check_store(directory, progress.show)
-    if session.as_json:
-        out.show_json(found.as_json())
-    else:
-        _show_checked(found)
+    session.show(found.as_json(), lambda: _show_checked(found))
     if count := found.findings.count.total():
         text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' saves what can be read"
         raise CommandFailed(text, ExitCode.DAMAGED)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.session.completion import contexts, groups, topics
 from dmq.config.contexts import (
@@ -59,31 +60,6 @@ ContextOption = Annotated[
         autocompletion=contexts,
     ),
 ]
-AccessKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--access-key", metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY.  [env var: DMQ_ACCESS_KEY]"
-    ),
-]
-SecretFileOption = Annotated[
-    Path | None,
-    typer.Option("--secret-file", metavar="FILE", help="File that holds the secret.  [env var: DMQ_SECRET_FILE]"),
-]
-TlsOption = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Use TLS.  [default: if a TLS option is set]")]
-TlsCaOption = Annotated[
-    Path | None,
-    typer.Option("--tls-ca", metavar="FILE", help="Certificate of the trusted authority.  [env var: DMQ_TLS_CA]"),
-]
-TlsCertOption = Annotated[
-    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Client certificate, for a daemon that requires one.")
-]
-TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of the client certificate.")]
-TlsServerNameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-server-name", metavar="NAME", help="Name in the daemon's certificate, if different from the host name."
-    ),
-]
 TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
 ]
@@ -111,8 +87,47 @@ OutFileOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
 ]
+BodyOption = Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")]
+PropertiesOption = Annotated[
+    list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the changes and their number without making them.")]
+
+
+class OptionGroup:
+    """Base of dataclasses whose fields are options of several commands. A command has one as a single parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions(OptionGroup):
+    """Options for TLS and the access key."""
+
+    access_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY.  [env var: DMQ_ACCESS_KEY]"),
+    ] = None
+    secret_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File that holds the secret.  [env var: DMQ_SECRET_FILE]")
+    ] = None
+    tls: Annotated[bool | None, typer.Option(help="Use TLS.  [default: if a TLS option is set]")] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Certificate of the trusted authority.  [env var: DMQ_TLS_CA]"),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Client certificate, for a daemon that requires one.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the client certificate.")] = None
+    tls_server_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name in the daemon's certificate, if different from the host name."),
+    ] = None
+
+    def context(self) -> Context:
+        """Return the options as settings of a context."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Context(**{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +170,31 @@ class Session:
     def as_json(self) -> bool:
         """True if the output is for a program."""
         return self.output is Output.JSON
+
+    def show(self, value: object, text: Callable[[], object] | str) -> None:
+        """Print ``value`` as JSON for a program, else ``text``, or call it to print for people."""
+        if self.as_json:
+            out.show_json(value)
+        elif isinstance(text, str):
+            typer.echo(out.printable(text))
+        else:
+            text()
+
+    def show_facts(self, value: object, facts: Iterable[tuple[str, str]]) -> None:
+        """Print ``value`` as JSON, or facts."""
+        self.show(value, lambda: out.show_facts(facts))
+
+    def show_table(
+        self,
+        value: object,
+        headings: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        numbers: Sequence[str] = (),
+        details: Sequence[str] = (),
+    ) -> None:
+        """Print ``value`` as JSON, or a table; see ``output.show_table``."""
+        self.show(value, lambda: out.show_table(headings, rows, numbers=numbers, details=details))
 
     def chosen(self) -> Chosen:
         """Return the effective settings of options, environment and context, with their sources, or raise a usage
@@ -277,45 +317,33 @@ def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
     return _with(command, {**_OUTPUT, "timeout": TimeoutOption})
 
 
-_CONNECTION = {
-    "access_key": AccessKeyOption,
-    "secret_file": SecretFileOption,
-    "tls": TlsOption,
-    "tls_ca": TlsCaOption,
-    "tls_cert": TlsCertOption,
-    "tls_key": TlsKeyOption,
-    "tls_server_name": TlsServerNameOption,
-}
-
-
-def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Call a command with the options for TLS and the access key, without the address, as ``given``."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Call a command with its option groups, each made of the options of its fields."""
+    parameters: list[Parameter] = []
+    groups: dict[str, type[OptionGroup]] = {}
+    for each in signature(command, eval_str=True).parameters.values():
+        if isinstance(each.annotation, type) and issubclass(each.annotation, OptionGroup):
+            groups[each.name] = each.annotation
+            parameters += signature(each.annotation, eval_str=True).parameters.values()
+        else:
+            parameters.append(each)
 
     @wraps(command)
-    def run(*args: Any, **options: Any) -> None:  # noqa: ANN401 - the command's
-        said = {name: options.pop(name) for name in _CONNECTION}
-        texts = {name: said[name] or "" for name in ("access_key", "tls_server_name")}
-        command(*args, given=Context(**{**said, **texts}), **options)
+    def run(*args: Any, **given: Any) -> None:  # noqa: ANN401 - the command's
+        made = {
+            name: group(**{each: given.pop(each) for each in signature(group).parameters})
+            for name, group in groups.items()
+        }
+        command(*args, **given, **made)
 
-    own = signature(command, eval_str=True)
-    parameters: list[Parameter] = []
-    for each in own.parameters.values():
-        if each.name != "given":
-            parameters.append(each)
-            continue
-        parameters += [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
-            for name, option in _CONNECTION.items()
-        ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer looks at
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    return _signed(run, parameters)
 
 
 def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callable[..., None]:
+    whole = with_options(command)
     parameters = [
         Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
-        *list(signature(command, eval_str=True).parameters.values())[1:],
+        *list(signature(whole).parameters.values())[1:],
         *(
             Parameter(name, Parameter.KEYWORD_ONLY, default=False if name == "json" else None, annotation=each)
             for name, each in common.items()
@@ -324,8 +352,12 @@ def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callabl
 
     @wraps(command)
     def run(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 - what the parser made of the options
-        command(session_of(ctx, **{name: given.pop(name) for name in common}), **given)
+        whole(session_of(ctx, **{name: given.pop(name) for name in common}), **given)
 
+    return _signed(run, parameters)
+
+
+def _signed(run: Callable[..., None], parameters: Sequence[Parameter]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 import typer
 
 from dmq.cli.output.errors import refused, refusing
+from dmq.cli.session.options import OptionGroup
 from dmq.config.units import format_duration, parse_duration
 from retry.policy import (
     DELAY_MS_LIMIT,
@@ -22,84 +23,69 @@ from retry.policy import (
 
 NO_MAX_AGE = "none"
 
-TableOption = Annotated[
-    str | None,
-    typer.Option(
-        "--table", metavar="DURATIONS", help="Delay after each attempt, such as '10s 30s 1m'; the last one repeats."
-    ),
-]
-ExponentialOption = Annotated[
-    str | None,
-    typer.Option(
-        "--exponential", metavar="FIRST..MAX", help="Exponential delays, from the first to the longest, such as 5s..2h."
-    ),
-]
-MultiplierOption = Annotated[
-    float | None,
-    typer.Option("--multiplier", metavar="NUMBER", help="Growth factor of --exponential.  [default: 2]"),
-]
-FixedOption = Annotated[
-    str | None, typer.Option("--fixed", metavar="DURATION", help="The same delay after each attempt.")
-]
-MaxAttemptsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-attempts",
-        metavar="N",
-        help=f"Total number of attempts, including the first; at most {MAX_ATTEMPTS_LIMIT}.",
-    ),
-]
-JitterOption = Annotated[
-    float | None,
-    typer.Option(
-        "--jitter", metavar="SHARE", help="Maximum random addition to each delay, as a fraction: 0.2 adds up to 20%."
-    ),
-]
-MaxAgeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--max-age",
-        metavar="DURATION",
-        help="Maximum time from the first delivery to the last attempt; none: no limit.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions(OptionGroup):
+    """Options of a retry policy."""
+
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="DURATIONS", help="Delay after each attempt, such as '10s 30s 1m'; the last one repeats."),
+    ] = None
+    exponential: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST..MAX", help="Exponential delays, from the first to the longest, such as 5s..2h."),
+    ] = None
+    multiplier: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Growth factor of --exponential.  [default: 2]")
+    ] = None
+    fixed: Annotated[str | None, typer.Option(metavar="DURATION", help="The same delay after each attempt.")] = None
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"Total number of attempts, including the first; at most {MAX_ATTEMPTS_LIMIT}."),
+    ] = None
+    jitter: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Maximum random addition to each delay, as a fraction: 0.2 adds up to 20%."),
+    ] = None
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Maximum time from the first delivery to the last attempt; none: no limit."
+        ),
+    ] = None
+
+    @property
+    def are_given(self) -> bool:
+        """True if an option is given."""
+        return any(getattr(self, each.name) is not None for each in fields(self))
+
+    def applied_to(self, base: RetryPolicy | None) -> RetryPolicy:
+        """Return ``base`` (by default the default policy) with the options applied.
+
+        Raise ``typer.BadParameter``, which names the option, for an invalid value and for options that exclude each
+        other.
+        """
+        policy = base or RetryPolicy()
+        policy = replace(policy, backoff=_backoff_of(policy.backoff, self))
+        if self.max_attempts is not None:
+            with refusing("--max-attempts", self.max_attempts):
+                policy = replace(policy, max_attempts=self.max_attempts)
+        if self.jitter is not None:
+            with refusing("--jitter", self.jitter):
+                policy = replace(policy, jitter=self.jitter)
+        if self.max_age is not None:
+            with refusing("--max-age", self.max_age):
+                max_age_ms = (
+                    None if self.max_age == NO_MAX_AGE else _delay_ms("--max-age", self.max_age, MAX_AGE_MS_LIMIT)
+                )
+                policy = replace(policy, max_age_ms=max_age_ms)
+        return policy
 
 
-def policy_of(
-    *,
-    table: str | None = None,
-    exponential: str | None = None,
-    multiplier: float | None = None,
-    fixed: str | None = None,
-    max_attempts: int | None = None,
-    jitter: float | None = None,
-    max_age: str | None = None,
-    base: RetryPolicy | None = None,
-) -> RetryPolicy | None:
-    """Return ``base`` (by default the default policy) with the options applied; None if no option is given.
-
-    Raise ``typer.BadParameter``, which names the option, for an invalid value and for options that exclude each other.
-    """
-    if all(given is None for given in (table, exponential, multiplier, fixed, max_attempts, jitter, max_age)):
-        return None
-    policy = base or RetryPolicy()
-    policy = replace(policy, backoff=_backoff_of(policy.backoff, table, exponential, multiplier, fixed))
-    if max_attempts is not None:
-        with refusing("--max-attempts", max_attempts):
-            policy = replace(policy, max_attempts=max_attempts)
-    if jitter is not None:
-        with refusing("--jitter", jitter):
-            policy = replace(policy, jitter=jitter)
-    if max_age is not None:
-        with refusing("--max-age", max_age):
-            max_age_ms = None if max_age == NO_MAX_AGE else _delay_ms("--max-age", max_age, MAX_AGE_MS_LIMIT)
-            policy = replace(policy, max_age_ms=max_age_ms)
-    return policy
-
-
-def _backoff_of(
-    base: Backoff, table: str | None, exponential: str | None, multiplier: float | None, fixed: str | None
-) -> Backoff:
+def _backoff_of(base: Backoff, given_options: PolicyOptions) -> Backoff:
+    table, exponential, fixed = given_options.table, given_options.exponential, given_options.fixed
+    multiplier = given_options.multiplier
     options = {"--table": table, "--exponential": exponential, "--fixed": fixed}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:

@@ -48,21 +48,13 @@ def ls(
             if not before:
                 break
         now_ms = 0 if session.as_json else client.now_ms()
-    if session.as_json:
-        out.show_json([out.to_plain(each) for each in found])
-        return
-    out.show_table(
+    session.show_table(
+        found,
         ("#", "WHEN", "KEY", "ADDRESS", "CALL", "OF", "OUTCOME", "WHY"),
         [
             (
-                *(
-                    str(each.number),
-                    out.distance(each.began_at_ms, now_ms),
-                    each.key,
-                    each.address,
-                    each.rpc,
-                    _of(each),
-                ),
+                *(str(each.number), out.distance(each.began_at_ms, now_ms)),
+                *(each.key, each.address, each.rpc, _of(each)),
                 *(f"{each.outcome}: {each.error}" if each.error else each.outcome, each.why),
             )
             for each in found
@@ -87,17 +79,15 @@ def show(
     if not found or found[0].number != number:
         raise CommandFailed(f"activity {number} does not exist or is no longer kept", ExitCode.NOT_FOUND)
     (activity,) = found
-    if session.as_json:
-        out.show_json(out.to_plain(activity))
-        return
     ended = out.when(activity.ended_at_ms) if activity.ended_at_ms else "-"
-    out.show_facts(
+    session.show_facts(
+        activity,
         [
             *(("call", activity.rpc), ("topic", activity.topic), ("group", activity.group), ("what", activity.what)),
             *(("key", activity.key or "-"), ("address", activity.address), ("why", activity.why or "-")),
             *(("began", out.when(activity.began_at_ms)), ("ended", ended)),
             ("outcome", f"{activity.outcome}: {activity.error}" if activity.error else activity.outcome),
-        ]
+        ],
     )
 
 

@@ -206,17 +206,15 @@ def snapshot(
             found: dict[str, Any] = out.to_plain(client.take_snapshot())
     else:
         found = _snapshot_of(data, _local_trail(trail, data, config))
-    if session.as_json:
-        out.show_json(found)
-        return
-    out.show_facts(
+    session.show_facts(
+        found,
         [
             ("snapshot", found["path"] + ("" if found["is_new"] else ", which was there: nothing happened since")),
             ("sequence", f"{found['sequence']:,}"),
             ("entries", f"{found['entries']:,}"),
             ("taken at", out.when(found["taken_at_ms"])),
             ("took", out.about(found["took_ms"])),
-        ]
+        ],
     )
 
 
@@ -252,10 +250,8 @@ def export(
     where = _local_trail(trail, data, config)
     with stopped(data):
         sequence = _export_all(data, where)
-    if session.as_json:
-        out.show_json({"sequence": sequence, "trail": str(where)})
-    else:
-        out.show_facts([("trail", str(where)), ("exported up to", f"{sequence:,}")])
+    facts = [("trail", str(where)), ("exported up to", f"{sequence:,}")]
+    session.show_facts({"sequence": sequence, "trail": str(where)}, facts)
 
 
 def _export_all(data: Path, trail: Path) -> int:
@@ -292,33 +288,23 @@ def ls(
     from dmq.trail.cells import cells_of
 
     found = cells_of(Path(where))
-    if session.as_json:
-        out.show_json({"trail": where, "cells": [each.plain() for each in found]})
-        return
     from broker_adapter.runtime.clock import SystemClock
 
     now_ms = SystemClock().now_ms()
     headings = ("CELL", "ROLE", "EVENTS", "FIRST", "LAST", "UNTIL", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")
     rows = [
         (
-            each.cell,
-            each.role,
-            f"{each.events:,}",
-            f"{each.first_sequence:,}",
-            f"{each.last_sequence:,}",
-            out.distance(each.last_at_ms, now_ms),
-            f"{each.files:,}",
-            format_size(each.size_bytes),
-            f"{each.missing:,}",
-            f"{len(each.snapshots):,}",
+            *(each.cell, each.role),
+            *(f"{number:,}" for number in (each.events, each.first_sequence, each.last_sequence)),
+            *(out.distance(each.last_at_ms, now_ms), f"{each.files:,}", format_size(each.size_bytes)),
+            *(f"{each.missing:,}", f"{len(each.snapshots):,}"),
             f"{each.snapshots[-1].sequence:,}" if each.snapshots else "",
         )
         for each in found
     ]
-    out.show_table(
-        headings, rows, numbers=("EVENTS", "FIRST", "LAST", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")
-    )
-    for each in found:
+    numbers = [heading for heading in headings if heading not in {"CELL", "ROLE", "UNTIL"}]
+    session.show_table({"trail": where, "cells": [each.plain() for each in found]}, headings, rows, numbers=numbers)
+    for each in found if not session.as_json else ():
         for first, last in each.gaps[:_GAPS_SHOWN]:
             out.note(f"{each.cell}: events {first:,} to {last:,} are missing")
         for why in each.damaged[:_GAPS_SHOWN]:

@@ -55,10 +55,8 @@ def ledger(
         return
     with session.connect() as client:
         found = client.ledger(topic, with_groups=groups or bool(topic))
-    if session.as_json:
-        out.show_json(out.to_plain(found) | {"balances": not found.differences_total})
-    else:
-        _show(found, topic, with_groups=groups)
+    plain = out.to_plain(found) | {"balances": not found.differences_total}
+    session.show(plain, lambda: _show(found, topic, with_groups=groups))
     _fail_unless_balanced(session, found.differences, found.differences_total)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 import typer
 from support.fake_admin_client import error_of
 from support.fake_admin_client import run_dmq as run
 
-from dmq.cli.session.policy_options import policy_of
+from dmq.cli.session.policy_options import PolicyOptions
 from retry.policy import Exponential, Fixed, RetryPolicy, Table, from_plain
 
 START = 1_769_853_600_000  # 2026-01-31T10:00:00Z
@@ -209,10 +210,14 @@ def test_runs_that_cannot_be(arguments: tuple[str, ...], why: str) -> None:
 BASE = RetryPolicy(backoff=Exponential(1000, 9000, 3.0), max_attempts=5, jitter=0.5, max_age_ms=DAY)
 
 
-def test_no_option_is_no_policy() -> None:
-    """So that a command can tell 'leave it' from 'make it the default'."""
-    assert policy_of() is None
-    assert policy_of(base=BASE) is None
+def policy_of(base: RetryPolicy | None = None, **options: Any) -> RetryPolicy:  # noqa: ANN401 - as the options are
+    return PolicyOptions(**options).applied_to(base)
+
+
+def test_no_option_changes_nothing() -> None:
+    """A command can tell that no option is given."""
+    assert (PolicyOptions().are_given, PolicyOptions(jitter=0.0).are_given) == (False, True)
+    assert (policy_of(), policy_of(base=BASE)) == (RetryPolicy(), BASE)
 
 
 def test_options_make_a_policy() -> None:

@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from broker_adapter.contracts.message import pack_id
 from dmq.admin.client.client import DaemonUnavailable
-from dmq.cli.bulk import changes
+from dmq.cli.bulk import changes, engine
 
 HOUR_MS = 3_600_000
 LATER = "2023-11-15T22:13:20.000Z"
@@ -156,8 +156,8 @@ def test_a_dry_run_shows_the_first_ones(daemon: LiveCell, monkeypatch: pytest.Mo
 
 def test_what_is_interrupted_goes_on_with_what_is_left(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part is done and told; the same command does the rest, and calls what has its time already done."""
-    monkeypatch.setattr(changes, "PER_CALL", 1)
-    monkeypatch.setattr(changes, "PAGE", 1)
+    monkeypatch.setattr(engine, "BATCH", 1)
+    monkeypatch.setattr(changes, "BATCH", 1)
     calls = 0
 
     def fail(name: str) -> None:
@@ -169,7 +169,7 @@ def test_what_is_interrupted_goes_on_with_what_is_left(daemon: LiveCell, monkeyp
     daemon.before_call(fail)
     result = daemon.run("msg", "reschedule", "orders", "--all", "--at", LATER, "--yes", "-o", "json")
     assert result.exit_code == 6
-    assert "2 of 4 were gone through; the same command goes on" in result.stderr
+    assert "2 of 4 were processed; repeat the command for the others" in result.stderr
     assert [each["message_id"] for each in json.loads(result.stdout)["messages"]] == ["A", "B"]
     told, code = answers(daemon, "reschedule", "orders", "--all", "--at", LATER, "--yes")
     assert (code, told["done"], told["deliver_at_ms"]) == (0, 4, LATER_MS)
