@@ -8,7 +8,7 @@ require(
     "the daemon",
     "server",
     *("uvloop", "pydantic_settings", "prometheus_client", "grpc", "grpc_health", "google.protobuf"),
-    *("lark", "cryptography", "apscheduler"),
+    *("lark", "cryptography"),
 )
 
 from dmq.daemon.process import run as run  # noqa: E402 - nothing before it is known to be there

@@ -26,7 +26,7 @@ __all__ = ["configure"]
 
 _FIELD_CHARS_MAX = 4096  # a line mostly stays one write on a pipe, and fits one screen
 # Verbose below a warning, about internals only.
-_QUIET_LIBRARIES = ("asyncio", "grpc", "grpc._cython.cygrpc", "apscheduler")
+_QUIET_LIBRARIES = ("asyncio", "grpc", "grpc._cython.cygrpc")
 
 
 def configure(

@@ -166,12 +166,12 @@ async def test_how_late_an_occurrence_is_counts(rig: EmbeddedRig) -> None:
 
 @every_durable_broker()
 async def test_opening_looks_for_no_times(rig: EmbeddedRig) -> None:
-    """But once, so that what finds them is loaded: a daemon with thousands of schedules starts as soon as any."""
+    """A daemon with thousands of schedules starts as soon as any."""
     for number in range(5):
         await add(rig, f"s-{number}", every_ms=0, cron="30 6 * * *")
     with patch("dmq.broker.schedules.schedules.next_time", wraps=recurrence.next_time) as found:
         await rig.restart(End.KILL)
-        assert found.call_count == 1
+        assert found.call_count == 0
 
 
 @every_durable_broker()

@@ -10,7 +10,7 @@ from dmq.processes import frames
 
 # What the store process has, and what draws: together they were two thirds of a front's start.
 NEEDLESS = re.compile(
-    r"(rocksdict|apscheduler|grpc\w*|prometheus_client|pydantic|numpy|pyarrow)(\.|$)|rich\."  # rich is kept out
+    r"(rocksdict|grpc\w*|prometheus_client|pydantic|numpy|pyarrow)(\.|$)|rich\."  # rich is kept out
     r"|dmq\.(store\.(?!schema)|store\.schema\.(?!limits$)|trail|scheduler|daemon|rocketmq_server\.rpc\.service"
     r"|broker\.(?!limits$|limits\.token_bucket$|schedules$|schedules\.properties$)"
     r"|metrics\.registry|config\.settings|admin\.(?!api$|api\.access$|admin_v1$))"

@@ -11,26 +11,22 @@ Around a clock change, a rule with an hour field that begins with ``*`` applies 
 that are left out, and occurs in both copies of a repeated hour. Every other rule means a time of day. A time that is
 left out occurs when the clock has jumped over it; a repeated time occurs only the first time.
 
-APScheduler's trigger finds the days and times of the calendar; this module converts them to instants. A search ends
-after ``YEARS_MAX`` years: the rarest date, 29 February, is never further away.
+A search ends after ``YEARS_MAX`` years: the rarest date, 29 February, is never further away.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from dmq.store.schema.recurring import CatchUp, Schedule, ScheduleProgress
-
-if TYPE_CHECKING:
-    from apscheduler.triggers.cron import CronTrigger
 
 EVERY_MS_MIN = 1_000
 JITTER_MS_MAX = 86_400_000
@@ -251,7 +247,7 @@ def _next_of_cron(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
     local = after.astimezone(zone).replace(tzinfo=None, fold=0)
     best: int | None = None
     begin = local - _turned_back(after, zone) if cron.is_hourly else local
-    for wanted in _wall_times(cron, begin.replace(second=0), max(begin.year, 1970)):
+    for wanted in _wall_times(cron, begin.replace(second=0)):
         for instant in _instants(wanted, zone, is_hourly=cron.is_hourly):
             at_ms = round(instant.timestamp()) * 1000
             if at_ms > after_ms and (best is None or at_ms < best):
@@ -292,29 +288,16 @@ def _end_of_gap(wanted: datetime, zone: tzinfo) -> datetime:
     return high
 
 
-def _wall_times(cron: Cron, begin: datetime, year: int) -> Iterator[datetime]:
+def _wall_times(cron: Cron, begin: datetime) -> Iterator[datetime]:
     """Yield the wall times of a cron expression from ``begin`` on, in order."""
-    triggers = _triggers(cron, year)
-    at = begin.replace(tzinfo=UTC)  # a placeholder zone: the trigger calculates in days of 24 hours
-    while True:
-        found = [each for trigger in triggers if (each := trigger.get_next_fire_time(None, at)) is not None]
-        if not found:
-            return
-        yield min(found).replace(tzinfo=None)
-        at = min(found) + timedelta(minutes=1)
-
-
-@lru_cache(maxsize=1024)
-def _triggers(cron: Cron, year: int) -> tuple[CronTrigger, ...]:
-    """Return the triggers that find the times of a cron expression from a year on, for ``YEARS_MAX`` years."""
-    from apscheduler.triggers.cron import CronTrigger
-
-    def listed(values: Sequence[int | str], all_of_them: int) -> str:
-        return "*" if len(values) == all_of_them else ",".join(map(str, values))  # a list costs a check per value
-
-    clock = {"minute": listed(cron.minutes, 60), "hour": listed(cron.hours, 24), "month": listed(cron.months, 12)}
-    clock |= {"year": f"{year}-{year + YEARS_MAX}", "second": "0"}
-    by_date = {"day": listed(cron.days, 31)}
-    by_weekday = {"day_of_week": listed([_DAYS[each] for each in cron.weekdays], 7)}
-    days = [by_date, by_weekday] if cron.either_day else [by_date | by_weekday]
-    return tuple(CronTrigger(timezone=UTC, **clock, **each) for each in days)
+    for days in range(366 * YEARS_MAX):
+        day = begin.date() + timedelta(days)
+        is_date, is_weekday = day.day in cron.days, day.isoweekday() % 7 in cron.weekdays
+        is_day = is_date or is_weekday if cron.either_day else is_date and is_weekday
+        if not is_day or day.month not in cron.months:
+            continue
+        for hour in cron.hours if days else (each for each in cron.hours if each >= begin.hour):
+            for minute in cron.minutes:
+                at = datetime.combine(day, time(hour, minute))
+                if at >= begin:
+                    yield at

@@ -153,16 +153,11 @@ class Schedules:
         self._load()
 
     def _load(self) -> None:
-        of_cron: Schedule | None = None
         for key, value in self._store.scan(Family.META, *meta_range(META_SCHEDULE), limit=_ROWS_MAX).rows:
             schedule, name = decode_schedule(value), schedule_name(key)
             self._topics[name] = schedule.topic_id
             if schedule.message_group:
                 self._grouped.add(name)
-            if schedule.cron:
-                of_cron = schedule
-        if of_cron is not None:
-            _following(of_cron, self._clock.now_ms(), 1)  # imports APScheduler now, which is slow
 
     async def close(self) -> None:
         """Wait for changes in progress."""
