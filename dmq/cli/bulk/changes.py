@@ -19,7 +19,7 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
 from dmq.cli.output.times import instant_ms
 from dmq.cli.session.completion import topics
-from dmq.cli.session.options import OptionGroup, Session
+from dmq.cli.session.options import Consent, OptionGroup, Session
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -145,22 +145,20 @@ class MessageSelection(OptionGroup):
             raise refused(why, "HANDLE", given=topic) from error
 
 
-def run_change(
-    session: Session, client: AdminClient, targets: Targets, change: Change, *, dry: bool, yes: bool
-) -> None:
+def run_change(session: Session, client: AdminClient, targets: Targets, change: Change, consent: Consent) -> None:
     """Change the selected messages and show the results. The exit code is 0 if all have the requested state."""
 
     ids = targets.ids
     if targets.filter is not None:
         found = _find(client, targets, quiet=session.as_json)
         ids = tuple(found)
-        if dry:
+        if consent.dry_run:
             _show_found(session, client, targets, change, found)
             return
         if ids:
             would = f"{_counted(len(ids))} of topic {targets.topic} {_would(client, targets, change)}"
-            goes_on(session, would, None, dry_run=False, yes=yes)
-    elif dry:
+            goes_on(session, would, None, consent)
+    elif consent.dry_run:
         found, missing = _look(client, targets)
         if found:
             _show_found(session, client, targets, change, found)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from dmq.cli.bulk.confirm import confirm
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.output.errors import CommandFailed, ExitCode
-from dmq.cli.session.options import Session
+from dmq.cli.session.options import Consent, Session
 from dmq.errors import DmqError
 
 _Item = TypeVar("_Item")
@@ -21,13 +21,13 @@ _Result = TypeVar("_Result")
 BATCH = 1_000  # items of a call
 
 
-def goes_on(session: Session, would: str, plain: object, *, dry_run: bool, yes: bool, asks: bool = True) -> bool:
+def goes_on(session: Session, would: str, plain: object, consent: Consent, *, asks: bool = True) -> bool:
     """Show the effect of a dry run and return False; otherwise ask for confirmation if ``asks``, and return True."""
-    if dry_run:
+    if consent.dry_run:
         session.show(plain, would)
         return False
     if asks:
-        confirm(would, yes=yes)
+        confirm(would, yes=consent.yes)
     return True
 
 

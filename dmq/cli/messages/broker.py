@@ -47,10 +47,7 @@ def routes(
     """
     if topic:
         parts = cluster.ask(lambda survey: survey.route(topic))
-        if session.as_json:
-            out.show_json([_part(each) for each in parts])
-        else:
-            _show_parts(parts)
+        session.show([_part(each) for each in parts], lambda: _show_parts(parts))
         return
 
     async def both(survey: Survey) -> tuple[Sequence[BrokerSeen], Sequence[TopicSeen]]:
@@ -85,26 +82,21 @@ def routes(
 def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
     """Show the offset range and last write time of each queue."""
     found = cluster.ask(lambda survey: survey.queues(topic))
-    if session.as_json:
-        out.show_json(
-            [
-                _named(queue)
-                | {"min_offset": each.readable.begin, "max_offset": each.readable.end}
-                | {"stored_last_at_ms": each.stored_last_at_ms or None}
-                for queue, each in found.items()
-            ]
-        )
-        return
+    plain = [
+        _named(queue)
+        | {"min_offset": each.readable.begin, "max_offset": each.readable.end}
+        | {"stored_last_at_ms": each.stored_last_at_ms or None}
+        for queue, each in found.items()
+    ]
     now_ms = SystemClock().now_ms()
-    out.show_table(
+    session.show_table(
+        plain,
         ("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET", "MESSAGES", "STORED LAST"),
         [
             (
                 *(queue.broker, str(queue.queue_id), f"{each.readable.begin:,}", f"{each.readable.end:,}"),
-                *(
-                    f"{each.readable.end - each.readable.begin:,}",
-                    out.distance(each.stored_last_at_ms, now_ms) or "never",
-                ),
+                f"{each.readable.end - each.readable.begin:,}",
+                out.distance(each.stored_last_at_ms, now_ms) or "never",
             )
             for queue, each in found.items()
         ],
@@ -165,16 +157,11 @@ def consumers(
     """
     if group:
         shares = cluster.ask(lambda survey: survey.shares(group))
-        if session.as_json:
-            out.show_json(_shares(shares))
-        else:
-            _show_shares(shares)
+        session.show(_shares(shares), lambda: _show_shares(shares))
         return
     found = cluster.ask(lambda survey: survey.groups())
-    if session.as_json:
-        out.show_json([_group(each) for each in found])
-        return
-    out.show_table(
+    session.show_table(
+        [_group(each) for each in found],
         ("GROUP", "MEMBERS", "MODEL", "CONSUMES", "RETRIES", "TOPICS", "LAG"),
         [
             (

@@ -23,7 +23,7 @@ from dmq.cli.output.files import lines_into
 from dmq.cli.output.times import past_ms
 from dmq.cli.session.options import (
     BodyOption,
-    DryRunOption,
+    Consent,
     GroupArgument,
     KeysOption,
     LimitOption,
@@ -32,7 +32,6 @@ from dmq.cli.session.options import (
     OptionGroup,
     OutFileOption,
     Session,
-    YesOption,
     with_reason,
     with_session,
 )
@@ -347,9 +346,8 @@ def redrive(
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="Maximum rate, in messages per second.  [default: unlimited]")
     ] = None,
-    dry_run: DryRunOption = False,
+    consent: Consent,
     detach: DetachOption = False,
-    yes: YesOption = False,
 ) -> None:
     """Send dead letters to their group again, as new messages.
 
@@ -375,9 +373,9 @@ def redrive(
             to_topic=to,
             all_groups=all_groups,
             rate_per_s=rate or 0.0,
-            is_dry_run=dry_run,
+            is_dry_run=consent.dry_run,
         )
-        _run(session, client, request, detach=detach, yes=yes)
+        _run(session, client, request, detach=detach, yes=consent.yes)
 
 
 @app.command()
@@ -387,9 +385,8 @@ def purge(
     *,
     group: GroupArgument,
     selection: LetterSelection,
-    dry_run: DryRunOption = False,
+    consent: Consent,
     detach: DetachOption = False,
-    yes: YesOption = False,
 ) -> None:
     """Discard dead letters permanently.
 
@@ -409,9 +406,9 @@ def purge(
             group=group,
             filter=selection.read(client),
             why=session.why,
-            is_dry_run=dry_run,
+            is_dry_run=consent.dry_run,
         )
-        _run(session, client, request, detach=detach, yes=yes)
+        _run(session, client, request, detach=detach, yes=consent.yes)
 
 
 @app.command()

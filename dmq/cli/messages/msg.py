@@ -22,12 +22,11 @@ from dmq.cli.session.completion import topics
 from dmq.cli.session.options import (
     AfterOption,
     BodyOption,
-    DryRunOption,
+    Consent,
     LimitOption,
     PropertiesOption,
     Session,
     TopicArgument,
-    YesOption,
     properties_of,
     with_reason,
     with_session,
@@ -175,8 +174,7 @@ def recall(
     session: Session,
     *,
     selection: MessageSelection,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Recall delayed messages before they are delivered.
 
@@ -187,10 +185,10 @@ def recall(
     """
     chosen = selection.read()
     with session.connect() as client:
-        if chosen.handle and not dry_run:
+        if chosen.handle and not consent.dry_run:
             _recall_one(session, client, chosen.topic, chosen.handle)
         else:
-            run_change(session, client, chosen, RECALL, dry=dry_run, yes=yes)
+            run_change(session, client, chosen, RECALL, consent)
 
 
 @app.command()
@@ -205,8 +203,7 @@ def reschedule(
         str | None, typer.Option("--in", metavar="DURATION", help="Delay from now, such as 5m or 1h30m.")
     ] = None,
     selection: MessageSelection,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Change the delivery time of delayed messages.
 
@@ -221,7 +218,7 @@ def reschedule(
         raise refused("give one of them", "--at", "--in")
     with session.connect() as client:
         at_ms = client.now_ms() + due.delay_ms if isinstance(due, After) else due.epoch_ms
-        run_change(session, client, chosen, rescheduling(at_ms), dry=dry_run, yes=yes)
+        run_change(session, client, chosen, rescheduling(at_ms), consent)
 
 
 @app.command()
@@ -230,8 +227,7 @@ def fire(
     session: Session,
     *,
     selection: MessageSelection,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Deliver delayed messages now.
 
@@ -242,7 +238,7 @@ def fire(
     """
     chosen = selection.read()
     with session.connect() as client:
-        run_change(session, client, chosen, FIRE, dry=dry_run, yes=yes)
+        run_change(session, client, chosen, FIRE, consent)
 
 
 def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) -> None:

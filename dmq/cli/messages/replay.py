@@ -24,8 +24,8 @@ from dmq.cli.nouns import single
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
 from dmq.cli.output.times import past_ms
-from dmq.cli.session.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, asking_cluster, remoting_of
-from dmq.cli.session.options import DryRunOption, Session, YesOption, with_reason
+from dmq.cli.session.cluster import ClusterAccess, asking_cluster
+from dmq.cli.session.options import Consent, Session, with_reason
 
 if TYPE_CHECKING:
     from broker_adapter.remoting import StoredMessage, UnreadableMessage
@@ -86,11 +86,8 @@ def replay(
     lost: Annotated[
         list[str] | None, typer.Option(metavar="CELL", help="Cell in the trails whose disk is lost; may be repeated.")
     ] = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    access_key: ClusterKeyOption = None,
-    tls: ClusterTlsOption = False,
-    tls_ca: ClusterCaOption = None,
+    consent: Consent,
+    access: ClusterAccess,
 ) -> None:
     """Send messages of the inner topic to the daemon again.
 
@@ -108,7 +105,7 @@ def replay(
     due_after_ms = past_ms(due_after, "--due-after", now_ms)
     if until_ms and until_ms <= since_ms:
         raise refused("it must be later than --since", "--until", given=until)
-    options = remoting_of(namesrv, "--namesrv", access_key, tls_ca, tls=tls)
+    options = access.remoting(namesrv, "--namesrv")
     spared = _spared(trail or (), lost or ())
     tally = _Tally()
 
@@ -119,9 +116,9 @@ def replay(
         async with RemotingClient(options) as cluster:
             reading = Reading(cluster, check_topic(inner_topic), since_ms, until_ms)
             count = await reading.begin()
-            if count and not dry_run:
-                confirm(f"up to {count:,} messages of {inner_topic} would be sent to the daemon", yes=yes)
-            call = _Call(client, inner_topic, due_after_ms, tally, is_dry_run=dry_run)
+            if count and not consent.dry_run:
+                confirm(f"up to {count:,} messages of {inner_topic} would be sent to the daemon", yes=consent.yes)
+            call = _Call(client, inner_topic, due_after_ms, tally, is_dry_run=consent.dry_run)
             with Progress("replay", quiet=session.as_json) as progress:
                 async for each in reading.messages():
                     tally.read += 1
@@ -137,7 +134,7 @@ def replay(
         if error.exit_code is ExitCode.USAGE:
             raise
         raise CommandFailed(f"{error.text}; {_so_far(tally)}", error.exit_code) from error
-    _show(session, tally, reading, dry_run=dry_run)
+    _show(session, tally, reading, dry_run=consent.dry_run)
     if unreadable := tally.counts["unreadable"]:
         text = f"{unreadable:,} of {tally.read:,} messages cannot be read, and were not given"
         raise CommandFailed(text, ExitCode.PARTIAL if unreadable < tally.read else ExitCode.FAILURE)

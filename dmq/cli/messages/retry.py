@@ -15,13 +15,12 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused
 from dmq.cli.output.histogram import show_due
 from dmq.cli.session.options import (
-    DryRunOption,
+    Consent,
     GroupArgument,
     LimitOption,
     MessageIdsOption,
     OptionGroup,
     Session,
-    YesOption,
     with_reason,
     with_session,
 )
@@ -128,15 +127,14 @@ def run_now(
     *,
     group: GroupArgument,
     chosen: RetrySelection,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Deliver waiting retries now.
 
     Select them by --entry or --id, or in bulk by --topic or --all. The exit code is 7 if some of the named retries
     are not waiting.
     """
-    _move(session, group, chosen, "run_retries_now", yes=yes, dry_run=dry_run)
+    _move(session, group, chosen, "run_retries_now", consent)
 
 
 @app.command()
@@ -146,15 +144,14 @@ def to_dead(
     *,
     group: GroupArgument,
     chosen: RetrySelection,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Move waiting retries to the dead-letter queue of their group.
 
     Select them by --entry or --id, or in bulk by --topic or --all. The exit code is 7 if some of the named retries
     are not waiting. 'dmq dead redrive' sends the messages to their group again.
     """
-    _move(session, group, chosen, "end_retries", yes=yes, dry_run=dry_run)
+    _move(session, group, chosen, "end_retries", consent)
 
 
 _TEXTS = {  # by call: the effect, and the place of the moved retries
@@ -163,14 +160,14 @@ _TEXTS = {  # by call: the effect, and the place of the moved retries
 }
 
 
-def _move(session: Session, group: str, chosen: RetrySelection, call: str, *, yes: bool, dry_run: bool) -> None:
+def _move(session: Session, group: str, chosen: RetrySelection, call: str, consent: Consent) -> None:
     """Move the selected retries by ``call``, a method of the client."""
     chosen.check()
     would, where = _TEXTS[call]
     not_there = f"not among the retries that wait in group {group}"
     with session.connect() as client:
         entries, missing = list(dict.fromkeys(chosen.entry or ())), list[str]()
-        if dry_run or not entries:
+        if consent.dry_run or not entries:
             # All pages before the first call: a retry that runs now may fail, and would be found again as pending.
             entries, missing = _find(session, client, group, chosen)
         if not entries:
@@ -179,7 +176,7 @@ def _move(session: Session, group: str, chosen: RetrySelection, call: str, *, ye
         text = f"{_counted(len(entries))}{of_topic} waiting in group {group} {would}"
         plain = {"group": group, "matching": len(entries), "missing": missing, "is_dry_run": True}
         asks = chosen.is_bulk and bool(entries)
-        if not goes_on(session, text, plain, dry_run=dry_run, yes=yes, asks=asks):
+        if not goes_on(session, text, plain, consent, asks=asks):
             check_missing(not_there, missing, done=1)
             return
         method = getattr(client, call)

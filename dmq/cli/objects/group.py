@@ -15,11 +15,10 @@ from dmq.cli.output.errors import CommandFailed, ExitCode, refused
 from dmq.cli.output.facts import flow_word, show_lags, shown_age, unread_fact
 from dmq.cli.output.times import point_ms
 from dmq.cli.session.options import (
-    DryRunOption,
+    Consent,
     GroupArgument,
     Session,
     TopicArgument,
-    YesOption,
     with_reason,
     with_session,
 )
@@ -278,8 +277,7 @@ def rm(
         DeadLetters,
         typer.Option("--dead-letters", help="Keep or remove the dead letters of the group."),
     ] = DeadLetters.KEEP,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Remove a group with its settings, positions and retries.
 
@@ -297,8 +295,8 @@ def rm(
         plain = {"group": group, "waiting": found.waiting, "leased": found.leased, "dead": found.dead}
         plain |= {"unread": {each.topic: each.unread for each in found.unread}, "needs_force": needs_force}
         asks = bool(losses) and (force or not needs_force)  # otherwise the daemon refuses it, without a prompt
-        would = text + "; it needs --force" * (needs_force and dry_run)
-        if not goes_on(session, would, plain | {"is_dry_run": True}, dry_run=dry_run, yes=yes, asks=asks):
+        would = text + "; it needs --force" * (needs_force and consent.dry_run)
+        if not goes_on(session, would, plain | {"is_dry_run": True}, consent, asks=asks):
             return
         client.remove_group(group, force=force, with_dead_letters=removes)
     fate, kept = ("removed", 0) if removes else ("kept", found.dead)
@@ -325,8 +323,7 @@ def reset(
     to: Annotated[
         str, typer.Option("--to", help="begin, end, or a time such as 2026-01-31T10:00:00Z or epoch milliseconds.")
     ],
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Move the position of a group in a topic to a time or an end.
 
@@ -345,7 +342,7 @@ def reset(
         case _:
             request.at_ms = point_ms(to, "--to", besides="begin, end, ")
     with session.connect() as client:
-        if (dry_run or not yes) and not _is_wanted(session, client.topic(topic), group, to, dry_run=dry_run):
+        if not _is_wanted(session, client, topic, group, to, consent):
             return
         offsets = list(client.reset_group(request))
     numbers = ("QUEUE", "OFFSET")
@@ -353,11 +350,14 @@ def reset(
     session.show_table({"group": group, "topic": topic, "offsets": offsets}, numbers, rows, numbers=numbers)
 
 
-def _is_wanted(session: Session, topic: wire.Topic, group: str, to: str, *, dry_run: bool) -> bool:
+def _is_wanted(session: Session, client: AdminClient, name: str, group: str, to: str, consent: Consent) -> bool:
     """Confirm the reset of a group and return True; for a dry run show its effect and return False."""
+    if consent.yes and not consent.dry_run:
+        return True
+    topic = client.topic(name)
     unread = next((each.unread for each in topic.readers if each.group == group), None)
     if unread is None:
-        if dry_run:
+        if consent.dry_run:
             raise CommandFailed(f"group {group} has never read topic {topic.name}", ExitCode.NOT_FOUND)
         return True  # the daemon refuses it
     then = {
@@ -367,4 +367,4 @@ def _is_wanted(session: Session, topic: wire.Topic, group: str, to: str, *, dry_
     unread_text = f"{unread:,} of the {topic.stored:,} messages of topic {topic.name} are unread by group {group}"
     plain = {"group": group, "topic": topic.name, "stored": topic.stored, "unread": unread, "is_dry_run": True}
     asks = {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored))  # else nothing changes
-    return goes_on(session, f"{unread_text}; from {to} on, {then}", plain, dry_run=dry_run, yes=False, asks=asks)
+    return goes_on(session, f"{unread_text}; from {to} on, {then}", plain, consent, asks=asks)

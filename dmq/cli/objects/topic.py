@@ -15,11 +15,10 @@ from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refusing
 from dmq.cli.output.facts import flow_word, show_lags, shown_quota
 from dmq.cli.session.options import (
-    DryRunOption,
+    Consent,
     OptionGroup,
     Session,
     TopicArgument,
-    YesOption,
     with_reason,
     with_session,
 )
@@ -27,6 +26,7 @@ from dmq.config.units import format_duration, format_size, format_time, parse_du
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
+    from dmq.admin.client.client import AdminClient
 
 app = noun("topic")
 
@@ -283,8 +283,7 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Remove the topic even if messages are pending or unread; they are lost.")
     ] = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Remove a topic and the position of every group in it.
 
@@ -292,14 +291,17 @@ def rm(
     confirmation. The dead letters remain. A removal that has begun is completed, also after a restart.
     """
     with session.connect() as client:
-        if (dry_run or not yes) and not _is_wanted(session, client.topic(topic), force=force, dry_run=dry_run):
+        if not _is_wanted(session, client, topic, consent, force=force):
             return
         client.remove_topic(topic, force=force)
     session.show_facts({"topic": topic, "removed": True}, [("removed", topic)])
 
 
-def _is_wanted(session: Session, topic: wire.Topic, *, force: bool, dry_run: bool) -> bool:
+def _is_wanted(session: Session, client: AdminClient, name: str, consent: Consent, *, force: bool) -> bool:
     """Confirm the removal of a topic and return True; for a dry run show its effect and return False."""
+    if consent.yes and not consent.dry_run:
+        return True
+    topic = client.topic(name)
     needs_force = bool(topic.pending or (topic.stored and not topic.readers))
     needs_force = needs_force or any(each.unread for each in topic.readers)
     unread = "".join(f", {each.unread:,} unread by group {each.group}" for each in topic.readers if each.unread)
@@ -308,8 +310,8 @@ def _is_wanted(session: Session, topic: wire.Topic, *, force: bool, dry_run: boo
     plain = {"topic": topic.name, "stored": topic.stored, "pending": topic.pending}
     plain |= {"unread": {each.group: each.unread for each in topic.readers}, "needs_force": needs_force}
     asks = bool(topic.stored or topic.pending) and (force or not needs_force)  # else it is refused, without a prompt
-    would = text + "; it needs --force" * (needs_force and dry_run)
-    return goes_on(session, would, plain | {"is_dry_run": True}, dry_run=dry_run, yes=False, asks=asks)
+    would = text + "; it needs --force" * (needs_force and consent.dry_run)
+    return goes_on(session, would, plain | {"is_dry_run": True}, consent, asks=asks)
 
 
 def _show(session: Session, topic: wire.Topic) -> None:

@@ -9,7 +9,7 @@ import typer
 from dmq.cli.bulk.engine import goes_on
 from dmq.cli.nouns import Group, noun
 from dmq.cli.output.facts import clock_line
-from dmq.cli.session.options import DryRunOption, Session, YesOption, with_reason, with_session
+from dmq.cli.session.options import Consent, Session, with_reason, with_session
 from dmq.config.units import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def show(session: Session) -> None:
 
 @app.command()
 @with_reason
-def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = False) -> None:
+def accept(session: Session, *, consent: Consent) -> None:
     """Accept the host clock as correct and continue the actions on hold.
 
     On hold are the hand-over of messages that are due by this clock, retention, and the deletion of old dates of the
@@ -49,11 +49,11 @@ def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = 
     with session.connect() as client:
         answer = wire.AcceptClockResponse(clock=client.clock().clock)
         if answer.clock.is_held or not answer.clock.is_steady:
-            if dry_run or not yes:
+            if consent.dry_run or not consent.yes:
                 timeline = client.status().timeline
                 due = {"pending": timeline.pending, "next_due_at_ms": timeline.next_due_at_ms}
                 plain = {"has_changed": False, "clock": answer.clock, **due, "is_dry_run": True}
-                if not goes_on(session, _would(answer.clock, timeline), plain, dry_run=dry_run, yes=False):
+                if not goes_on(session, _would(answer.clock, timeline), plain, consent):
                     return
             answer = client.accept_clock(session.why)
     accepted = ("accepted", "yes" if answer.has_changed else "nothing waited for it")

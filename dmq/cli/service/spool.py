@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -30,14 +30,13 @@ from dmq.cli.output.histogram import show_due
 from dmq.cli.output.times import instant_ms
 from dmq.cli.session.offline import offline
 from dmq.cli.session.options import (
-    DryRunOption,
+    Consent,
     JsonOption,
     KeysOption,
     LimitOption,
     OptionGroup,
     OutFileOption,
     Session,
-    YesOption,
     session_of,
     with_options,
     with_output,
@@ -352,8 +351,7 @@ def salvage(
         typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all unused directories]"),
     ] = None,
     root: RootOption = _ROOT,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Recover the readable entries of damaged directories.
 
@@ -371,16 +369,16 @@ def salvage(
     chosen = [known[name] for name in dict.fromkeys(directory or known)]
     reports: list[Report] = []
     used: list[str] = []
-    if not yes:
+    if not consent.yes:
         reports, used = _each(looked_through, chosen, is_named=bool(directory), quiet=session.as_json)
         damaged = [report for report in reports if report.error]
-        if damaged and not dry_run:
+        if damaged and not consent.dry_run:
             names = ", ".join(f"{Path(each.directory).name} ({each.error})" for each in damaged)
             confirm(
                 f"the readable entries of {_counted(len(damaged))} of {root} would be recovered: {names}", yes=False
             )
         chosen = [Path(report.directory) for report in damaged]
-    if not dry_run and chosen:
+    if not consent.dry_run and chosen:
         whole = [report for report in reports if not report.error]
         reports, left = _each(salvage_one, chosen, is_named=bool(directory), quiet=session.as_json)
         reports, used = [*whole, *reports], [*used, *left]
@@ -426,8 +424,7 @@ def requeue(
     everything: Annotated[bool, typer.Option("--all", help="The whole dead set.")] = False,
     type_name: TypeOption = None,
     root: RootOption = _ROOT,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Make dead entries due now, with their attempts reset.
 
@@ -442,12 +439,12 @@ def requeue(
         raise refused("give uids, or --all with an optional --type", "UID", "--all", "--type")
     wanted = {_uid_of(text) for text in uids or ()}
     paths = _directories_of(root)
-    if dry_run or (everything and not yes):
+    if consent.dry_run or (everything and not consent.yes):
         count, missing = _dead_in(paths, wanted, type_name or ())
         of_type = f" of type {', '.join(type_name)}" if type_name else ""
         text = f"{_entries(count, 'dead ')}{of_type} in the free directories of {root} would be sent again"
-        plain = _requeued_plain(count, missing) | ({"is_dry_run": True} if dry_run else {})
-        if not goes_on(session, text, plain, dry_run=dry_run or not count, yes=False):
+        plain = _requeued_plain(count, missing) | ({"is_dry_run": True} if consent.dry_run else {})
+        if not goes_on(session, text, plain, replace(consent, dry_run=consent.dry_run or not count)):
             check_missing("not dead in a free directory", missing, done=count)
             return
     moved, used, exit_code = set[bytes](), list[str](), ExitCode.NOT_FOUND
@@ -514,8 +511,7 @@ def adopt(
         Path | None,
         typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same spool]"),
     ] = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
+    consent: Consent,
 ) -> None:
     """Move the entries of all unused directories into one directory.
 
@@ -530,11 +526,11 @@ def adopt(
     used = [f"{path.name} is in use by pid {pid}" for path in before if (pid := holder(path))]
     free = [path for path in before if not any(text.startswith(f"{path.name} ") for text in used)]
     is_alone = origin.resolve() == root.resolve() and len(free) < 2
-    if not is_alone and free and (dry_run or not yes):
+    if not is_alone and free and (consent.dry_run or not consent.yes):
         count = _entries_in(free)
         text = f"{_entries(count)} of {_counted(len(free))} of {origin} would be moved into one of {root}"
         plain = {"into": "", "entries": count, "adopted": [path.name for path in free], "left_alone": used}
-        if not goes_on(session, text, plain | {"is_dry_run": True}, dry_run=dry_run, yes=False, asks=bool(count)):
+        if not goes_on(session, text, plain | {"is_dry_run": True}, consent, asks=bool(count)):
             _note_left_alone(used)
             return
     if is_alone:

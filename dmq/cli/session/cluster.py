@@ -16,32 +16,53 @@ import typer
 
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.output.output import note
-from dmq.cli.session.options import Session, with_timeout
+from dmq.cli.session.options import OptionGroup, Session, with_timeout
 
 if TYPE_CHECKING:
     from broker_adapter.remoting import RemotingOptions, Survey
 
 _T = TypeVar("_T")
 
-ClusterKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster-access-key",
-        envvar="DMQ_CLUSTER_ACCESS_KEY",
-        metavar="KEY",
-        help="Access key for the cluster; its secret: DMQ_CLUSTER_SECRET_KEY.",
-    ),
-]
-ClusterTlsOption = Annotated[bool, typer.Option("--cluster-tls", help="Use TLS with the cluster.")]
-ClusterCaOption = Annotated[
-    Path | None,
-    typer.Option("--cluster-tls-ca", metavar="FILE", help="Certificates to trust, instead of the system's."),
-]
 NamesOption = Annotated[
     str,
     typer.Option("--namesrv", envvar="DMQ_NAMESRV", metavar="HOST:PORT;...", help="Name servers of the cluster."),
 ]
-_COMMON = {"namesrv": NamesOption, "key": ClusterKeyOption, "tls": ClusterTlsOption, "tls_ca": ClusterCaOption}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAccess(OptionGroup):
+    """Options for the access key and TLS of a cluster."""
+
+    cluster_access_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DMQ_CLUSTER_ACCESS_KEY",
+            metavar="KEY",
+            help="Access key for the cluster; its secret: DMQ_CLUSTER_SECRET_KEY.",
+        ),
+    ] = None
+    cluster_tls: Annotated[bool, typer.Option("--cluster-tls", help="Use TLS with the cluster.")] = False
+    cluster_tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificates to trust, instead of the system's.")
+    ] = None
+
+    def remoting(self, names: str, option: str) -> RemotingOptions:
+        """Return the connection options of the cluster with these name servers. Raise a usage error if they are
+        invalid.
+        """
+        from broker_adapter.contracts.endpoints import parse_endpoints
+        from broker_adapter.remoting import RemotingOptions
+
+        with refusing(option, names):
+            addresses = parse_endpoints(names)
+        key, ca = self.cluster_access_key or "", self.cluster_tls_ca
+        secret = os.environ.get("DMQ_CLUSTER_SECRET_KEY", "") if key else ""
+        if key and not secret:
+            text = f"there is no secret for access key {key}: set DMQ_CLUSTER_SECRET_KEY"
+            raise CommandFailed(text, ExitCode.USAGE)
+        if ca is not None and not ca.is_file():
+            raise refused("a file with certificates is expected", "--cluster-tls-ca", given=str(ca))
+        return RemotingOptions(names=addresses, access_key=key, secret_key=secret, tls=self.cluster_tls, tls_ca=ca)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +95,10 @@ def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """
 
     @wraps(command)
-    def run(session: Session, *, namesrv: str, key: str | None, tls: bool, tls_ca: Path | None, **given: Any) -> None:  # noqa: ANN401 - the command's
-        options = remoting_of(namesrv, "--namesrv", key, tls_ca, tls=tls)
+    def run(session: Session, *, namesrv: str, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - the command's
         timeout_ms = max(1, round(session.timeout_s * 1000))
-        cluster = Cluster(options=replace(options, request_timeout_ms=timeout_ms))
+        options = replace(access.remoting(namesrv, "--namesrv"), request_timeout_ms=timeout_ms)
+        cluster = Cluster(options=options)
         command(session, cluster, **given)
         for broker, why in sorted(cluster.silent.items()):
             note(f"broker {broker} is left out: {why}")
@@ -86,29 +107,10 @@ def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
     own = signature(command, eval_str=True)
     first, _, *others = own.parameters.values()
-    defaults = {"namesrv": Parameter.empty, "tls": False}
-    common = (
-        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=each)
-        for name, each in _COMMON.items()
-    )
-    run.__signature__ = own.replace(parameters=[first, *others, *common])  # type: ignore[attr-defined]  # as options.py does
+    common = {"namesrv": NamesOption, "access": ClusterAccess}
+    added = (Parameter(name, Parameter.KEYWORD_ONLY, annotation=each) for name, each in common.items())
+    run.__signature__ = own.replace(parameters=[first, *others, *added])  # type: ignore[attr-defined]  # as options.py does
     return with_timeout(run)
-
-
-def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None, *, tls: bool) -> RemotingOptions:
-    """Return the connection options of the cluster with these name servers. Raise a usage error if they are invalid."""
-    from broker_adapter.contracts.endpoints import parse_endpoints
-    from broker_adapter.remoting import RemotingOptions
-
-    with refusing(option, names):
-        addresses = parse_endpoints(names)
-    secret = os.environ.get("DMQ_CLUSTER_SECRET_KEY", "") if access_key else ""
-    if access_key and not secret:
-        text = f"there is no secret for access key {access_key}: set DMQ_CLUSTER_SECRET_KEY"
-        raise CommandFailed(text, ExitCode.USAGE)
-    if ca is not None and not ca.is_file():
-        raise refused("a file with certificates is expected", "--cluster-tls-ca", given=str(ca))
-    return RemotingOptions(names=addresses, access_key=access_key or "", secret_key=secret, tls=tls, tls_ca=ca)
 
 
 @contextmanager

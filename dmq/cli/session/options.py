@@ -91,12 +91,20 @@ BodyOption = Annotated[bool, typer.Option("--body", help="Include the body (base
 PropertiesOption = Annotated[
     list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the changes and their number without making them.")]
 
 
 class OptionGroup:
     """Base of dataclasses whose fields are options of several commands. A command has one as a single parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent(OptionGroup):
+    """Options of a command that shows or asks before it changes many items."""
+
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the changes and their number without making them.")
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

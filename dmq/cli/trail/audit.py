@@ -18,7 +18,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.output.times import point_ms
-from dmq.cli.session.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, remoting_of
+from dmq.cli.session.cluster import ClusterAccess
 from dmq.cli.session.offline import stopped
 from dmq.cli.session.options import Session, with_output, with_session
 from dmq.cli.trail.engines import Engine, chosen, run_here
@@ -108,9 +108,7 @@ def run(
     cluster_timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="Time limit of --cluster; the rest counts as not read back.")
     ] = "5m",
-    cluster_key: ClusterKeyOption = None,
-    cluster_tls: ClusterTlsOption = False,
-    cluster_ca: ClusterCaOption = None,
+    access: ClusterAccess,
     engine: Annotated[
         Engine, typer.Option(help="Engine of the audit: DuckDB on this machine, or Spark; both have the same result.")
     ] = Engine.auto,
@@ -134,7 +132,7 @@ def run(
     remoting = None
     if cluster is not None:
         _check_place(where, master or _MASTER, incremental=incremental)
-        remoting = remoting_of(cluster, "--cluster", cluster_key, cluster_ca, tls=cluster_tls)
+        remoting = access.remoting(cluster, "--cluster")
         arguments += ["--read-back", str(into.resolve() / "cluster")]
     timeout_s = _seconds("--cluster-timeout", cluster_timeout)
     engine = _engine_for(where, engine, is_for_spark=bool(master or driver_memory or settings))
