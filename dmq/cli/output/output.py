@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +17,7 @@ from dmq.config.units import format_time
 if TYPE_CHECKING:
     from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
+    from rich.console import Console
 
 _PIPE_COLUMNS = 400  # without a terminal almost nothing is folded
 _GAP = 2  # between two columns
@@ -23,7 +25,6 @@ _WHOLE_CHARS = 255  # the longest names, ids and handles; a longer word is a bod
 _BODY_COLUMNS = 20
 _TEXTS = frozenset({"BODY", "OF"})  # headings of columns with free text, which folds anywhere
 _SHORT_COLUMNS = 16  # a cell up to this width does not fold: a relative time, a state
-_LINES = 25  # rich ignores a width without a height on a dumb terminal
 
 
 def show_json(value: object) -> None:
@@ -226,55 +227,29 @@ def about(duration_ms: float) -> str:
 def _print(
     headings: Sequence[str] | None, cells: Sequence[Sequence[str]], widths: Sequence[int], are_numbers: Sequence[bool]
 ) -> None:
+    """Print rows after headings, which are bold; without headings, the first column is."""
     from rich.cells import cell_len
-
-    lines = _rendered(headings, (), widths, are_numbers) if headings is not None else []
-    folding: list[Sequence[str]] = []  # consecutive rows for one table of rich, because a table costs 2 ms
-    for row in cells:
-        row = [cell.rstrip() for cell in row]  # noqa: PLW2901 - as rich does
-        lengths = list(map(cell_len, row))
-        if headings is None or any(length > width for length, width in zip(lengths, widths, strict=True)):
-            folding.append(row)
-            continue
-        if folding:
-            lines += _rendered(None, folding, widths, are_numbers)
-            folding = []
-        spaces = (" " * (width - length) for length, width in zip(lengths, widths, strict=True))
-        fitting = [
-            space + cell if is_number else cell + space
-            for cell, space, is_number in zip(row, spaces, are_numbers, strict=True)
-        ]
-        lines.append((" " * _GAP).join(fitting))
-    lines += _rendered(None, folding, widths, are_numbers, are_facts=headings is None) if folding else []
-    # A table pads its lines to full width, which is noise in a pipe.
-    typer.echo("\n".join(line.rstrip() for line in lines))
-
-
-def _rendered(
-    headings: Sequence[str] | None,
-    rows: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    are_numbers: Sequence[bool],
-    *,
-    are_facts: bool = False,
-) -> list[str]:
-    """Return the lines of headings, or of rows with cells that may fold."""
     from rich.console import Console
-    from rich.table import Table
+
+    console = Console()
+    is_styled = console.is_terminal and not console.is_dumb_terminal
+    lines: list[str] = []
+    for number, row in enumerate([headings, *cells] if headings is not None else cells):
+        columns = [_folded(console, cell.rstrip(), width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*columns, fillvalue=""):
+            line = []
+            for at, (text, width) in enumerate(zip(parts, widths, strict=True)):
+                is_bold = is_styled and text and (not number if headings is not None else not at)
+                shown, space = typer.style(text, bold=True) if is_bold else text, " " * (width - cell_len(text))
+                line.append(space + shown if are_numbers[at] else shown + space)
+            lines.append((" " * _GAP).join(line).rstrip())
+    typer.echo("\n".join(lines))
+
+
+def _folded(console: Console, text: str, width: int) -> list[str]:
+    from rich.cells import cell_len
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=headings is not None)
-    for at, width in enumerate(widths):
-        table.add_column(
-            headings[at] if headings is not None else "",
-            justify="right" if are_numbers[at] else "left",
-            style="bold" if are_facts and not at else "",
-            overflow="fold",
-            width=max(width, 1),
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(highlight=False, width=max(sum(widths) + _GAP * len(widths), 1), height=_LINES)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().splitlines()
+    if cell_len(text) <= width:
+        return [text]
+    return [line.plain.rstrip() for line in Text(text).wrap(console, max(width, 1), overflow="fold")]
