@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from support.stores import GatedEngine, all_rows
 from support.trail_read import HOUR_MS, read_trail, sequences
 
 from broker_adapter.runtime.clock import ManualClock
+from dmq.replication.objects import ObjectStore
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import encode_event, gap_event
 from dmq.trail.export.exporter import Exporter
+from dmq.trail.export.uploads import TrailUploads
 from dmq.trail.export.values import ExportOptions
 
 CELL = "memory"
@@ -23,8 +26,9 @@ DAY_MS = 24 * HOUR_MS
 class Cell:
     """A store in memory with a trail; ``restart`` is a kill and the next run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, objects: ObjectStore | None = None) -> None:
         self.trail = folder / "trail"
+        self.objects = objects
         self.clock = ManualClock(1_700_000_000_000 - 1_700_000_000_000 % DAY_MS)
         self.memory = MemoryEngine()
         self.options = StoreOptions(gap_event=gap_event)
@@ -35,7 +39,8 @@ class Cell:
         """Open the store, and bring its trail in order."""
         self.gate = GatedEngine(self.memory)
         self.store = Store(self.gate, self.clock, self.options)
-        self.exporter = Exporter(self.store, self.trail, self.how)
+        uploads = TrailUploads(self.objects) if self.objects is not None else None
+        self.exporter = Exporter(self.store, self.trail, self.how, uploads)
         self.exporter.recover()
 
     def restart(self, *, from_synced: bool = False) -> None:
@@ -43,6 +48,11 @@ class Cell:
         self.store._writer.close()
         self.memory = self.memory.crashed() if from_synced else self.memory.reopened()
         self.open()
+
+    def take_over(self) -> None:
+        """Continue on another host, which has the store and no trail."""
+        shutil.rmtree(self.trail, ignore_errors=True)
+        self.restart()
 
     def emit(self, count: int, *, batches: int = 1) -> None:
         """Let events happen."""

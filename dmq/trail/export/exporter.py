@@ -20,6 +20,7 @@ from pathlib import Path
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.replication.objects import ReplicaUnavailable
 from dmq.store.schema.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.schema.outbox import block_head
@@ -30,6 +31,7 @@ from dmq.trail import manifest
 from dmq.trail.events import EventKind, cell_event, gap_event, tail_lost_event
 from dmq.trail.export import recovery
 from dmq.trail.export.retention import retire
+from dmq.trail.export.uploads import TrailUploads
 from dmq.trail.export.values import ExportFigures, ExportOptions, TrailUnavailable
 from dmq.trail.ledger import LEDGER_KINDS
 from dmq.trail.manifest import CellFile, Layout, Listed, Role
@@ -59,13 +61,18 @@ class Exporter:
     Without ``start`` there is no thread: ``turn`` and ``flush`` work in the caller's thread, for tests and offline use.
     """
 
-    def __init__(self, store: Store, trail: Path, options: ExportOptions | None = None) -> None:
+    def __init__(
+        self, store: Store, trail: Path, options: ExportOptions | None = None, uploads: TrailUploads | None = None
+    ) -> None:
+        """With ``uploads`` an event leaves the outbox once the object store has its file."""
         self.trail = trail
         self.exported_total = 0
         self.failures_total = 0
         self._store = store
         self._clock = store.clock
         self._options = options or ExportOptions()
+        self._uploads = uploads
+        self._is_fetched = uploads is None
         self._layout = Layout(trail, store.cell_id)
         self._names = TrailNames(store)
         self._cell: CellFile | None = None
@@ -240,7 +247,7 @@ class Exporter:
         self._next = 0  # a file may exist, or a line be half written: recover before the next export
         self._let_go()
         text = f"{type(error).__name__}: {error}"
-        is_known = isinstance(error, OSError | StoreError | ValueError | ImportError)
+        is_known = isinstance(error, OSError | StoreError | ValueError | ImportError | ReplicaUnavailable)
         if not self._error or not is_known:
             log.error("trail_stopped", trail=str(self.trail), error=text, exc_info=not is_known)
         self._retry_at_s = self._clock.monotonic_s() + RETRY_S[min(self._failures, len(RETRY_S) - 1)]
@@ -272,6 +279,10 @@ class Exporter:
         if is_time and self._cell is not None and self._clock.is_steady():  # a clock step must not delete the trail
             self._retired_at_s = now_s
             self._cell = retire(self._layout, self._cell, self._clock.now_ms(), self._options.keep)
+            if self._uploads is not None:
+                self._uploads.retire(self._layout)
+        if self._uploads is not None:
+            self._uploads.send_snapshots(self._layout)
         self._note_success()
 
     def _export_some(self, end: int, *, is_hurried: bool) -> None:
@@ -311,6 +322,8 @@ class Exporter:
             batches.append(to_columns(chunk, self._names.name))
         listed = write_events(self._layout, batches)
         manifest.append(self._layout, listed)
+        if self._uploads is not None:
+            self._uploads.send(self._layout, listed)
         return listed
 
     def _note_exported(self, listed: Listed) -> None:
@@ -329,6 +342,9 @@ class Exporter:
     # -- recovery -----------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
+        if self._uploads is not None and not self._is_fetched:
+            self._uploads.fetch(self._layout)
+            self._is_fetched = True
         found = recovery.recover(self._layout, self._options.role, socket.gethostname())
         last = found.last_sequence
         if not self._is_settled:
@@ -336,6 +352,8 @@ class Exporter:
             if first <= last:
                 self._tell_lost_tail(first, last)
         self._is_settled = True
+        if self._uploads is not None:
+            self._uploads.send_missing(self._layout)
         self._drop_exported(last)
         self._cell = found.cell
         with self._wake:
