@@ -12,10 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def imported(path: Path) -> set[str]:
-    """Return the full names that a file imports: modules, and names of modules."""
+def imported(path: Path, words: set[str]) -> set[str]:
+    """Return the full names that a file with one of the words imports: modules, and names of modules."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if any(word in text for word in words) else ():
         if isinstance(node, ast.Import):
             names.update(each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -26,12 +27,14 @@ def imported(path: Path) -> set[str]:
 
 def tests_of(module: str) -> tuple[list[Path], list[Path]]:
     """Return the tests that import a module themselves, and those that reach it through support code."""
-    support = {f"support.{each.stem}": imported(each) for each in (ROOT / "tests/support").glob("*.py")}
+    word = module.rpartition(".")[2]
+    support = {f"support.{each.stem}": imported(each, {word}) for each in (ROOT / "tests/support").glob("*.py")}
     reaching = {name for name, names in support.items() if module in names}
+    words = {word, *(name.rpartition(".")[2] for name in reaching)}
     direct: list[Path] = []
     through: list[Path] = []
     for test in sorted((ROOT / "tests").rglob("test_*.py")):
-        names = imported(test)
+        names = imported(test, words)
         if module in names:
             direct.append(test)
         elif names & reaching:
