@@ -29,7 +29,7 @@ def warm() -> None:
 
 
 def _warm(command: Any) -> None:  # noqa: ANN401 - of typer's vendored classes
-    for option in command.params:
+    for option in command.get_params(command.context_class(command, info_name=command.name)):
         option.get_runtime_param()
     for each in getattr(command, "commands", {}).values():
         _warm(each)
