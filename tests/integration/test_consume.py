@@ -158,7 +158,7 @@ def test_a_message_is_acknowledged_tried_again_or_dead(daemon: Daemon, tmp_path:
             until_s = time.monotonic() + _SOON_S
             while (letters := _dead(daemon, topic)).keys() < wanted.keys():
                 assert time.monotonic() < until_s, letters
-                threading.Event().wait(0.1)
+                threading.Event().wait(0.5)  # each look is a command
             assert letters == wanted
             assert f'dmq_consumer_messages_total{{group="{topic}",outcome="dead"}} 1' in app.page("/metrics")[1]
         app.wait_for("cancelled", f"hang 1 {topics[1]}")

@@ -54,7 +54,7 @@ def _until(look: Callable[[], Any]) -> Any:
     until_s = time.monotonic() + _SOON_S
     while not (found := look()):
         assert time.monotonic() < until_s
-        threading.Event().wait(0.1)
+        threading.Event().wait(0.5)  # each look is a command
     return found
 
 
