@@ -29,6 +29,7 @@ from dmq.admin.operations.messages import MessageCalls
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.states import MessageState as S
 from dmq.store.engines.engine import Engine
+from retry.failure_reason import FailureReason
 
 MINUTE_MS = 60_000
 
@@ -103,6 +104,31 @@ async def test_a_retry_is_followed_to_its_end(rig: EmbeddedRig) -> None:
     await pass_time(rig, MINUTE_MS)
     await ack(rig, await pushed_one(rig))
     assert await of(rig, "m") == (S.ACKNOWLEDGED, 0, 0)
+
+
+@every_durable_broker()
+async def test_a_message_in_order_keeps_its_last_error(rig: EmbeddedRig) -> None:
+    """While it is hidden, ready again, leased again, and after a kill."""
+    reason = FailureReason("RuntimeError", "no courier", "worker-7", "client-1", "192.0.2.7")
+
+    async def last() -> tuple[S, int, int, FailureReason | None]:
+        status = await operator(rig).message(TOPIC, "m")
+        (found,) = await operator(rig).group_states(TOPIC, "m", status)
+        return found.state, found.attempt, found.failed_at_ms, found.failure
+
+    await set_policy(rig, 3, MINUTE_MS)
+    await rig.broker.send([a_message("m", message_group="g")])
+    delivery = await pushed_one(rig)
+    assert rig.broker.note_failure(GROUP, delivery.receipt_handle, reason)
+    failed_at_ms = rig.clock.now_ms()
+    await change(rig, delivery)
+    assert (await last())[2:] == (failed_at_ms, reason)
+    await pass_time(rig, MINUTE_MS)
+    assert await last() == (S.READY, 2, failed_at_ms, reason)
+    await pushed_one(rig)
+    assert await last() == (S.LEASED, 2, failed_at_ms, reason)
+    await rig.restart(End.KILL)
+    assert await last() == (S.READY, 2, failed_at_ms, reason)
 
 
 @every_durable_broker()

@@ -60,8 +60,10 @@ class Leases:
         back: list[Ended] = []
         others: list[Ended] = []
         for each in expired:
-            # For a lease from before a restart, the outcome is unknown until its message is read.
-            comes_back = bool(each.lease.message_id) and self._comes_back(each)
+            # For a lease from before a restart, the outcome is unknown until its message is read. With a stored reason,
+            # the row must be read, because the row of the returned message keeps it.
+            is_known = bool(each.lease.message_id) and not each.lease.has_reason
+            comes_back = is_known and self._comes_back(each)
             (back if comes_back else others).append(each)
         failed = [self._failures.fail(*each, LeaseExpired()) for each in others]
         if back:

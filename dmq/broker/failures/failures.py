@@ -14,7 +14,7 @@ Failures are batched: those that arrive during a read share the next read and un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import structlog
@@ -38,7 +38,7 @@ from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Group, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
-from dmq.store.schema.group import decode_exception
+from dmq.store.schema.group import ExceptionRow, decode_exception
 from dmq.store.schema.index import EntryState, failed_topic_id
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.keys import Family
@@ -194,7 +194,8 @@ class Failures:
                 continue
             try:
                 each.lease.know(record)
-                more, attempt = self._plan(each, record, self._reason_of(each, stored))
+                before = stored.get(each.queue.exception_key(each.offset))
+                more, attempt = self._plan(each, record, self._reason_of(each, before), before)
             except Exception as error:  # noqa: BLE001 - one failure without an outcome must not fail the others
                 self._give_up(each, error)
                 continue
@@ -219,21 +220,20 @@ class Failures:
 
         done.add_done_callback(settle)
 
-    async def _stored_reasons(self, batch: Sequence[FailedDelivery]) -> dict[bytes, bytes]:
-        """Return the reasons stored in lease rows, by row key."""
+    async def _stored_reasons(self, batch: Sequence[FailedDelivery]) -> dict[bytes, ExceptionRow]:
+        """Return the lease rows with a reason, by key."""
         keys = [each.queue.exception_key(each.offset) for each in batch if each.lease.has_reason]
         values = await self._reader.values(Family.GROUP, keys) if keys else []
         found = zip(keys, values, strict=True)
-        return {key: decode_exception(value).failure for key, value in found if value is not None}
+        return {key: decode_exception(value) for key, value in found if value is not None}
 
-    def _reason_of(self, failed: FailedDelivery, stored: Mapping[bytes, bytes]) -> FailureReason | None:
+    def _reason_of(self, failed: FailedDelivery, before: ExceptionRow | None) -> FailureReason | None:
         """Return the reason of a failure: the reported one, else the one stored with the preceding failure of the
         lease.
         """
         reason = self.reasons.take(failed.handle)
-        if reason is None and failed.lease.has_reason:
-            failure = stored.get(failed.queue.exception_key(failed.offset))
-            reason = decode_reason(failure) if failure else None
+        if reason is None and before is not None and before.failure:
+            reason = decode_reason(before.failure)
         if reason is None and failed.lease.renew_for and self.reasons.is_on:
             reason = bounded(FailureReason(client_id=failed.lease.renew_for))
         return reason
@@ -241,7 +241,7 @@ class Failures:
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def _plan(
-        self, failed: FailedDelivery, record: QueuedMessage, reason: FailureReason | None
+        self, failed: FailedDelivery, record: QueuedMessage, reason: FailureReason | None, before: ExceptionRow | None
     ) -> tuple[list[Op], int]:
         """Return the ops of the outcome, and the next attempt of a message that becomes available once they are
         durable, else 0.
@@ -253,7 +253,7 @@ class Failures:
         message = self._failed_message(failed, record, reason, now.wall_ms)
         match outcome:
             case ComeBack():
-                return come_back(queue, offset, lease, now.wall_ms, reason=reason)
+                return come_back(queue, offset, lease, now.wall_ms, reason=reason, before=before)
             case RetryAt(at_ms) if record.message_group or record.is_dead or is_disk_low:
                 self._outcomes.log_retry(message, at_ms)
                 return self._hide(failed, record, now, max(0, at_ms - now.wall_ms), reason), 0

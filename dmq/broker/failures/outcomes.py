@@ -21,6 +21,7 @@ from dmq.broker.topics.catalog import Catalog
 from dmq.config.units import format_time
 from dmq.store.files.steady_clock import SteadyClock
 from dmq.store.schema.failure_reason import decode_reason
+from dmq.store.schema.group import ExceptionRow
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.record import (
     EntryKind,
@@ -156,9 +157,13 @@ def come_back(
     now_ms: int,
     kind: EventKind = EventKind.LEASE_EXPIRED,
     reason: FailureReason | None = None,
+    before: ExceptionRow | None = None,
 ) -> tuple[list[Op], int]:
-    """Return the ops that make a message available again in its queue, and its next attempt."""
-    attempt, rows = queue.plan_return(offset, lease, now_ms)
+    """Return the ops that make a message available again in its queue, and its next attempt.
+
+    ``before`` is the row of the lease, if that has a failure reason, which the message then keeps.
+    """
+    attempt, rows = queue.plan_return(offset, lease, now_ms, before)
     total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
     event = queue.subscription.event(kind, queue, total, offset, lease.message_id)
     return [*rows, Emit(with_reason(event, reason), offset)], attempt

@@ -31,6 +31,7 @@ from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,
     SUSPENDED,
+    ExceptionRow,
     GroupKind,
     decode_exception,
     encode_hidden,
@@ -437,8 +438,14 @@ class GroupQueue:
         row = encode_hidden(lease.attempt, until_ms, lease.epoch, first_ms, flags, now_ms, message_group, failure)
         return [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
-    def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
-        """Return the next attempt number of a returned message, and the ops.
+    def has_row(self, offset: int) -> bool:
+        """Return True if an offset has an exception row."""
+        return offset in self._rows
+
+    def plan_return(
+        self, offset: int, lease: Lease, now_ms: int, before: ExceptionRow | None = None
+    ) -> tuple[int, list[Op]]:
+        """Return the next attempt number of a returned message, and the ops. ``before`` as in ``encode_returned``.
 
         Call ``come_back`` once the ops are durable.
         """
@@ -447,7 +454,7 @@ class GroupQueue:
             lease.first_failed_at_ms = now_ms
         lease.is_returning = lease.is_coming_back = True
         self._rows.add(offset)
-        row = encode_returned(attempt, lease.epoch, lease.first_failed_at_ms)
+        row = encode_returned(attempt, lease.epoch, lease.first_failed_at_ms, before)
         return attempt, [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
     def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:

@@ -222,9 +222,8 @@ class GroupStates:
         return state._replace(failed_at_ms=history.last_failed_at_ms, failure=decode_reason(history.failure))
 
     async def _hidden(self, queue: GroupQueue, offset: int, state: GroupState) -> GroupState:
-        """Return ``state`` with the failure before a hidden lease, if the lease row stores one."""
-        lease = queue.leases.get(offset)
-        if lease is None or not lease.has_reason:
+        """Return ``state`` with the failure before a hidden lease or a return, if its row stores one."""
+        if not queue.has_row(offset):
             return state
         (value,) = await self._reader.values(Family.GROUP, [queue.exception_key(offset)])
         row = decode_exception(value) if value is not None else None

@@ -130,8 +130,13 @@ def encode_hidden(  # noqa: PLR0917 - the layout, in its order; called once per 
     return head + (_LENGTH.pack(len(failure)) + failure if failure else b"") + group.encode()
 
 
-def encode_returned(attempt: int, epoch: int, first_failed_at_ms: int) -> bytes:
-    """Encode an exception row for a returned message, which is visible at once."""
+def encode_returned(attempt: int, epoch: int, first_failed_at_ms: int, before: ExceptionRow | None = None) -> bytes:
+    """Encode an exception row for a returned message, which is visible at once.
+
+    ``before`` is the row of its lease, if that stored a failure: its reason and time are kept.
+    """
+    if before is not None and before.failure:
+        return encode_hidden(attempt, 0, epoch, first_failed_at_ms, 0, before.set_at_ms, "", before.failure)
     return _EXCEPTION.pack(attempt, 0, epoch, first_failed_at_ms, 0)
 
 
