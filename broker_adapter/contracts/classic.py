@@ -121,7 +121,8 @@ class QueueReceipt(NamedTuple):
 class Outgoing:
     """Message of a send, with its send options.
 
-    ``attempts_failed`` and ``attempts_max`` are for a consumer that sends a failed message to its retry topic itself.
+    ``attempts_failed``, ``attempts_max`` and ``error`` (as in ``ClassicBroker.send_back``) are for a consumer that
+    sends a failed message to its retry topic itself.
     ``system`` are additional RocketMQ system properties, by their RocketMQ names.
     """
 
@@ -130,6 +131,7 @@ class Outgoing:
     is_half: bool = False  # of a transaction
     attempts_failed: int = 0
     attempts_max: int | None = None
+    error: BaseException | str = ""
     system: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -315,11 +317,21 @@ class ClassicBroker(Protocol):
         """Release leases; those of other clients are unaffected."""
         ...
 
-    async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
+    async def send_back(
+        self,
+        group: str,
+        received: ReceivedMessage,
+        *,
+        delay_level: int,
+        attempts_max: int,
+        error: BaseException | str = "",
+    ) -> None:
         """Schedule a retry through ``%RETRY%<group>``, or a dead letter in ``%DLQ%<group>`` after ``attempts_max``
         retries.
 
         ``delay_level`` 0: the broker chooses 3 plus the number of earlier failures; -1: dead letter at once.
+        ``error`` is the reason of the failure. Only the embedded broker stores it, with the dead letter: the classic
+        protocol has no field for it.
         """
         ...
 

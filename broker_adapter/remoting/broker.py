@@ -341,8 +341,17 @@ class RemotingBroker:
         )
         _answers(await asyncio.gather(*asks, return_exceptions=True), "unlock")
 
-    async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
+    async def send_back(
+        self,
+        group: str,
+        received: ReceivedMessage,
+        *,
+        delay_level: int,
+        attempts_max: int,
+        error: BaseException | str = "",
+    ) -> None:
         """Return a message to the broker, for a retry through ``%RETRY%<group>`` or as a dead letter."""
+        del error  # the protocol has no field for it
         address = await self._calls.master(received.queue.broker, received.queue.topic)
         fields = send_back_fields(group, received, delay_level=delay_level, attempts_max=attempts_max)
         await self._calls.ask(address, Operation.SEND_BACK, fields)

@@ -31,9 +31,11 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import Envelope
 from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.contracts.transactions import Half
+from broker_adapter.wire.failure_reports import report_of
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.classic.messages import BROKER, CHECK_AFTER_S, PRODUCER_GROUP, envelope_of, received_of
 from dmq.broker.topics.registry import Topic
+from retry.failure_reason import FailureReason
 
 _Result = TypeVar("_Result")
 
@@ -156,7 +158,7 @@ class EmbeddedClassic:
         if queue.topic.startswith(RETRY_PREFIX):  # the same message may be sent here many times
             group = queue.topic.removeprefix(RETRY_PREFIX)
             for each, envelope in zip(messages, envelopes, strict=True):
-                await self._broker.sent_back.put(group, each, envelope)
+                await self._broker.sent_back.put(group, each, envelope, self._reason(each.error))
             return QueueReceipt(SendStatus.STORED, ids, queue, -1)
         first = (await self._broker.send(envelopes))[0]
         where = queue if first.queue_id < 0 else queue._replace(queue_id=first.queue_id)
@@ -246,10 +248,25 @@ class EmbeddedClassic:
         """
         await self._pulls.commit_offset(group, queue.topic, queue.queue_id, queue_offset)
 
-    async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
+    async def send_back(
+        self,
+        group: str,
+        received: ReceivedMessage,
+        *,
+        delay_level: int,
+        attempts_max: int,
+        error: BaseException | str = "",
+    ) -> None:
         """As ``ClassicBroker.send_back``; durable on return and idempotent."""
         self._check_open()
-        await self._broker.sent_back.send_back(group, received, delay_level=delay_level, attempts_max=attempts_max)
+        sent_back, reason = self._broker.sent_back, self._reason(error)
+        await sent_back.send_back(group, received, delay_level=delay_level, attempts_max=attempts_max, reason=reason)
+
+    def _reason(self, error: BaseException | str) -> FailureReason:
+        if not error:
+            return FailureReason(client_id=self._client_id)
+        report = report_of("", "", error)
+        return FailureReason(report.error_type, report.error_text, report.host, self._client_id)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ def test_a_fault_of_ours_ends_no_consumption(tmp_path: Path, *, in_order: bool) 
         consumer = members.consumer("a", seen, GROUP, {TOPIC: "*"}, handlers_max=1, in_order=in_order)
         send_back = consumer._failures.send_back
 
-        async def faulty(received: ReceivedMessage, delay_level: int) -> bool:
+        async def faulty(received: ReceivedMessage, delay_level: int, error: object = "") -> bool:
             consumer._failures.send_back = send_back  # type: ignore[method-assign]
             raise LookupError("unexpected")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from broker_adapter.contracts.message import Message
 from broker_adapter.queue_client.client import connect
 from broker_adapter.queue_client.consumer import ConsumerOptions
 from dmq.broker.in_process_client import EmbeddedClassic
+from dmq.broker.operations.dead_letters import Letter
 from dmq.daemon.embedded import open_embedded
 from dmq.errors import StoreError, StoreLocked
 from dmq.recovery.check.check import check
 from dmq.store.files.cell import Cell
+from retry.dead_letter import DeadFilter
 
 TOPIC, GROUP = "orders", "workers"
 
@@ -103,5 +106,37 @@ def test_it_is_opened_by_its_address(tmp_path: Path) -> None:
             await producer.send(Message(topic=TOPIC, message_id=new_id(), body=b"body"))
             async with asyncio.timeout(60):
                 await seen.wait()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_the_error_of_a_handler_is_stored_with_the_dead_letter(tmp_path: Path, *, in_order: bool) -> None:
+    """A queue client reports the exception of its handler, with its host and its client id."""
+
+    async def run() -> None:
+        async with await connect(f"embedded:{tmp_path / 'dmq'}") as broker:
+            producer = await broker.producer("producers")
+            options = ConsumerOptions(start=Start.FIRST_OFFSET, in_order=in_order, retries_max=0)
+
+            @broker.consumer(GROUP, {TOPIC: "*"}, options)
+            async def handle(batch: object) -> None:
+                raise RuntimeError("no courier")
+
+            await producer.send(Message(topic=TOPIC, message_id=new_id(), body=b"body"))
+            looker = await open_embedded(tmp_path / "dmq")
+            letters: list[Letter] = []
+            async with asyncio.timeout(60):
+                while not letters:
+                    await asyncio.sleep(0.05)
+                    with suppress(Refused):  # the group has no dead-letter queue yet
+                        page = looker._broker.dead_letters.page
+                        letters = (await page(GROUP, DeadFilter(), offset=0, limit=10, with_outcome=False)).letters
+            (letter,) = letters
+            assert letter.dead.failure is not None
+            assert letter.dead.failure.error == "RuntimeError: no courier"
+            assert letter.dead.failure.host
+            assert letter.dead.failure.client_id
+            await looker.close()
 
     asyncio.run(run())

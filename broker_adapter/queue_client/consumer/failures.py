@@ -25,7 +25,7 @@ class ConsumerFailures:
         self._group = group
         self._attempts = attempts
 
-    async def send_back(self, received: ReceivedMessage, delay_level: int) -> bool:
+    async def send_back(self, received: ReceivedMessage, delay_level: int, error: BaseException | str = "") -> bool:
         """Schedule a retry, or create a dead letter; return True if a broker accepted it.
 
         The broker of the message copies it. If that fails, the whole message is sent to the group's retry topic at any
@@ -33,16 +33,16 @@ class ConsumerFailures:
         """
         try:
             await self._membership.broker.send_back(
-                self._group, received, delay_level=delay_level, attempts_max=self._attempts
+                self._group, received, delay_level=delay_level, attempts_max=self._attempts, error=error
             )
-        except BrokerError as error:
-            _log.warning("send_back_failed", group=self._group, **_facts(received), error=str(error))
+        except BrokerError as refusal:
+            _log.warning("send_back_failed", group=self._group, **_facts(received), error=str(refusal))
             if received.unreadable:
                 return False
-            return await self.put(received, delay_level)
+            return await self.put(received, delay_level, error)
         return True
 
-    async def put(self, received: ReceivedMessage, delay_level: int = 0) -> bool:
+    async def put(self, received: ReceivedMessage, delay_level: int = 0, error: BaseException | str = "") -> bool:
         """Send a message to the group's retry topic with one more failure; return True if a broker accepted it."""
         failed = received.attempts_failed + 1
         system = {
@@ -58,18 +58,19 @@ class ConsumerFailures:
             # above attempts_max a broker stores a dead letter
             attempts_failed=failed if delay_level >= 0 else max(failed, self._attempts + 1),
             attempts_max=self._attempts,
+            error=error,
             system=system,
         )
         try:
             route = await self._membership.route(topic)
-        except BrokerError as error:
-            _log.warning("retry_topic_not_found", topic=topic, error=str(error))
+        except BrokerError as refusal:
+            _log.warning("retry_topic_not_found", topic=topic, error=str(refusal))
             return False
         for queue in sorted(route.writable, key=lambda each: each.broker == received.queue.broker):
             try:
                 await self._membership.broker.send(self._group, queue, [outgoing], timeout_ms=_SEND_MS_MAX)
-            except BrokerError as error:
-                _log.warning("retry_not_sent", queue=str(queue), **_facts(received), error=str(error))
+            except BrokerError as refusal:
+                _log.warning("retry_not_sent", queue=str(queue), **_facts(received), error=str(refusal))
             else:
                 return True
         return False

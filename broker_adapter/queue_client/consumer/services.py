@@ -161,17 +161,14 @@ class Concurrent:
             readable = [each for each in batch if not each.unreadable]
             outcome = await handled(self._handler, self._for.group, readable) if readable else None
             failed = [each for each in batch if each.unreadable]
-            level = 0
-            if isinstance(outcome, Later):
-                failed += readable[max(outcome.first, 0) :]
-                level = outcome.delay_level
-            elif outcome is not None:
-                failed += readable
+            later = outcome if isinstance(outcome, Later) else Later()
+            if outcome is not None:
+                failed += readable[max(later.first, 0) :]
             if not owned.is_dropped:  # otherwise its new owner receives the batch again
-                await self._finish(owned, batch, failed, level)
+                await self._finish(owned, batch, failed, later)
 
     async def _finish(
-        self, owned: OwnedQueue, batch: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage], level: int
+        self, owned: OwnedQueue, batch: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage], later: Later
     ) -> None:
         kept = set()
         for received in failed:
@@ -182,13 +179,18 @@ class Concurrent:
                     message_id=received.message.message_id,
                     why=received.unreadable or "its handler failed, and broadcasting tries nothing again",
                 )
-            elif not await self._for.failures.send_back(received, -1 if received.unreadable else level):
+            elif not await self._send_back(received, later):
                 kept.add(received.queue_offset)
                 again = replace(received, attempts_failed=received.attempts_failed + 1)
                 task = asyncio.ensure_future(self._again(owned, again))
                 self._later.add(task)
                 task.add_done_callback(self._later.discard)
         self._remove(owned, [each.queue_offset for each in batch if each.queue_offset not in kept])
+
+    async def _send_back(self, received: ReceivedMessage, later: Later) -> bool:
+        if received.unreadable:
+            return await self._for.failures.send_back(received, -1, received.unreadable)
+        return await self._for.failures.send_back(received, later.delay_level, later.error)
 
     async def _again(self, owned: OwnedQueue, received: ReceivedMessage) -> None:
         await asyncio.sleep(self._options.send_back_again_ms / 1000)
@@ -296,7 +298,7 @@ class InOrder:
             consumed += [each.queue_offset for each in shown[:first]]
             for each in shown[first:]:
                 exhausted = outcome.delay_level < 0 or each.attempts_failed >= self._options.attempts
-                if exhausted and await self._give_up(each, outcome.delay_level):
+                if exhausted and await self._give_up(each, outcome):
                     consumed.append(each.queue_offset)
                 else:
                     owned.failures[each.queue_offset] += 1
@@ -320,12 +322,12 @@ class InOrder:
         if self._options.is_broadcast:
             _log.error("message_given_up", message_id=received.message.message_id, why=received.unreadable)
             return True
-        return await self._for.failures.send_back(received, -1)
+        return await self._for.failures.send_back(received, -1, received.unreadable)
 
-    async def _give_up(self, received: ReceivedMessage, delay_level: int) -> bool:
+    async def _give_up(self, received: ReceivedMessage, later: Later) -> bool:
         if self._options.is_broadcast:
             _log.error("message_given_up", message_id=received.message.message_id, why="it failed too often")
             return True
-        if received.queue.topic.startswith(RETRY_PREFIX) or delay_level < 0:
-            return await self._for.failures.send_back(received, delay_level)
-        return await self._for.failures.put(received)
+        if received.queue.topic.startswith(RETRY_PREFIX) or later.delay_level < 0:
+            return await self._for.failures.send_back(received, later.delay_level, later.error)
+        return await self._for.failures.put(received, error=later.error)

@@ -38,10 +38,12 @@ from dmq.broker.io.reader import Reader
 from dmq.broker.sending.sends import Sends
 from dmq.broker.topics.catalog import Catalog
 from dmq.broker.topics.registry import Topic
+from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
 from dmq.store.schema.record import History, QueuedMessage, decode_queued
 from dmq.trail.events import LANE
+from retry.failure_reason import FailureReason, bounded
 from retry.flow import ComeBack, SentBack
 from retry.policy import MAX_ATTEMPTS_LIMIT, DeadLetter, Reason, RetryAt, RetryPolicy
 
@@ -93,19 +95,23 @@ class SentBackMessages:
         """Return the delay of a delay level; levels after the last one are equal to the last one."""
         return self._levels_ms[min(delay_level, len(self._levels_ms)) - 1]
 
-    async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
+    async def send_back(
+        self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int, reason: FailureReason
+    ) -> None:
         """As ``ClassicBroker.send_back``. Raise ``Overloaded`` while the disk is almost full, with no change made."""
         turn = (group, received.queue.topic, received.queue.queue_id, received.queue_offset)
         while (before := self._under_way.get(turn)) is not None:
             await asyncio.wait((before,))
         done = self._under_way[turn] = asyncio.get_running_loop().create_future()
         try:
-            await self._send_back(group, received, delay_level, attempts_max)
+            await self._send_back(group, received, delay_level, attempts_max, reason)
         finally:
             del self._under_way[turn]
             done.set_result(None)
 
-    async def _send_back(self, group: str, received: ReceivedMessage, level: int, attempts_max: int) -> None:
+    async def _send_back(
+        self, group: str, received: ReceivedMessage, level: int, attempts_max: int, failure: FailureReason
+    ) -> None:
         retries = await self._catalog.retry_topic(group)
         topic = self._catalog.known_topic(received.queue.topic)
         origin = self._names.topics.get(received.message.topic, topic)
@@ -115,7 +121,7 @@ class SentBackMessages:
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         outcome = self._outcome(received, level, attempts_max)
         if isinstance(outcome, DeadLetter):
-            await self._bury(group, received, place, payload, outcome)
+            await self._bury(group, received, place, payload, outcome, failure)
             return
         prefix = _copy_id(received.message.message_id, place)
         first = pack_index_prefix(WAITING_GENERATION, retries.topic_id) + pack_id(prefix)
@@ -135,7 +141,7 @@ class SentBackMessages:
         assert not isinstance(outcome, ComeBack), "only an expired lease comes back"
         return outcome
 
-    async def put(self, group: str, outgoing: Outgoing, envelope: Envelope) -> None:
+    async def put(self, group: str, outgoing: Outgoing, envelope: Envelope, reason: FailureReason) -> None:
         """Store a message that a consumer sends to its retry topic itself, or a letter after more than ``attempts_max``
         failures.
 
@@ -156,7 +162,8 @@ class SentBackMessages:
             attempts_failed=outgoing.attempts_failed,
         )
         origin = self._names.topics.get(decode(envelope.payload).topic, retries)
-        await self._bury(group, received, _Place(origin, retries, queue.queue_id, 0), envelope.payload, _EXHAUSTED)
+        place = _Place(origin, retries, queue.queue_id, 0)
+        await self._bury(group, received, place, envelope.payload, _EXHAUSTED, reason)
 
     async def _put(self, envelope: Envelope) -> None:
         """Send a copy to a retry topic; its id is extended by a new epoch, which makes it unique."""
@@ -177,7 +184,13 @@ class SentBackMessages:
         return payload
 
     async def _bury(
-        self, group_name: str, received: ReceivedMessage, place: _Place, payload: bytes, outcome: DeadLetter
+        self,
+        group_name: str,
+        received: ReceivedMessage,
+        place: _Place,
+        payload: bytes,
+        outcome: DeadLetter,
+        failure: FailureReason,
     ) -> None:
         """Store a dead letter. The audit trail assigns the message to the group only now, because pulls leave no
         events.
@@ -188,7 +201,8 @@ class SentBackMessages:
         message_id = pack_id(received.message.message_id)
         first_ms = stored_ms if received.attempts_failed else now_ms
         where = topic_id, place.queue_id, place.queue_offset
-        history = History(*where, stored_ms, first_ms, now_ms, 0, self._receipts.next_epoch())
+        why = encode_reason(bounded(failure)) if self._failures.reasons.is_on else b""
+        history = History(*where, stored_ms, first_ms, now_ms, 0, self._receipts.next_epoch(), why)
         suffix = failed_id(message_id, history, attempt)[-_PLACE_BYTES:]
         if any(letter.endswith(suffix) for letter in await self._failures.open_letters(group, message_id)):
             await self._commits.flush()

@@ -150,7 +150,7 @@ class Outcomes:
         }
 
 
-def come_back(
+def come_back(  # noqa: PLR0917 - the first four name the delivery
     queue: SubscribedQueue,
     offset: int,
     lease: Lease,
