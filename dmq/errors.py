@@ -18,6 +18,9 @@ DmqError
  |   +- OverBound          the topic would exceed its quota of pending messages; nothing was done
  |   +- MessageIdTaken     a half message and another message of a topic would share an id; nothing was done
  |   +- UnitRefused        a part of the unit was done before, so none of it may be repeated; nothing was done
+ |   +- ReplicaFenced      another process writes the replication log
+ |   +- ReplicaDamaged     the replication log has a hole, or an object with other bytes than were written
+ |   +- ReplicaForeign     the replication log is that of another store
  +- StartRefused           the daemon cannot start, detected before the store is opened
  +- AddressInUse           a configured port is in use
 """
@@ -142,6 +145,24 @@ class MessageIdTaken(StoreError):
 
 class UnitRefused(StoreError):
     """An op was skipped although others of its unit depend on it: none of the unit was done."""
+
+
+class ReplicaFenced(StoreError):
+    """Another process writes the replication log: this one must end, and has answered OK to no write since."""
+
+    advice = "another daemon serves this store now: point clients at it, and keep this one stopped"
+
+
+class ReplicaDamaged(StoreError):
+    """The replication log or a base is damaged, with the name of the object; it is never treated as shorter."""
+
+    advice = "'dmq replica check' lists the damage; a daemon whose disk is whole can begin a log at a new replica_url"
+
+
+class ReplicaForeign(StoreError):
+    """The objects are those of another store."""
+
+    advice = "set replica_url to a prefix of this store's own, or restore the other store with 'dmq replica restore'"
 
 
 class AddressInUse(DmqError):

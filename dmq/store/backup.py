@@ -90,11 +90,11 @@ def sweep(data: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) -> Copied:
+def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path | None = None) -> Copied:
     """Create a cell at ``target`` with the database written by ``fill``.
 
     ``fill`` gets the path of the database, makes it durable, and returns the number of bytes in hard links. ``of`` is
-    the source directory; a target within it is refused.
+    the source directory, if any; a target within it is refused.
     """
     check_place(target, of)
     part = target.with_name(f".{target.name}.part")
@@ -134,9 +134,9 @@ def _take_place(part: Path) -> None:
     (part / _MARK).touch(mode=0o600)
 
 
-def check_place(target: Path, of: Path) -> None:
+def check_place(target: Path, of: Path | None) -> None:
     """Raise ``TargetTaken`` if a copy of ``of`` cannot be written to ``target``. Nothing is created."""
-    if target.resolve().is_relative_to(of.resolve()):
+    if of is not None and target.resolve().is_relative_to(of.resolve()):
         raise TargetTaken(f"{target} lies in the store itself: a copy needs a place of its own")
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise TargetTaken(f"{target} is there and not empty: a copy needs a new folder")
@@ -145,20 +145,24 @@ def check_place(target: Path, of: Path) -> None:
         raise TargetTaken(f"there is no folder {target.parent} for the copy: mount its disk, or make the folder; {why}")
 
 
+def database_files(database: Path) -> list[Path]:
+    """Return the files that make a copy of a database at rest."""
+    return [each for pattern in _FILES for each in sorted(database.glob(pattern))]
+
+
 def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = lambda: True) -> int:
     """Copy a database that no process modifies; return the number of bytes in hard links. Durable on return."""
     target.mkdir(mode=0o700)
     linked_bytes = 0
-    for pattern in _FILES:
-        for each in sorted(source.glob(pattern)):
-            if not is_wanted():
-                raise StoreFailed("the copy was given up half-way")
-            if each.suffix == ".sst" and _link(each, target / each.name):
-                linked_bytes += each.stat().st_size
-                continue
-            shutil.copyfile(each, target / each.name)
-            (target / each.name).chmod(0o600)
-            sync_file(target / each.name)
+    for each in database_files(source):
+        if not is_wanted():
+            raise StoreFailed("the copy was given up half-way")
+        if each.suffix == ".sst" and _link(each, target / each.name):
+            linked_bytes += each.stat().st_size
+            continue
+        shutil.copyfile(each, target / each.name)
+        (target / each.name).chmod(0o600)
+        sync_file(target / each.name)
     sync_directory(target)
     return linked_bytes
 

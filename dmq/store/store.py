@@ -30,6 +30,7 @@ from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import LedgerHead
 from dmq.store.schema.outbox import OutboxState, decode_state
 from dmq.store.writer.assemble import Assembler, RecoveredFigures
+from dmq.store.writer.batch_log import BatchLog, LogStart
 from dmq.store.writer.counts import begin_bytes, put_hours_of_format_1
 from dmq.store.writer.ledger_opening import open_ledger, read_head
 from dmq.store.writer.marks import Marks
@@ -93,11 +94,18 @@ class Store:
         *,
         cell: Cell | None = None,
         disk: DiskGuard | None = None,
+        batch_log: BatchLog | None = None,
     ) -> None:
         """Own an open ``engine`` from here on. Use ``Store.open`` for a store on disk."""
         started_s = clock.monotonic_s()
         self._engine = engine
         self._cell = cell
+        self._batch_log = batch_log
+        self.on_failure: Callable[[StoreError], None] = lambda _: None
+        self.identity = _identity(engine, cell)
+        if batch_log is not None:
+            batch_log.watch(lambda error: self.on_failure(error))  # noqa: PLW0108 - set later, by who opened it
+            batch_log.begin(engine, _log_start(engine, self.identity, cell))
         self._pid = os.getpid()
         self._is_closed = False
         self._look_at_disk_s = 0.0
@@ -107,10 +115,11 @@ class Store:
         self.known_clock = known  # clock row of an earlier process
         self.clock = SteadyClock(clock, options.clock, known, is_new=version is None)
         self.boot = recovered.boot
-        self.identity = _identity(engine, cell)
         self.outbox_bytes_max = options.outbox_bytes_max
         first, self.ledger_head = self._opening_batch(recovered, version, options)
         self.bytes_since = begin_bytes(engine, first, run=recovered.boot, sequence=recovered.sequence)
+        if batch_log is not None:
+            batch_log.append(first, opens=recovered.boot)
         engine.write(first)
         engine.sync()
         self.marks = Marks(recovered.done)
@@ -125,7 +134,6 @@ class Store:
             ledger_kinds=options.ledger_kinds if self.ledger_head is not None else (),
             bytes_since=self.bytes_since,
         )
-        self.on_failure: Callable[[StoreError], None] = lambda _: None
         self._writer = Writer(
             engine,
             self._assembler,
@@ -136,6 +144,7 @@ class Store:
             pending_bytes_max=options.pending_bytes_max,
             on_failure=lambda error: self.on_failure(error),  # noqa: PLW0108 - set later, by who opened it
             has_room=disk.has_room if disk is not None else lambda _: True,
+            batch_log=batch_log,
         )
         self._disk = disk
         self._writer.start()
@@ -162,8 +171,10 @@ class Store:
         return batch, head
 
     @classmethod
-    def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
-        """Open the cell in ``path``, or create it.
+    def open(
+        cls, path: Path, clock: Clock, options: StoreOptions | None = None, batch_log: BatchLog | None = None
+    ) -> Self:
+        """Open the cell in ``path``, or create it. The store owns ``batch_log`` from here on.
 
         Raise ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, ``StoreFailed`` or
         ``StoreForked``, each with one clear line. An error leaves nothing open.
@@ -174,6 +185,8 @@ class Store:
         cell = Cell(path)
         with ExitStack() as undo:
             undo.callback(cell.close)
+            if batch_log is not None:
+                undo.callback(batch_log.close)
             try:
                 if tighten(path, options.directory_mode):
                     log.warning("directory_tightened", path=str(path), mode=f"{options.directory_mode:o}")
@@ -189,7 +202,7 @@ class Store:
                 cell.mark_opened()
                 engine = RocksEngine(cell.database, options.rocks)
                 undo.callback(engine.close)
-                store = cls(engine, clock, options, cell=cell, disk=disk)
+                store = cls(engine, clock, options, cell=cell, disk=disk, batch_log=batch_log)
                 undo.callback(store.close)
                 cell.mark_created()
                 cell.mark_original()
@@ -401,10 +414,19 @@ class Store:
         return self._writer.stalled_s
 
     def write_obstacle(self) -> str:
-        """Return why a write would wait for an unknown time: a stalled or full disk. Empty if it would not."""
+        """Return why a write would wait for an unknown time: a stalled or full disk, or an unreachable replica.
+
+        Empty if it would not.
+        """
         if stalled_s := self._writer.stalled_s:
             return f"the disk stalls: a write has taken {stalled_s:.0f} s, repeat it later"
-        return "the disk is full: make room, then repeat it" if self.is_disk_full() else ""
+        if self.is_disk_full():
+            return "the disk is full: make room, then repeat it"
+        return self.replica_obstacle()
+
+    def replica_obstacle(self) -> str:
+        """Return the reason why writes wait for the replication log; empty if they do not."""
+        return self._batch_log.obstacle() if self._batch_log is not None else ""
 
     def _check_disk(self) -> None:
         if obstacle := self.write_obstacle():
@@ -435,6 +457,8 @@ class Store:
             if self._cell is not None:
                 self._cell.close()
             return
+        if self._batch_log is not None:
+            self._batch_log.end_soon()
         self._writer.close()
         self.marks.close()
         is_clean = self._writer.failure is None and not self._is_closed
@@ -446,8 +470,12 @@ class Store:
                 if is_clean:
                     batch = Batch()
                     batch.puts.append((Family.META, keys.META_CLOSED, keys.pack_u64(self._assembler.sequence)))
+                    if self._batch_log is not None:
+                        self._batch_log.append(batch)
                     self._engine.write(batch)
             finally:
+                if self._batch_log is not None:
+                    self._batch_log.close()
                 self._engine.close()
             if is_clean and self._cell is not None:
                 self._cell.mark_closed()
@@ -496,6 +524,16 @@ def _read_meta(engine: Engine) -> tuple[RecoveredFigures, int | None, bool]:
         outbox=decode_state(outbox),
     )
     return recovered, version, closed is not None
+
+
+def _log_start(engine: Engine, identity: Identity, cell: Cell | None) -> LogStart:
+    (boot,) = engine.get_many(Family.META, [keys.META_BOOT])
+    return LogStart(
+        store=identity.number,
+        boot=keys.unpack_u64(boot) if boot is not None else 0,
+        directory=cell.path if cell is not None else None,
+        checkpoint=engine.checkpoint if isinstance(engine, RocksEngine) else None,
+    )
 
 
 def _identity(engine: Engine, cell: Cell | None) -> Identity:

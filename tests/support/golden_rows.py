@@ -62,6 +62,7 @@ from dmq.store.schema.own_keys import (
     row_of,
     without_own_key,
 )
+from dmq.store.schema.position import Position, decode_position, encode_position
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,
@@ -673,6 +674,7 @@ def _figures() -> list[Case]:
     clock = ClockRow(NOW, 7, NOW - 7, 5, is_steady=True, is_held=False, boot_id="a-b")
     held = clock._replace(is_steady=False, is_held=True, trusted_offset_ms=-5)
     border = Border(7, is_settled=True)
+    position = Position(7, 3, 12, 40, bytes(range(16)))
     identity = Identity(7, bytes(range(32)), StorePlace(9, 10))
     moves = [Move(60_000, NOW << 64 | 9), Move(5_000, 0)]
     state, lost = outbox.OutboxState(40, 42, 1_000), outbox.OutboxState(40, 42, 1_000, 8)
@@ -703,6 +705,7 @@ def _figures() -> list[Case]:
         Case("border", keys.META_BORDER, encode_border(border), lambda _, v: decode_border(v), border),
         Case("clock", keys.META_CLOCK, encode_clock(clock), lambda _, value: decode_clock(value), clock),
         Case("held clock", keys.META_CLOCK, encode_clock(held), lambda _, value: decode_clock(value), held),
+        Case("position", keys.META_POSITION, encode_position(position), lambda _, v: decode_position(v), position),
         Case("moves", keys.META_MOVES, encode_moves(moves), lambda _, value: decode_moves(value), moves),
     ]
 

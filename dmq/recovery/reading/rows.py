@@ -27,6 +27,7 @@ from dmq.store.schema.ledger import decode_head, decode_ledger
 from dmq.store.schema.orders import decode_job, decode_procedure
 from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.own_keys import decode_key_holder
+from dmq.store.schema.position import decode_position
 from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
 from dmq.store.schema.recurring import decode_message, decode_progress, decode_schedule
 
@@ -147,6 +148,7 @@ def epoch_of(row: ProgressRow) -> int:
 _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_IDENTITY: (decode_identity, "identity"),
     keys.META_CLOCK: (decode_clock, "figure"),
+    keys.META_POSITION: (decode_position, "figure"),
     keys.META_BORDER: (decode_border, "figure"),
     keys.META_LEDGER_HEAD: (decode_head, "figure"),
     keys.META_LEDGER: (decode_ledger, "ledger"),

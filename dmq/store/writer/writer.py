@@ -27,6 +27,7 @@ from dmq.errors import (
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.index import Receipt
 from dmq.store.writer.assemble import Assembler
+from dmq.store.writer.batch_log import BatchLog
 from dmq.store.writer.marks import Marks
 from dmq.store.writer.operations import Append, Appended, HandOver, Hold, Op, Recur, Reschedule, Schedule, Withdraw
 
@@ -129,8 +130,10 @@ class Writer:
         pending_bytes_max: int,
         on_failure: Callable[[StoreError], None],
         has_room: Callable[[int], bool] = lambda _: True,
+        batch_log: BatchLog | None = None,
     ) -> None:
         self._engine = engine
+        self._batch_log = batch_log
         self._assembler = assembler
         self._marks = marks
         self._clock = clock
@@ -377,6 +380,10 @@ class Writer:
     def _commit(self, units: list[Unit]) -> Appended:
         started_s = self._clock.monotonic_s()
         batch, receipts, appended = self._assembler.assemble([unit.ops for unit in units])
+        if self._batch_log is not None:
+            self._began_s = None  # a replication log that waits is not a stalled disk
+            self._batch_log.append(batch)
+            self._began_s = _DISK_CLOCK.monotonic_s()
         self._engine.write(batch)
         written_s = self._clock.monotonic_s()
         if self._is_synced:

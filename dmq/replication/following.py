@@ -1,0 +1,76 @@
+"""Reading a replication log in order, and applying its batches to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dmq.errors import ReplicaDamaged, ReplicaForeign
+from dmq.replication.objects import ObjectStore
+from dmq.replication.segment import PREFIX, Segment, decode_segment, number_of, segment_name
+from dmq.store.engines.engine import Batch, Engine
+from dmq.store.schema.keys import META_IDENTITY, META_POSITION, Family
+from dmq.store.schema.position import NO_CHECKSUM, Position, encode_position
+
+
+def read_segment(objects: ObjectStore, number: int) -> Segment | None:
+    """Return a segment of the log; None if there is none with this number."""
+    name = segment_name(number)
+    found = objects.read(name)
+    if found is None:
+        return None
+    segment = decode_segment(found[0], name)
+    if segment.head.number != number:
+        raise ReplicaDamaged(f"{name} has the content of segment {segment.head.number}")
+    return segment
+
+
+def follow(objects: ObjectStore, store: int, number: int, checksum: bytes | None) -> Iterator[Segment]:
+    """Yield the segments after ``number``, in order, until the end of the log.
+
+    ``checksum`` is that of segment ``number``; None if it is unknown. Raise ``ReplicaForeign`` if a segment belongs to
+    another store, and ``ReplicaDamaged`` if one is missing, exchanged or damaged.
+    """
+    while (segment := read_segment(objects, number + 1)) is not None:
+        number += 1
+        head = segment.head
+        if head.store != store:
+            raise ReplicaForeign(f"the log at {objects.url} is that of store {head.store:016x}, not {store:016x}")
+        if checksum is not None and head.previous != checksum:
+            raise ReplicaDamaged(f"{segment_name(number)} does not follow the segment before it")
+        checksum = segment.checksum
+        yield segment
+    later = [each for each in objects.list(PREFIX, segment_name(number)) if number_of(each) != number + 1]
+    if later:  # without the next one, which may have been written since
+        raise ReplicaDamaged(f"{segment_name(number + 1)} is missing, and the log has {later[0]}")
+
+
+def last_segment(objects: ObjectStore) -> Segment | None:
+    """Return the newest segment; None if the log is empty."""
+    numbers = [number for each in objects.list(PREFIX) if (number := number_of(each)) is not None]
+    return read_segment(objects, numbers[-1]) if numbers else None
+
+
+def apply(engine: Engine, segment: Segment, after_batch: int, *, keeps_identity: bool = False) -> int:
+    """Write the batches of a segment after ``after_batch`` to the engine, each with its position row.
+
+    With ``keeps_identity`` the identity row stays, since it names the directory. Return the number of the last batch.
+    """
+    head = segment.head
+    for batch_number, batch in enumerate(segment.batches, head.first_batch):
+        if batch_number <= after_batch:
+            continue
+        if keeps_identity:
+            batch.puts = [each for each in batch.puts if each[1] != META_IDENTITY or each[0] != Family.META]
+        put_position(batch, Position(head.store, head.epoch, head.number, batch_number, segment.checksum))
+        engine.write(batch)
+    return max(after_batch, segment.last_batch)
+
+
+def put_position(batch: Batch, position: Position) -> None:
+    """Put the position row into a batch."""
+    batch.puts.append((Family.META, META_POSITION, encode_position(position)))
+
+
+def begins_log(segment: Segment) -> bool:
+    """Return True if a log with this segment needs no base: it begins with the first batch of its store."""
+    return segment.head.number == 1 and segment.head.first_batch == 1 and segment.head.previous == NO_CHECKSUM

@@ -1,0 +1,459 @@
+"""The replication log of a running store: a thread that writes the appended batches as segments.
+
+Safety rests on the object store's put-if-absent. Each run opens with a segment of its own epoch at the next number. A
+replaced process meets that segment with its next one, and is *fenced*: it accepts no batch any more.
+
+A put without an answer is in doubt. The same bytes are put again under the same number until the object store has a
+segment there; its nonce tells whose it is. An unreachable object store therefore holds the batches back and loses none.
+
+With ``when_unreachable`` "local_only" the store continues alone after some seconds: batches are written locally only.
+Once the segment in doubt is written, a base is made, and the log continues after it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.log import LibraryLog
+from dmq.errors import DmqError, ReplicaDamaged, ReplicaFenced, ReplicaForeign, StoreError, StoreFailed
+from dmq.replication.following import apply, follow, last_segment, put_position, read_segment
+from dmq.replication.objects import ObjectStore, ReplicaUnavailable
+from dmq.replication.segment import (
+    NONCE_BYTES,
+    SegmentHead,
+    decode_segment,
+    encode_batch,
+    encode_segment,
+    segment_name,
+)
+from dmq.store.engines.engine import Batch, Engine
+from dmq.store.schema.keys import META_POSITION, Family
+from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
+from dmq.store.writer.batch_log import LogStart
+
+log = LibraryLog("dmq.replication")
+
+SEGMENT_BYTES_MAX = 8 * 1024 * 1024  # before compression; one larger batch is a segment of its own
+SEGMENT_BATCHES_MAX = 65_536
+LOCAL_AFTER_S = 5.0  # without an answer, before a store with ``local_only`` continues alone
+_RETRY_S_MIN, _RETRY_S_MAX = 0.05, 2.0
+_HELD_S = 3.0  # after which new work is refused
+_BASE_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Options of a replication log."""
+
+    is_sync: bool
+    every_s: float = 1.0  # longest time until an appended batch is sent; asynchronous mode only
+    when_unreachable: Literal["hold", "local_only"] = "hold"
+    lag_bytes_max: int = 64 * 1024 * 1024
+    grace_s: float = 10.0  # for the last batches, while the store closes
+
+
+class LogState(Enum):
+    """Whether the log gets the batches."""
+
+    FOLLOWING = "following"
+    LOCAL_ONLY = "local_only"  # the log misses batches
+    REJOINING = "rejoining"  # a base with the missed batches is being made; later batches wait for it
+
+
+class LogStatus(NamedTuple):
+    """Figures of a log; ``lag_batches`` are those that a lost machine would lose now."""
+
+    state: LogState
+    url: str
+    epoch: int
+    number: int  # of the last segment
+    segments: int  # written by this process
+    segment_bytes: int
+    sent_at_ms: int
+    lag_batches: int
+    lag_bytes: int  # of waiting batches
+    lag_s: float
+    error: str  # of the last request, if it failed
+
+
+class _Sent(NamedTuple):
+    """Last segment that the log certainly has."""
+
+    number: int = 0
+    checksum: bytes = NO_CHECKSUM
+    batch: int = 0
+    time_ms: int = 0
+
+
+class _Draft(NamedTuple):
+    """Segment to be written, until the log has it."""
+
+    data: bytes
+    nonce: bytes
+    becomes: _Sent
+
+
+class ReplicationLog:
+    """Implementation of ``dmq.store.writer.batch_log.BatchLog`` on an object store."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        clock: Clock,
+        options: LogOptions,
+        make_base: Callable[[LogStart], int],
+    ) -> None:
+        """``make_base`` uploads a base of the open store and returns the number of the last batch in it."""
+        self._objects = objects
+        self._clock = clock
+        self._options = options
+        self._make_base = make_base
+        self._start = LogStart(0, 0, None, None)
+        self._changed = threading.Condition()
+        self._state = LogState.FOLLOWING
+        self._epoch = 0
+        self._batch = 0  # number of the last appended batch
+        self._sent = _Sent()
+        self._pending: deque[bytes] = deque()  # follows the draft; ends with the last appended batch
+        self._pending_bytes = 0
+        self._draft_bytes = 0
+        self._oldest_s = 0.0  # when the first batch that is not sent was appended
+        self._is_urgent = False
+        self._deadline_s: float | None = None
+        self._is_closed = False
+        self._failure: StoreError | None = None
+        self._on_failure: Callable[[StoreError], None] = lambda _: None
+        self._error = ""
+        self._unreachable_s: float | None = None  # since when
+        self._segments = self._segment_bytes = self._sent_at_ms = 0
+        self._thread = threading.Thread(target=self._run, name="dmq-replica", daemon=True)
+
+    # -- the store's side ---------------------------------------------------------------------------------------------
+
+    def watch(self, on_failure: Callable[[StoreError], None]) -> None:
+        self._on_failure = on_failure
+
+    def begin(self, engine: Engine, start: LogStart) -> None:
+        self._start = start
+        self._patiently(lambda: self._recover(engine, start))
+        self._thread.start()
+
+    def append(self, batch: Batch, *, opens: int = 0) -> None:
+        data = encode_batch(batch) if self._state is not LogState.LOCAL_ONLY else b""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._epoch = opens or self._epoch
+            self._batch += 1
+            number = self._batch
+            if self._state is not LogState.LOCAL_ONLY:
+                self._take(data or encode_batch(batch))
+            if opens or self._options.is_sync:
+                self._is_urgent = True
+                self._changed.notify_all()
+                self._await(lambda: self._sent.batch >= number)
+            elif len(self._pending) == 1 or self._pending_bytes >= SEGMENT_BYTES_MAX:
+                self._changed.notify_all()
+            if self._lag_bytes() > self._options.lag_bytes_max:
+                self._is_urgent = True
+                self._changed.notify_all()
+                self._await(lambda: self._lag_bytes() <= self._options.lag_bytes_max)
+            put_position(
+                batch, Position(self._start.store, self._epoch, self._sent.number, number, self._sent.checksum)
+            )
+
+    def obstacle(self) -> str:
+        since_s = self._unreachable_s
+        if since_s is None or self._state is not LogState.FOLLOWING or self._clock.monotonic_s() - since_s < _HELD_S:
+            return ""
+        if not self._options.is_sync and self._lag_bytes() <= self._options.lag_bytes_max:
+            return ""
+        return f"the replica at {self._objects.url} cannot be reached ({self._error}): repeat it later"
+
+    def end_soon(self) -> None:
+        with self._changed:
+            if self._deadline_s is None:
+                self._deadline_s = self._clock.monotonic_s() + self._options.grace_s
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self.end_soon()
+        with self._changed:
+            if self._thread.ident is not None and self._state is LogState.FOLLOWING:
+                self._changed.wait_for(
+                    lambda: self._sent.batch >= self._batch or self._failure is not None, timeout=self._grace_s()
+                )
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(self._grace_s() + _RETRY_S_MAX)
+
+    def status(self) -> LogStatus:
+        """Return the current figures."""
+        with self._changed:
+            lag = self._batch - self._sent.batch
+            return LogStatus(
+                state=self._state,
+                url=self._objects.url,
+                epoch=self._epoch,
+                number=self._sent.number,
+                segments=self._segments,
+                segment_bytes=self._segment_bytes,
+                sent_at_ms=self._sent_at_ms,
+                lag_batches=lag,
+                lag_bytes=self._lag_bytes(),
+                lag_s=self._clock.monotonic_s() - self._oldest_s if lag else 0.0,
+                error=self._error,
+            )
+
+    def _take(self, data: bytes) -> None:
+        if not self._pending and not self._draft_bytes:
+            self._oldest_s = self._clock.monotonic_s()
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._state is LogState.REJOINING and self._lag_bytes() > self._options.lag_bytes_max:
+            self._drop_pending()  # the base that is being made comes too late
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._state = LogState.LOCAL_ONLY
+
+    def _lag_bytes(self) -> int:
+        return self._pending_bytes + self._draft_bytes
+
+    def _grace_s(self) -> float:
+        deadline_s = self._deadline_s
+        return 0.0 if deadline_s is None else max(deadline_s - self._clock.monotonic_s(), 0.0)
+
+    def _await(self, is_done: Callable[[], bool]) -> None:
+        """Wait for the log while the store follows it; raise once the log is fenced, or the grace time is over."""
+        while not is_done() and self._state is LogState.FOLLOWING:
+            if self._failure is not None:
+                raise self._failure
+            if self._deadline_s is not None and not self._grace_s():
+                raise StoreFailed(f"the replica at {self._objects.url} did not get the last batch: {self._error}")
+            self._changed.wait(None if self._deadline_s is None else self._grace_s())
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _recover(self, engine: Engine, start: LogStart) -> None:
+        (row,) = engine.get_many(Family.META, [META_POSITION])
+        position = decode_position(row) if row is not None else None
+        if position is None or (position.store, position.epoch) != (start.store, start.boot):
+            self._begin_log(engine, start)
+            return
+        self._sent = _Sent()
+        if position.number:
+            last = read_segment(self._objects, position.number)
+            if last is None or last.checksum != position.checksum:
+                why = "is missing" if last is None else "has other content than the one that this store wrote"
+                raise ReplicaDamaged(f"{segment_name(position.number)} at {self._objects.url} {why}")
+            self._sent = _Sent(position.number, last.checksum, last.last_batch, last.head.time_ms)
+        applied = position.batch
+        for segment in follow(self._objects, start.store, position.number, position.checksum):
+            head = segment.head
+            if head.epoch != position.epoch and head.first_batch <= position.batch:
+                raise ReplicaForeign(
+                    f"another daemon continued the log at {segment_name(head.number)} without the batches "
+                    f"{head.first_batch} to {position.batch} of this store"
+                )
+            if head.first_batch > applied + 1:
+                raise ReplicaDamaged(f"batches {applied + 1} to {head.first_batch - 1} are not in the log")
+            applied = apply(engine, segment, applied, keeps_identity=True)
+            self._sent = _Sent(head.number, segment.checksum, segment.last_batch, head.time_ms)
+        engine.sync()
+        self._batch = applied
+        if applied > position.batch:
+            log.warning("replica_tail_applied", batches=applied - position.batch, number=self._sent.number)
+        if applied > self._sent.batch:
+            log.warning("replica_behind_store", batches=applied - self._sent.batch, number=self._sent.number)
+            self._require_base()
+
+    def _begin_log(self, engine: Engine, start: LogStart) -> None:
+        """Begin a log with a base, or without one if the store is new. Continue after the last segment, if any."""
+        last = last_segment(self._objects)
+        if last is not None and (last.head.store != start.store or not start.boot):
+            raise ReplicaForeign(
+                f"the log at {self._objects.url} is that of store {last.head.store:016x}, not of this one"
+            )
+        if last is not None:
+            self._sent = _Sent(last.head.number, last.checksum, last.last_batch, last.head.time_ms)
+        if not start.boot:
+            return
+        self._batch = self._sent.batch + 1  # a number that no segment has: a restore needs the base
+        batch = Batch()
+        put_position(batch, Position(start.store, start.boot, self._sent.number, self._batch, self._sent.checksum))
+        engine.write(batch)
+        engine.sync()
+        self._require_base()
+
+    def _require_base(self) -> None:
+        """Make a base with the batches that the log lacks."""
+        self._make_base(self._start)
+        self._sent = self._sent._replace(batch=self._batch)
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """Repeat ``work`` until the object store is reachable."""
+        retry_s = _RETRY_S_MIN
+        while True:
+            try:
+                work()
+            except ReplicaUnavailable as error:
+                self._unreachable(error)
+                threading.Event().wait(retry_s)
+                retry_s = min(2 * retry_s, _RETRY_S_MAX)
+            else:
+                self._reachable()
+                return
+
+    # -- the thread that sends ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (draft := self._next()) is not None:
+                if not self._send(draft):
+                    return
+                if self._state is LogState.LOCAL_ONLY and not self._rejoin():
+                    return
+        except DmqError as error:
+            self._fail(error if isinstance(error, StoreError) else StoreFailed(str(error)))
+        except Exception as error:  # noqa: BLE001 - no batch may wait for a thread that ended
+            self._fail(StoreFailed(f"the replication log failed: {type(error).__name__}: {error}"))
+
+    def _fail(self, failure: StoreError) -> None:
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
+        self._on_failure(failure)
+
+    def _next(self) -> _Draft | None:
+        """Wait for batches and return them as the next segment; None once the log is closed."""
+        with self._changed:
+            while not self._pending or not self._is_due():
+                if self._is_closed:
+                    return None
+                wait_s = self._oldest_s + self._options.every_s - self._clock.monotonic_s() if self._pending else None
+                self._changed.wait(wait_s)
+            batches: list[bytes] = []
+            while self._pending and len(batches) < SEGMENT_BATCHES_MAX:
+                if batches and self._draft_bytes + len(self._pending[0]) > SEGMENT_BYTES_MAX:
+                    break
+                batches.append(self._pending.popleft())
+                self._draft_bytes += len(batches[-1])
+            self._pending_bytes -= self._draft_bytes
+            self._is_urgent = bool(self._pending)
+            last_batch = self._batch - len(self._pending)
+            first_batch, number, epoch = last_batch - len(batches) + 1, self._sent.number + 1, self._epoch
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        time_ms = max(self._clock.now_ms(), self._sent.time_ms)
+        head = SegmentHead(self._start.store, epoch, number, first_batch, time_ms, nonce, self._sent.checksum)
+        data, checksum = encode_segment(head, batches)
+        return _Draft(data, nonce, _Sent(number, checksum, last_batch, time_ms))
+
+    def _is_due(self) -> bool:
+        return (
+            self._is_urgent
+            or self._deadline_s is not None
+            or self._pending_bytes >= SEGMENT_BYTES_MAX
+            or self._clock.monotonic_s() - self._oldest_s >= self._options.every_s
+        )
+
+    def _send(self, draft: _Draft) -> bool:
+        """Write a segment; return False if the log was closed before. Raise ``ReplicaFenced`` if another one is there.
+
+        The same bytes are put under the same number until the object store has an object there.
+        """
+        retry_s = _RETRY_S_MIN
+        while True:
+            try:
+                is_written = self._objects.create(segment_name(draft.becomes.number), draft.data)
+                if is_written or self._is_own(draft):
+                    break
+            except ReplicaUnavailable as error:
+                self._unreachable(error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, timeout=retry_s)
+                if self._is_closed and not self._grace_s():
+                    return False
+            retry_s = min(2 * retry_s, _RETRY_S_MAX)
+        self._reachable()
+        with self._changed:
+            self._sent = draft.becomes
+            self._draft_bytes = 0
+            self._oldest_s = self._clock.monotonic_s()
+            self._segments += 1
+            self._segment_bytes += len(draft.data)
+            self._sent_at_ms = self._clock.now_ms()
+            self._changed.notify_all()
+        return True
+
+    def _is_own(self, draft: _Draft) -> bool:
+        """Return True if the object under the draft's number is the draft; False if there is no object after all."""
+        name = segment_name(draft.becomes.number)
+        found = self._objects.read(name)
+        if found is None:
+            return False
+        if found[0] == draft.data:
+            return True
+        head = decode_segment(found[0], name).head
+        if head.store != self._start.store:
+            raise ReplicaForeign(f"the log at {self._objects.url} is written by store {head.store:016x}, too")
+        if head.nonce == draft.nonce:
+            raise ReplicaDamaged(f"{name} has other content than this daemon wrote")
+        raise ReplicaFenced(f"another daemon holds {name} at {self._objects.url}, with epoch {head.epoch}")
+
+    def _unreachable(self, error: ReplicaUnavailable) -> None:
+        self._error = error.reason
+        now_s = self._clock.monotonic_s()
+        if self._unreachable_s is None:
+            self._unreachable_s = now_s
+            log.warning("replica_unreachable", url=self._objects.url, error=error.reason)
+        with self._changed:
+            is_over = self._options.is_sync or self._lag_bytes() > self._options.lag_bytes_max
+            if (
+                is_over
+                and self._options.when_unreachable == "local_only"
+                and self._state is LogState.FOLLOWING
+                and self._segments  # not before the opening segment, which is the fence
+                and now_s - self._unreachable_s >= LOCAL_AFTER_S
+            ):
+                self._drop_pending()
+                self._changed.notify_all()
+                log.error("replica_left_behind", url=self._objects.url, why="when_unreachable is local_only")
+
+    def _reachable(self) -> None:
+        if self._unreachable_s is not None:
+            log.warning("replica_reachable", url=self._objects.url)
+        self._unreachable_s, self._error = None, ""
+
+    def _rejoin(self) -> bool:
+        """Make a base with the batches that the log lacks, and follow again; return False if the log was closed."""
+        while True:
+            with self._changed:
+                if self._is_closed or self._deadline_s is not None:
+                    return False
+                self._state = LogState.REJOINING
+                missed = self._batch
+            try:
+                in_base = self._make_base(self._start)
+            except ReplicaUnavailable as error:
+                self._unreachable(error)
+                in_base = 0
+            with self._changed:
+                if in_base >= missed and self._state is LogState.REJOINING:
+                    self._state = LogState.FOLLOWING
+                    self._sent = self._sent._replace(batch=missed)
+                    break
+                self._drop_pending()
+                self._changed.wait_for(lambda: self._is_closed, timeout=_BASE_AGAIN_S)
+        self._reachable()
+        log.warning("replica_rejoined", url=self._objects.url, number=self._sent.number)
+        return True
