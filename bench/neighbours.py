@@ -146,7 +146,7 @@ def _at_daemon(plan: Plan, seconds: int, *, with_trouble: bool) -> dict[str, Any
 def _set_quotas(ours: Daemon, names: Sequence[str]) -> None:
     """Let each topic send and deliver half as much again as it is meant to: behind the fill, which is more."""
     with AdminClient(ours.address) as admin:
-        there = {each.name for each in admin.topics().topics}
+        there = {each.name for each in admin.topics()}
         for name in names:
             if name not in there:
                 admin.create_topic(name)

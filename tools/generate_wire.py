@@ -53,8 +53,18 @@ def generate(proto: Path, out: Path) -> None:
         ]
         subprocess.run(command, check=True)
         raw = (Path(scratch) / f"{proto.stem}_pb2.pyi").read_text(encoding="utf-8")
-    stub = HEADER.format(proto=proto.name, tools=version("grpcio-tools")) + _adapt(raw)
+    stub = HEADER.format(proto=proto.name, tools=version("grpcio-tools")) + _adapt(raw) + _stub_of(proto)
     (out / proto.with_suffix(".pyi").name).write_text(stub, encoding="utf-8")
+
+
+def _stub_of(proto: Path) -> str:
+    """Return the types of the calls of a service."""
+    pattern = r"^  rpc (\w+)\((\w+)\) returns \((\w+)\)"  # one request, one response
+    head = "\nclass Stub:\n    def __init__(self, call: _Callable[..., _message.Message]) -> None: ...\n"
+    return head + "".join(
+        f"    def {name}(self, request: {request}, timeout_s: float = ...) -> {response}: ...\n"
+        for name, request, response in re.findall(pattern, proto.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def _adapt(stub: str) -> str:
@@ -75,7 +85,9 @@ def _adapt(stub: str) -> str:
     stub = re.sub(r"^import (\w+_v\d)_pb2 as ", r"from broker_adapter.wire import \1 as ", stub, flags=re.MULTILINE)
     # The number of an extension at module level is no class variable.
     stub = re.sub(r"^(\w+): _ClassVar\[int\]$", r"\1: int", stub, flags=re.MULTILINE)
-    loader = "\nfrom broker_adapter.wire.pool import Method as _Method\n"
+    loader = (
+        "\nfrom collections.abc import Callable as _Callable\nfrom broker_adapter.wire.pool import Method as _Method\n"
+    )
     tail = "\nSERVICE: str\nMETHODS: _Mapping[str, _Method]\n"
     return stub.replace("\nDESCRIPTOR:", loader + "\nDESCRIPTOR:", 1) + tail
 

@@ -183,7 +183,7 @@ class DeadSet:
             except NotFound:
                 dead = 0
             prefix = topic_of(type_name) if type_name else TOPIC_PREFIX
-            topics = {topic.name: topic.pending for topic in client.topics().topics if topic.name.startswith(prefix)}
+            topics = {topic.name: topic.pending for topic in client.topics() if topic.name.startswith(prefix)}
             if type_name:
                 topics = {prefix: topics.get(prefix, 0)}
                 dead = self._dead_of(client, prefix, dead) if dead else 0
@@ -193,7 +193,7 @@ class DeadSet:
     def types(self) -> list[str]:
         """Return the types that have a topic."""
         with admin(self._calls) as client:
-            names = [topic.name for topic in client.topics().topics]
+            names = [topic.name for topic in client.topics()]
         return [name.removeprefix(TOPIC_PREFIX) for name in names if name.startswith(TOPIC_PREFIX)]
 
     def _dead_of(self, client: AdminClient, topic: str, dead: int) -> int:

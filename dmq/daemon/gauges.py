@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.admin.operations.cell import overdue
+from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker.broker import EmbeddedBroker
 from dmq.metrics.registry import Metrics
@@ -38,7 +38,7 @@ def follow(
     metrics.purged.follow(lambda: broker.dead_letters.purged_total)
     metrics.pending.set_function(lambda: sum(store.pending().values()))
     metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
-    metrics.overdue.set_function(lambda: overdue(store, store.clock.now_ms()))
+    metrics.overdue.set_function(OverdueCount(store))
     metrics.held.set_function(lambda: sum(store.held().values()))
     metrics.clock_steps.follow(lambda: store.clock.status().steps)
     metrics.clock_steady.set_function(store.clock.is_steady)

@@ -6,16 +6,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import pytest
 from support.failing import change, pushed, pushed_one
 from support.letters import ask, die_many, groups_of, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
+from support.stores import GatedEngine
 
+from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import retry_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations import topics as topics_module
-from dmq.admin.operations.cell import overdue
+from dmq.admin.operations.overdue import OverdueCount
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits
@@ -24,8 +29,10 @@ from dmq.broker.operations.admin import END
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.topics.settings import FlowChange
-from dmq.store.engines.engine import Rows
+from dmq.store.engines.engine import Engine, Rows
+from dmq.store.schema.counts import DueCount
 from dmq.store.schema.keys import Family, waiting_range
+from dmq.store.schema.names import TopicQuotas
 from dmq.store.store import Store
 from dmq.store.writer.operations import Op
 
@@ -156,10 +163,94 @@ async def test_overdue_messages_are_counted_without_a_look_at_each_topic(rig: Em
     at_ms = rig.clock.now_ms() + 10 * minute_ms
     for number in range(20):
         await rig.broker.send([an_envelope(topic=f"t-{number}", deliver_at_ms=at_ms)])
+    count = OverdueCount(store)
     with patch.object(Store, "due_counts", autospec=True, side_effect=Store.due_counts) as looked:
-        assert overdue(store, rig.clock.now_ms()) == 0
+        assert count() == 0
         assert not looked.called
-    assert overdue(store, at_ms + 2 * minute_ms) == 20
+    rig.clock.advance(12 * minute_ms)
+
+    def slow(*given: Any, **options: Any) -> list[DueCount]:  # noqa: ANN401 - those of the store
+        rig.clock.advance(1)
+        return due_counts(*given, **options)
+
+    due_counts = Store.due_counts
+    with patch.object(Store, "due_counts", autospec=True, side_effect=slow) as looked:
+        assert (count(), count()) == (20, 20)
+        assert looked.call_count == 20, "the second answer is that of the first"
+        rig.clock.advance(400)
+        count()
+        assert looked.call_count == 40
+
+
+@pytest.mark.parametrize("topics", [5, 5_000])
+def test_a_status_reads_no_row_for_a_topic(tmp_path: Path, topics: int) -> None:
+    """Danger: one row for each topic with pending messages and for each with a quota, 20 to 90 ms for 5,000 topics."""
+    engines: list[ReadCounter] = []
+
+    def counting(engine: Engine) -> Engine:
+        engines.append(ReadCounter(engine))
+        return engines[-1]
+
+    async def body() -> None:
+        quotas = TopicQuotas(max_pending=100, max_pending_bytes=10**6)
+        rig = EmbeddedRig(tmp_path, on_disk=False, queues=1, wrap=counting, quotas=quotas)
+        await rig.open()
+        at_ms = rig.clock.now_ms() + 600_000
+        await rig.broker.send([an_envelope(topic=f"t-{n}", deliver_at_ms=at_ms + n) for n in range(topics)])
+        rig.scheduler.turn()
+        before = engines[-1].reads
+        found = await ask(rig, wire.GetStatusRequest())
+        assert engines[-1].reads - before <= 2, "the first entry of the timeline"
+        assert (found.timeline.pending, found.timeline.overdue) == (topics, 0)
+        assert len(found.topic_quotas) == 10
+        await rig.close()
+
+    asyncio.run(body())
+
+
+class ReadCounter(GatedEngine):
+    """Counts the rows that are read from an engine."""
+
+    reads = 0
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.reads += len(keys)
+        return super().get_many(family, keys)
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        found = super().scan(family, start, stop, limit=limit, bytes_max=bytes_max)
+        self.reads += len(found.rows)
+        return found
+
+    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        self.reads += 1
+        return super().last(family, start, stop)
+
+
+@every_durable_broker(queues=1)
+async def test_topics_and_groups_come_in_pages(rig: EmbeddedRig) -> None:
+    """Each once, by name, whatever the size of a page; a page reads the ends of its own queues alone."""
+    for number in range(7):
+        await rig.broker.send([an_envelope(topic=f"t-{number}")])
+        await rig.broker.ensure_group(f"g-{number}")
+    for limit in (1, 3, 7, 1_000):
+        for kind, request in (("t", wire.ListTopicsRequest(limit=limit)), ("g", wire.ListGroupsRequest(limit=limit))):
+            found = list[str]()
+            with patch.object(topics_module, "edges", wraps=edges) as looked:
+                while True:
+                    page = await ask(rig, request)
+                    rows = page.topics if kind == "t" else page.groups
+                    assert len(rows) <= limit
+                    assert looked.call_count in {0, len(rows)}
+                    looked.reset_mock()
+                    found += [each.name for each in rows]
+                    request.token = page.next_token
+                    if not page.next_token:
+                        break
+            assert found == [f"{kind}-{number}" for number in range(7)]
+    for limit in (-1, 1_001):
+        with pytest.raises(Refused):
+            await ask(rig, wire.ListTopicsRequest(limit=limit))
 
 
 class IndexScans:

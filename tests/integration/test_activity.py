@@ -76,7 +76,7 @@ def test_what_operators_change_is_recorded(tmp_path: Path, transport: str) -> No
             with pytest.raises(NotAllowed):
                 on_call.add_schedule(taking_over, replace=True)
             on_call.pause_schedule("hourly")
-            assert [each.name for each in viewer.topics().topics] == ["orders", "prices"]
+            assert [each.name for each in viewer.topics()] == ["orders", "prices"]
             found = list(viewer.activity().activities)
         shown = [(each.key, each.rpc, each.topic, each.outcome) for each in reversed(found)]
         assert shown == [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pytest
 from google.protobuf.message import Message
@@ -11,13 +11,13 @@ from support.admin_status import STATUS
 from support.command_tree import keep
 from typer.testing import CliRunner, Result
 
+from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from broker_adapter.wire.signature import Signer
+from dmq.admin import admin_v1 as wire
 from dmq.admin.client import client
 from dmq.cli.app import app
 from dmq.config.contexts import ClientTls
-
-_Response = TypeVar("_Response", bound=Message)
 
 
 class FakeClient(client.AdminClient):
@@ -40,21 +40,18 @@ class FakeClient(client.AdminClient):
         tls: ClientTls | None = None,
         why: str = "",
     ) -> None:
-        self._address, self._timeout_s, self._tls, self._why = address, timeout_s, tls, ()
+        self._timeout_s = timeout_s
+        self._rpc, self._public = wire.Stub(self._call), public.Stub(self._call)
         self.signers.append(signer)
         self.opened.append((address, timeout_s))
 
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _call(
-        self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
-    ) -> _Response:
+    def _call(self, method: Method, request: Message, timeout_s: float = 0.0) -> Message:
         if self.failure is not None:
             raise self.failure
-        answer = self.answers.get(method.name, response_class())
-        assert isinstance(answer, response_class)
-        return answer
+        return self.answers.get(method.name, method.response_class())
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:

@@ -19,7 +19,7 @@ from support.fake_admin_client import run_dmq
 from support.rigs import PATIENCE_S, EmbeddedRig
 from typer.testing import Result
 
-from broker_adapter.wire.pool import Method
+from broker_adapter.wire.pool import Method, option
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
@@ -36,7 +36,6 @@ from dmq.metrics.registry import Metrics
 NOW = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 
 _Answer = TypeVar("_Answer")
-_Response = TypeVar("_Response", bound=Message)
 
 
 class WatchedClient(client.AdminClient):
@@ -45,13 +44,11 @@ class WatchedClient(client.AdminClient):
     deadlines: ClassVar[list[tuple[str, float]]]
     before_call: ClassVar[Callable[[str], None]]
 
-    def _call(
-        self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
-    ) -> _Response:
-        deadline_s = self._timeout_s if timeout_s is None else timeout_s
+    def _call(self, method: Method, request: Message, timeout_s: float = 0.0) -> Message:
+        deadline_s = timeout_s or max(self._timeout_s, option(method, wire.timeout_s))
         self.deadlines.append((method.name, deadline_s))
         WatchedClient.before_call(method.name)
-        return super()._call(method, request, response_class, timeout_s)
+        return super()._call(method, request, timeout_s)
 
 
 class LiveCell:

@@ -15,7 +15,6 @@ from broker_adapter.wire.pool import option
 from dmq.acl.gate import Entrance
 from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, BODIES, GROUP, OPERATE, PUB, SUB, TOPIC, VIEWER, AccessKey, Need
 from dmq.admin import admin_v1 as wire
-from dmq.admin.requests.validate import named
 
 _MIB: Final = 1024 * 1024
 _REQUEST_MIB_MAX: Final = 4  # filters and pages, without messages
@@ -80,7 +79,7 @@ def _need(right: wire.Access, request: Any, found: str) -> Need | None:  # noqa:
         return need
     if right.scope == wire.Access.ANSWER or (right.scope in _FOUND and not found):
         return None
-    name = found if right.scope in _FOUND else named(request, need.kind)
+    name = found if right.scope in _FOUND else getattr(getattr(request, "schedule", request), need.kind)
     if not name and right.scope in _OR_ALL:
         return _VIEW
     return (_BODIES[need.kind] if getattr(request, "with_body", False) else need)._replace(name=name)

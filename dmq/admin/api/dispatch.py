@@ -14,7 +14,6 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS, lacking, may_look_at
 from dmq.admin.api.service import AdminService, Handler, handlers
 from dmq.admin.operations.activity import Caller
-from dmq.admin.requests import validate
 from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 
@@ -57,7 +56,7 @@ class AdminDispatcher:
         access, found = RPCS[rpc], ""
         is_judged, is_recorded = key is not None, self._service.activity.log is not None
         if wire.Access.SCHEDULE in access.scopes and (is_judged or is_recorded):
-            found = await self._service.schedules.topic_of(validate.named(request, "name"))
+            found = await self._service.schedules.topic_of(getattr(request, "schedule", request).name)
         elif wire.Access.JOB in access.scopes and is_judged:
             found = self._service.letters.group_of_job(request.job_id)
         if self._guard is not None and key is not None:

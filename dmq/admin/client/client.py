@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 from urllib.parse import quote
 
 import grpc
@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as public
-from broker_adapter.wire.pool import Method
+from broker_adapter.wire.pool import Method, option
 from broker_adapter.wire.signature import Signer
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.channel import open_channel, told_of_tls
@@ -24,14 +24,8 @@ from dmq.admin.requests.validate import CLIENT_MS_MAX, WHY_HEADER
 from dmq.config.contexts import ClientTls, target_of
 from dmq.errors import DmqError
 
-_Response = TypeVar("_Response", bound=Message)
-
 _DRY_RUN_TIMEOUT_S = 600.0  # at least: one call reads every dead letter of a group
-_REMOVAL_TIMEOUT_S = 600.0  # at least: it writes an event for each unfinished message
-_CHANGE_TIMEOUT_S = 60.0  # at least: a thousand messages may be gigabytes
 _ON_THE_WAY_S = 2.0  # to the daemon and back, in addition to the time of the client that it queries
-_SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes all pending messages
-_BACKUP_TIMEOUT_S = 3_600.0  # at least: on another file system it copies the whole store
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
@@ -88,6 +82,7 @@ class AdminClient:
         self._tls = tls
         self._why = ((WHY_HEADER, quote(why)),) if why else ()
         self._channel = open_channel(address, tls, _OPTIONS)
+        self._rpc, self._public = wire.Stub(self._call), public.Stub(self._call)
 
     @classmethod
     def from_context(cls, name: str = "", *, timeout_s: float = 5.0, why: str = "") -> Self:
@@ -113,7 +108,7 @@ class AdminClient:
 
     def status(self) -> wire.GetStatusResponse:
         """Return the status of the daemon."""
-        return self._call(wire.METHODS["GetStatus"], wire.GetStatusRequest(), wire.GetStatusResponse)
+        return self._rpc.GetStatus(wire.GetStatusRequest())
 
     def now_ms(self) -> int:
         """Return the daemon's time, or that of this host if the key may not read the status of the daemon."""
@@ -122,34 +117,39 @@ class AdminClient:
         except NotAllowed:
             return SystemClock().now_ms()
 
-    def topics(self) -> wire.ListTopicsResponse:
-        """Return all topics."""
-        return self._call(wire.METHODS["ListTopics"], wire.ListTopicsRequest(), wire.ListTopicsResponse)
+    def topics(self) -> list[wire.Topic]:
+        """Return all topics, by name, page by page."""
+        found, request = list[wire.Topic](), wire.ListTopicsRequest()
+        while True:
+            page = self._rpc.ListTopics(request)
+            found += page.topics
+            request.token = page.next_token
+            if not page.next_token:
+                return found
 
     def message(
         self, topic: str, message_id: str = "", *, own_key: str = "", with_body: bool = False
     ) -> wire.GetMessageResponse:
         """Return the state of a message; without an id, of the pending message under an own key."""
-        request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body, own_key=own_key)
-        return self._call(wire.METHODS["GetMessage"], request, wire.GetMessageResponse)
+        return self._rpc.GetMessage(
+            wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body, own_key=own_key)
+        )
 
     def count(self, topic: str) -> wire.CountMessagesResponse:
         """Return the offset ranges of the queues of a topic. Raise ``NotFound``."""
-        request = wire.CountMessagesRequest(topic=topic)
-        return self._call(wire.METHODS["CountMessages"], request, wire.CountMessagesResponse)
+        return self._rpc.CountMessages(wire.CountMessagesRequest(topic=topic))
 
     def peek(
         self, topic: str, queue_id: int, offset: int, *, limit: int, with_body: bool = False
     ) -> wire.PeekMessagesResponse:
         """Return messages of a queue without changing their state. Raise ``NotFound``."""
-        request = wire.PeekMessagesRequest(
-            topic=topic, queue_id=queue_id, offset=offset, limit=limit, with_body=with_body
+        return self._rpc.PeekMessages(
+            wire.PeekMessagesRequest(topic=topic, queue_id=queue_id, offset=offset, limit=limit, with_body=with_body)
         )
-        return self._call(wire.METHODS["PeekMessages"], request, wire.PeekMessagesResponse)
 
     def messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
         """Return a page of the messages of a topic. Raise ``NotFound``."""
-        return self._call(wire.METHODS["ListMessages"], request, wire.ListMessagesResponse)
+        return self._rpc.ListMessages(request)
 
     def cancel(
         self,
@@ -204,20 +204,23 @@ class AdminClient:
         request.topic = topic
         request.message_ids.extend(ids)
         request.recall_handles.extend(handles)
-        timeout_s = max(self._timeout_s, _CHANGE_TIMEOUT_S)
-        return self._call(wire.METHODS["ChangeMessages"], request, wire.ChangeMessagesResponse, timeout_s).messages
+        return self._rpc.ChangeMessages(request).messages
 
-    def groups(self, *, with_removed: bool = False) -> Sequence[wire.Group]:
-        """Return the consumer groups without their histograms; on request also removed groups that still have dead
-        letters.
+    def groups(self, *, with_removed: bool = False) -> list[wire.Group]:
+        """Return the consumer groups without their histograms, page by page; on request also removed groups that still
+        have dead letters.
         """
-        request = wire.ListGroupsRequest(with_removed=with_removed)
-        return self._call(wire.METHODS["ListGroups"], request, wire.ListGroupsResponse).groups
+        found, request = list[wire.Group](), wire.ListGroupsRequest(with_removed=with_removed)
+        while True:
+            page = self._rpc.ListGroups(request)
+            found += page.groups
+            request.token = page.next_token
+            if not page.next_token:
+                return found
 
     def group(self, name: str, *, with_unread: bool = False) -> wire.Group:
         """Return one group. Raise ``NotFound``."""
-        request = wire.GetGroupRequest(group=name, with_unread=with_unread)
-        return self._call(wire.METHODS["GetGroup"], request, wire.GetGroupResponse).group
+        return self._rpc.GetGroup(wire.GetGroupRequest(group=name, with_unread=with_unread)).group
 
     def set_group(
         self,
@@ -235,27 +238,27 @@ class AdminClient:
         ``is_paused`` stops deliveries. ``deliver_rate`` limits the messages delivered per second; 0 is no limit. Either
         raises ``NotFound`` if the group does not exist.
         """
-        request = wire.SetGroupRequest(
-            group=name,
-            policy=policy,
-            reset_policy=reset_policy,
-            is_fifo=is_fifo,
-            retries=retries,
-            is_paused=is_paused,
-            deliver_rate=deliver_rate,
-        )
-        return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
+        return self._rpc.SetGroup(
+            wire.SetGroupRequest(
+                group=name,
+                policy=policy,
+                reset_policy=reset_policy,
+                is_fifo=is_fifo,
+                retries=retries,
+                is_paused=is_paused,
+                deliver_rate=deliver_rate,
+            )
+        ).group
 
     def topic(self, name: str) -> wire.Topic:
         """Return one topic with its readers. Raise ``NotFound``."""
-        return self._call(wire.METHODS["GetTopic"], wire.GetTopicRequest(topic=name), wire.GetTopicResponse).topic
+        return self._rpc.GetTopic(wire.GetTopicRequest(topic=name)).topic
 
     def create_topic(
         self, name: str, *, queues: int = 0, type_: str = "", keep: wire.KeepChange | None = None
     ) -> wire.Topic:
         """Create a topic. Without ``type_`` it accepts all message types."""
-        request = wire.CreateTopicRequest(topic=name, queues=queues, type=type_, keep=keep)
-        return self._call(wire.METHODS["CreateTopic"], request, wire.CreateTopicResponse).topic
+        return self._rpc.CreateTopic(wire.CreateTopicRequest(topic=name, queues=queues, type=type_, keep=keep)).topic
 
     def set_topic(
         self,
@@ -277,61 +280,51 @@ class AdminClient:
         messages and their bytes, ``send_rate`` the messages sent per second; 0 is no limit, -1 the value of the
         configuration. Sends above a limit are refused.
         """
-        request = wire.SetTopicRequest(
-            topic=name,
-            queues=queues,
-            type=type_,
-            keep=keep,
-            is_paused=is_paused,
-            deliver_rate=deliver_rate,
-            max_pending=max_pending,
-            max_pending_bytes=max_pending_bytes,
-            send_rate=send_rate,
-        )
-        return self._call(wire.METHODS["SetTopic"], request, wire.SetTopicResponse).topic
+        return self._rpc.SetTopic(
+            wire.SetTopicRequest(
+                topic=name,
+                queues=queues,
+                type=type_,
+                keep=keep,
+                is_paused=is_paused,
+                deliver_rate=deliver_rate,
+                max_pending=max_pending,
+                max_pending_bytes=max_pending_bytes,
+                send_rate=send_rate,
+            )
+        ).topic
 
     def remove_topic(self, name: str, *, force: bool = False) -> None:
         """Remove a topic. Takes up to several minutes."""
-        request = wire.RemoveTopicRequest(topic=name, force=force)
-        self._call(wire.METHODS["RemoveTopic"], request, wire.RemoveTopicResponse, self._long_s)
+        self._rpc.RemoveTopic(wire.RemoveTopicRequest(topic=name, force=force))
 
     def create_group(self, name: str) -> wire.Group:
         """Create a group."""
-        request = wire.CreateGroupRequest(group=name)
-        return self._call(wire.METHODS["CreateGroup"], request, wire.CreateGroupResponse).group
+        return self._rpc.CreateGroup(wire.CreateGroupRequest(group=name)).group
 
     def remove_group(self, name: str, *, force: bool = False, with_dead_letters: bool = False) -> None:
         """Remove a group. Takes up to several minutes."""
-        request = wire.RemoveGroupRequest(group=name, force=force, with_dead_letters=with_dead_letters)
-        self._call(wire.METHODS["RemoveGroup"], request, wire.RemoveGroupResponse, self._long_s)
+        self._rpc.RemoveGroup(wire.RemoveGroupRequest(group=name, force=force, with_dead_letters=with_dead_letters))
 
     def reset_group(self, request: wire.ResetGroupRequest) -> Sequence[int]:
         """Move the position of a group, and return the position in each queue. Takes up to several minutes."""
-        return self._call(wire.METHODS["ResetGroup"], request, wire.ResetGroupResponse, self._long_s).offsets
+        return self._rpc.ResetGroup(request).offsets
 
     def subscribe(self, group: str, topic: str) -> None:
         """Subscribe a group to a topic from its beginning, unless it is already subscribed."""
-        request = wire.SubscribeRequest(group=group, topic=topic)
-        self._call(wire.METHODS["Subscribe"], request, wire.SubscribeResponse)
-
-    @property
-    def _long_s(self) -> float:
-        return max(self._timeout_s, _REMOVAL_TIMEOUT_S)
+        self._rpc.Subscribe(wire.SubscribeRequest(group=group, topic=topic))
 
     def retries(self, group: str, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListRetriesResponse:
         """Return a page of the pending retries."""
-        request = wire.ListRetriesRequest(group=group, topic=topic, token=token, limit=limit)
-        return self._call(wire.METHODS["ListRetries"], request, wire.ListRetriesResponse)
+        return self._rpc.ListRetries(wire.ListRetriesRequest(group=group, topic=topic, token=token, limit=limit))
 
     def run_retries_now(self, group: str, entries: Sequence[str]) -> wire.RunRetriesNowResponse:
         """Make up to 1000 retries due at once."""
-        request = wire.RunRetriesNowRequest(group=group, entries=entries)
-        return self._call(wire.METHODS["RunRetriesNow"], request, wire.RunRetriesNowResponse)
+        return self._rpc.RunRetriesNow(wire.RunRetriesNowRequest(group=group, entries=entries))
 
     def end_retries(self, group: str, entries: Sequence[str]) -> wire.EndRetriesResponse:
         """Move up to 1000 retries to the dead-letter queue."""
-        request = wire.EndRetriesRequest(group=group, entries=entries)
-        return self._call(wire.METHODS["EndRetries"], request, wire.EndRetriesResponse)
+        return self._rpc.EndRetries(wire.EndRetriesRequest(group=group, entries=entries))
 
     def dead_letters(
         self,
@@ -344,56 +337,50 @@ class AdminClient:
         with_body: bool = False,
     ) -> wire.ListDeadLettersResponse:
         """Return a page of the dead letters."""
-        request = wire.ListDeadLettersRequest(
-            group=group, filter=chosen, offset=offset, limit=limit, with_outcome=with_outcome, with_body=with_body
+        return self._rpc.ListDeadLetters(
+            wire.ListDeadLettersRequest(
+                group=group, filter=chosen, offset=offset, limit=limit, with_outcome=with_outcome, with_body=with_body
+            )
         )
-        return self._call(wire.METHODS["ListDeadLetters"], request, wire.ListDeadLettersResponse)
 
     def start_job(self, request: wire.StartJobRequest) -> wire.Job:
         """Start a redrive or a purge. A dry run may take minutes, independent of the deadline of other calls."""
         timeout_s = max(self._timeout_s, _DRY_RUN_TIMEOUT_S) if request.is_dry_run else self._timeout_s
-        return self._call(wire.METHODS["StartJob"], request, wire.StartJobResponse, timeout_s).job
+        return self._rpc.StartJob(request, timeout_s).job
 
     def jobs(self, group: str = "") -> Sequence[wire.Job]:
         """Return the newest jobs of a group, or of all groups."""
-        return self._call(wire.METHODS["ListJobs"], wire.ListJobsRequest(group=group), wire.ListJobsResponse).jobs
+        return self._rpc.ListJobs(wire.ListJobsRequest(group=group)).jobs
 
     def stop_job(self, job_id: int) -> wire.Job:
         """Stop a running job; completed parts stay. Raise ``NotFound``."""
-        return self._call(wire.METHODS["StopJob"], wire.StopJobRequest(job_id=job_id), wire.StopJobResponse).job
+        return self._rpc.StopJob(wire.StopJobRequest(job_id=job_id)).job
 
     def take_snapshot(self) -> wire.TakeSnapshotResponse:
         """Write a snapshot of the daemon's store into the audit trail. Takes up to several minutes."""
-        timeout_s = max(self._timeout_s, _SNAPSHOT_TIMEOUT_S)
-        return self._call(
-            wire.METHODS["TakeSnapshot"], wire.TakeSnapshotRequest(), wire.TakeSnapshotResponse, timeout_s
-        )
+        return self._rpc.TakeSnapshot(wire.TakeSnapshotRequest())
 
     def clock(self) -> wire.GetClockResponse:
         """Return the clock state of the daemon's host."""
-        return self._call(wire.METHODS["GetClock"], wire.GetClockRequest(), wire.GetClockResponse)
+        return self._rpc.GetClock(wire.GetClockRequest())
 
     def accept_clock(self, why: str) -> wire.AcceptClockResponse:
         """Confirm that the clock of the daemon's host is right."""
-        request = wire.AcceptClockRequest(why=why)
-        return self._call(wire.METHODS["AcceptClock"], request, wire.AcceptClockResponse)
+        return self._rpc.AcceptClock(wire.AcceptClockRequest(why=why))
 
     def back_up(self, folder: str) -> wire.BackUpStoreResponse:
         """Copy the daemon's store into a folder of its host, an absolute path. Takes up to several minutes."""
-        timeout_s = max(self._timeout_s, _BACKUP_TIMEOUT_S)
-        request = wire.BackUpStoreRequest(folder=folder)
-        return self._call(wire.METHODS["BackUpStore"], request, wire.BackUpStoreResponse, timeout_s)
+        return self._rpc.BackUpStore(wire.BackUpStoreRequest(folder=folder))
 
     def clients(self, group: str = "") -> Sequence[wire.Client]:
         """Return the clients of a group, or all clients."""
-        request = wire.ListClientsRequest(group=group)
-        return self._call(wire.METHODS["ListClients"], request, wire.ListClientsResponse).clients
+        return self._rpc.ListClients(wire.ListClientsRequest(group=group)).clients
 
     def client_stack(self, client_id: str) -> str:
         """Return the thread stacks of a client. Raise ``NotFound`` or ``ClientSilent``."""
         request = wire.GetClientStackRequest(client_id=client_id, timeout_ms=self._client_ms)
         timeout_s = self._timeout_s + _ON_THE_WAY_S
-        return self._call(wire.METHODS["GetClientStack"], request, wire.GetClientStackResponse, timeout_s).stack
+        return self._rpc.GetClientStack(request, timeout_s).stack
 
     def verify(self, client_id: str, topic: str, message_id: str) -> wire.VerifyClientMessageResponse:
         """Make a push consumer consume a message once. Raise ``NotFound`` or ``ClientSilent``."""
@@ -401,7 +388,7 @@ class AdminClient:
             client_id=client_id, topic=topic, message_id=message_id, timeout_ms=self._client_ms
         )
         timeout_s = self._timeout_s + _ON_THE_WAY_S
-        return self._call(wire.METHODS["VerifyClientMessage"], request, wire.VerifyClientMessageResponse, timeout_s)
+        return self._rpc.VerifyClientMessage(request, timeout_s)
 
     @property
     def _client_ms(self) -> int:
@@ -411,27 +398,27 @@ class AdminClient:
     def send(self, message: public.Message) -> public.SendMessageResponse:
         """Send through the public protocol, like any client. A refusal is in the status of the response."""
         request = public.SendMessageRequest(messages=[message])
-        return self._call(public.METHODS["SendMessage"], request, public.SendMessageResponse)
+        return self._public.SendMessage(request)
 
     def recall(self, topic: str, handle: str) -> public.RecallMessageResponse:
         """Recall a message through the public protocol, like any client. A refusal is in the status of the response."""
         request = public.RecallMessageRequest(topic=public.Resource(name=topic), recall_handle=handle)
-        return self._call(public.METHODS["RecallMessage"], request, public.RecallMessageResponse)
+        return self._public.RecallMessage(request)
 
     def quotas(self) -> Sequence[wire.Quota]:
         """Return the quotas of keys and addresses with their current use."""
-        return self._call(wire.METHODS["ListQuotas"], wire.ListQuotasRequest(), wire.ListQuotasResponse).quotas
+        return self._rpc.ListQuotas(wire.ListQuotasRequest()).quotas
 
     def set_quota(self, kind: str, name: str, quota: str, limit: int | None) -> wire.Quota:
         """Set a limit of a key or an address; None restores the default."""
         request = wire.SetQuotaRequest(kind=kind, name=name, quota=quota)
         if limit is not None:
             request.limit = limit
-        return self._call(wire.METHODS["SetQuota"], request, wire.SetQuotaResponse).quota
+        return self._rpc.SetQuota(request).quota
 
     def replay(self, request: wire.ReplayMessagesRequest) -> Sequence[wire.Replayed]:
         """Process messages of the inner topic again; return one result per message, in order."""
-        return self._call(wire.METHODS["ReplayMessages"], request, wire.ReplayMessagesResponse).results
+        return self._rpc.ReplayMessages(request).results
 
     def add_schedule(self, schedule: wire.Schedule, *, replace: bool = False) -> wire.AddScheduleResponse:
         """Create a schedule. One with the same name and content is returned unchanged.
@@ -439,64 +426,54 @@ class AdminClient:
         Raise ``CallRefused`` for an invalid schedule, and for other content under an existing name unless ``replace``
         is set.
         """
-        request = wire.AddScheduleRequest(schedule=schedule, replace=replace)
-        return self._call(wire.METHODS["AddSchedule"], request, wire.AddScheduleResponse)
+        return self._rpc.AddSchedule(wire.AddScheduleRequest(schedule=schedule, replace=replace))
 
     def schedules(self, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListSchedulesResponse:
         """Return a page of schedules, by name."""
-        request = wire.ListSchedulesRequest(topic=topic, token=token, limit=limit)
-        return self._call(wire.METHODS["ListSchedules"], request, wire.ListSchedulesResponse)
+        return self._rpc.ListSchedules(wire.ListSchedulesRequest(topic=topic, token=token, limit=limit))
 
     def schedule(self, name: str, *, with_body: bool = False) -> wire.Schedule:
         """Return one schedule. Raise ``NotFound``."""
-        request = wire.GetScheduleRequest(name=name, with_body=with_body)
-        return self._call(wire.METHODS["GetSchedule"], request, wire.GetScheduleResponse).schedule
+        return self._rpc.GetSchedule(wire.GetScheduleRequest(name=name, with_body=with_body)).schedule
 
     def pause_schedule(self, name: str) -> wire.Schedule:
         """Pause a schedule until it is resumed. Raise ``NotFound``."""
-        request = wire.PauseScheduleRequest(name=name)
-        return self._call(wire.METHODS["PauseSchedule"], request, wire.PauseScheduleResponse).schedule
+        return self._rpc.PauseSchedule(wire.PauseScheduleRequest(name=name)).schedule
 
     def resume_schedule(self, name: str) -> wire.Schedule:
         """Resume a schedule from now on. Raise ``NotFound``."""
-        request = wire.ResumeScheduleRequest(name=name)
-        return self._call(wire.METHODS["ResumeSchedule"], request, wire.ResumeScheduleResponse).schedule
+        return self._rpc.ResumeSchedule(wire.ResumeScheduleRequest(name=name)).schedule
 
     def remove_schedule(self, name: str) -> wire.Schedule:
         """Remove a schedule and return its last state. Raise ``NotFound``."""
-        request = wire.RemoveScheduleRequest(name=name)
-        return self._call(wire.METHODS["RemoveSchedule"], request, wire.RemoveScheduleResponse).schedule
+        return self._rpc.RemoveSchedule(wire.RemoveScheduleRequest(name=name)).schedule
 
     def activity(
         self, *, since_ms: int = 0, key: str = "", before: int = 0, limit: int = 1000
     ) -> wire.ListActivityResponse:
         """Return a page of the operators' changes, newest first."""
-        request = wire.ListActivityRequest(since_ms=since_ms, key=key, before=before, limit=limit)
-        return self._call(wire.METHODS["ListActivity"], request, wire.ListActivityResponse)
+        return self._rpc.ListActivity(wire.ListActivityRequest(since_ms=since_ms, key=key, before=before, limit=limit))
 
     def ledger(self, topic: str = "", *, with_groups: bool = False) -> wire.GetLedgerResponse:
         """Return the ledger: the number of messages in each state. Raise ``NotFound`` if the topic is unknown."""
-        request = wire.GetLedgerRequest(topic=topic, with_groups=with_groups)
-        return self._call(wire.METHODS["GetLedger"], request, wire.GetLedgerResponse)
+        return self._rpc.GetLedger(wire.GetLedgerRequest(topic=topic, with_groups=with_groups))
 
     def verify_ledger(self, number: int = 0) -> wire.VerifyLedgerResponse:
         """Start a comparison of the ledger with the rows of the store, or return the progress of one."""
-        request = wire.VerifyLedgerRequest(number=number)
-        return self._call(wire.METHODS["VerifyLedger"], request, wire.VerifyLedgerResponse)
+        return self._rpc.VerifyLedger(wire.VerifyLedgerRequest(number=number))
 
-    def _call(
-        self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
-    ) -> _Response:
-        assert issubclass(method.response_class, response_class)
+    def _call(self, method: Method, request: Message, timeout_s: float = 0.0) -> Message:
+        """Return the answer to a call. Without ``timeout_s`` the deadline is that of the client or the RPC."""
+        timeout_s = timeout_s or max(self._timeout_s, option(method, wire.timeout_s))
         call = self._channel.unary_unary(
             method.path,
             request_serializer=method.request_class.SerializeToString,
             response_deserializer=method.response_class.FromString,
         )
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             signed = self._signer.metadata() if self._signer is not None else ()
-            return call(request, timeout=timeout_s, metadata=(*_metadata(), *signed, *self._why))
+            answer: Message = call(request, timeout=timeout_s, metadata=(*_metadata(), *signed, *self._why))
+            return answer
         except grpc.RpcError as error:
             # its text is ten lines of debug output
             raise self._told(error.code(), error.details() or "", timeout_s) from None

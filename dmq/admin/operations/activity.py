@@ -116,6 +116,7 @@ class ActivityLog:
 
     def _begun(self, caller: Caller, rpc: str, request: Message, topic: str) -> Activity:
         self._last += 1
+        subject: Any = getattr(request, "schedule", request)
         return Activity(
             self._last,
             rpc,
@@ -123,10 +124,10 @@ class ActivityLog:
             CallOutcome.BEGUN,
             key=caller.key,
             address=caller.address,
-            topic=_cut(validate.named(request, "topic") or topic, _NAME_CHARS_MAX),
-            group=_cut(validate.named(request, "group"), _NAME_CHARS_MAX),
+            topic=_cut(getattr(subject, "topic", "") or topic, _NAME_CHARS_MAX),
+            group=_cut(getattr(subject, "group", ""), _NAME_CHARS_MAX),
             what=_cut(what_of(request), _TEXT_CHARS_MAX),
-            why=_cut(caller.why or validate.named(request, "why"), _TEXT_CHARS_MAX),
+            why=_cut(caller.why or getattr(subject, "why", ""), _TEXT_CHARS_MAX),
         )
 
     async def _begin(self, begun: Activity) -> None:

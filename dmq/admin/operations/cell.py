@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.clock import clock_of
+from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.admin.operations.topic_quotas import fullest, refusals
 from dmq.broker.broker import EmbeddedBroker
@@ -18,7 +19,6 @@ from dmq.config.settings import DaemonConfig
 from dmq.errors import with_advice
 from dmq.metrics.registry import Metrics
 from dmq.metrics.usage import ProcessStatus
-from dmq.store.schema.counts import end_of_minute
 from dmq.store.store import Store
 from dmq.trail.export.exporter import Exporter
 
@@ -43,6 +43,9 @@ class Cell:
     say_files: Callable[[], str] = str  # errors in files that are reloaded during operation
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
+
+    def __post_init__(self) -> None:
+        self.overdue = OverdueCount(self.store)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Return the current status of the daemon."""
@@ -76,7 +79,7 @@ class Cell:
             durability=self.config.durability,
             timeline=wire.Timeline(
                 pending=sum(pending.values()),
-                overdue=overdue(store, now_ms),
+                overdue=self.overdue(),
                 next_due_at_ms=next_due_ms,
                 held=sum(store.held().values()),
                 paused_topics=paused_topics(self.broker.names),
@@ -154,19 +157,3 @@ class Cell:
 def paused_topics(names: Names) -> int:
     """Count the topics that are paused."""
     return sum(topic.paused_since_ms is not None for topic in names.slowed.copy().values())
-
-
-def overdue(store: Store, now_ms: int) -> int:
-    """Count the entries due in an earlier minute. If the first entry of the timeline is not late, only held ones can
-    be.
-
-    An entry that was late on acceptance has the time of its acceptance as its timeline key.
-    """
-    next_due_ms = store.next_due_ms()
-    is_late = next_due_ms is not None and end_of_minute(next_due_ms) <= now_ms
-    return sum(
-        bucket.count
-        for scope in (store.pending() if is_late else store.held())
-        for bucket in store.due_counts(scope, 0, now_ms)
-        if bucket.until_ms <= now_ms
-    )

@@ -28,13 +28,6 @@ _ENTRY_CHARS_MAX = 100
 _HANDLE_CHARS_MAX = 2_000  # a topic, an id, and an authentication code
 
 
-def named(request: Message, field: str) -> str:
-    """Return the topic or the group that a request names, itself or in its schedule; empty if it names none."""
-    if field in request.DESCRIPTOR.fields_by_name:
-        return str(getattr(request, field))
-    return str(getattr(getattr(request, "schedule", None), field, ""))
-
-
 def given(request: Message, *fields: str) -> list[Any]:
     """Return the values of optional fields; None for each one that is absent."""
     return [getattr(request, field) if request.HasField(field) else None for field in fields]

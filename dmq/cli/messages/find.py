@@ -75,7 +75,7 @@ def find(
     found: list[Match] = []
     following = ""
     with session.connect() as client, Progress("find", quiet=session.as_json) as progress:
-        topics = sorted(each.name for each in client.topics().topics if not each.name.startswith("%"))
+        topics = sorted(each.name for each in client.topics() if not each.name.startswith("%"))
         if start is None:
             for number, topic in enumerate(topics):
                 found += _by_index(client, topic, wanted)

@@ -144,7 +144,7 @@ def flow_facts(topic: wire.Topic) -> list[tuple[str, str]]:
 def ls(session: Session) -> None:
     """List the topics with their type, queues, messages and quotas."""
     with session.connect() as client:
-        topics = client.topics().topics
+        topics = client.topics()
     rows = [
         (
             *(topic.name, str(topic.queues), f"{topic.stored:,}", f"{topic.pending:,}", topic.type.lower()),

@@ -19,7 +19,7 @@ _TIMEOUT = "1s"
 
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the topics that start with ``incomplete``, without internal topics of the broker."""
-    return _named(ctx, incomplete, lambda client: (each.name for each in client.topics().topics if each.name[0] != "%"))
+    return _named(ctx, incomplete, lambda client: (each.name for each in client.topics() if each.name[0] != "%"))
 
 
 def groups(ctx: typer.Context, incomplete: str) -> list[str]:
