@@ -22,7 +22,7 @@ group, are compared with separate figures of the store. ``against_rows`` compare
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
@@ -183,16 +183,16 @@ class Ledger:
             unread=fired - acked - forwarded - dead - filtered - expired - in_retry,
         )
 
-    def pairs(self, *, only_topic: int = 0, only_groups: Collection[int] = ()) -> Iterator[tuple[int, GroupBook]]:
+    def pairs(self, *, only_topic: int = 0, only_group: int = 0) -> Iterator[tuple[int, GroupBook]]:
         """Yield each topic with the terms of each group that reads it or failed some of its messages.
 
-        Only the given topic and groups are computed; 0 and none stand for all.
+        Only the given topic and group are computed; 0 stands for all.
         """
         for topic_id in self._topics:
             if only_topic not in {0, topic_id}:
                 continue
             for group_id in self._groups.get(topic_id, ()):
-                if only_groups and group_id not in only_groups:
+                if only_group not in {0, group_id}:
                     continue
                 book = self.group(topic_id, group_id)
                 if book.fired or self._row(topic_id, group_id)(Term.QUEUES):

@@ -82,7 +82,7 @@ async def test_the_lag_of_one_topic_or_group_computes_no_other_terms(rig: Embedd
     with patch.object(ledger_module, "GroupBook", wraps=GroupBook) as made:
         assert len(rig.broker.lags.look(topic_id=names.topics["bills"].topic_id)) == 5
         assert made.call_count == 5
-        assert len(rig.broker.lags.look(group_ids={names.groups["group-3"].group_id})) == 2
+        assert len(rig.broker.lags.look(group_id=names.groups["group-3"].group_id)) == 2
         assert made.call_count == 7
 
 

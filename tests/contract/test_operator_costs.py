@@ -20,6 +20,7 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import retry_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations import topics as topics_module
+from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.overdue import OverdueCount
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.groups.subscriptions import Subscriptions
@@ -248,6 +249,13 @@ async def test_topics_and_groups_come_in_pages(rig: EmbeddedRig) -> None:
                     if not page.next_token:
                         break
             assert found == [f"{kind}-{number}" for number in range(7)]
+    groups = GroupCalls(rig.store, rig.broker)
+    with patch.object(rig.broker.lags, "look", return_value=[]) as looked:
+        first = await groups.list_groups(wire.ListGroupsRequest(limit=3))
+        await groups.list_groups(wire.ListGroupsRequest(limit=3, token=first.next_token))
+        assert looked.call_count == 1, "all pages of a list share the read of the ledger"
+        await groups.list_groups(wire.ListGroupsRequest())
+        assert looked.call_count == 2
     for limit in (-1, 1_001):
         with pytest.raises(Refused):
             await ask(rig, wire.ListTopicsRequest(limit=limit))

@@ -24,6 +24,7 @@ from dmq.runtime.slices import in_slices
 from dmq.store.store import Store
 
 _DUE_BUCKETS_MAX = 10_000
+_LIST_S_MAX = 60.0  # for all pages of a list
 
 
 class GroupCalls:
@@ -34,6 +35,8 @@ class GroupCalls:
         self._store = store
         self._broker = broker
         self._retries_default = retries_default
+        self._lags: dict[str, list[Lag]] = {}
+        self._lags_until_s = 0.0
 
     async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
         """List a page of the groups, by name; on request with removed groups that still have dead letters."""
@@ -44,11 +47,7 @@ class GroupCalls:
             left = {each.name.removeprefix(DEAD_LETTER_PREFIX): each for each in letters if names.is_left(each)}
         page = page_of({*names.groups, *left}, request.token, request.limit)
         groups = {name: names.groups[name] for name in page.names if name in names.groups}
-        wanted = {group.group_id for group in groups.values()}
-        lags = defaultdict[str, list[Lag]](list)
-        look = partial(self._broker.lags.look, group_ids=wanted)
-        for each in await asyncio.get_running_loop().run_in_executor(None, look):
-            lags[each.group].append(each)
+        lags = await self._lags_of_all(is_first=not request.token)
         subscriptions = defaultdict[int, list[Subscription]](list)
         for subscription in self._broker.subscriptions.all():
             subscriptions[subscription.group_id].append(subscription)
@@ -57,7 +56,7 @@ class GroupCalls:
             group = groups.get(name)
             if group is not None:
                 shown = await self._group(group, subscriptions[group.group_id])
-                found.append(_with_lag(shown, lags[name]))
+                found.append(_with_lag(shown, lags.get(name, ())))
             if name in left:
                 found.append(await self._left(name, left[name]))
         return wire.ListGroupsResponse(groups=found, next_token=page.next_token)
@@ -69,7 +68,7 @@ class GroupCalls:
         """
         group = self._known(check_group(request.group))
         shown = await self._shown(group)
-        look = partial(self._broker.lags.look, group_ids={group.group_id})
+        look = partial(self._broker.lags.look, group_id=group.group_id)
         lags = await asyncio.get_running_loop().run_in_executor(None, look)
         for each in lags:
             shown.lags.add(**{field: value for field, value in each._asdict().items() if field != "group"})
@@ -200,6 +199,16 @@ class GroupCalls:
             deliver_rate=group.deliver_rate or 0,
             waiting_bytes=self._store.pending_bytes().get(group.group_id, 0),
         )
+
+    async def _lags_of_all(self, *, is_first: bool) -> dict[str, list[Lag]]:
+        """Return the lags by group. All pages of a list share one read, which costs a row for each topic and group."""
+        clock = self._store.clock
+        if is_first or clock.monotonic_s() >= self._lags_until_s:
+            lags = defaultdict[str, list[Lag]](list)
+            for each in await asyncio.get_running_loop().run_in_executor(None, self._broker.lags.look):
+                lags[each.group].append(each)
+            self._lags, self._lags_until_s = dict(lags), clock.monotonic_s() + _LIST_S_MAX
+        return self._lags
 
     async def _left(self, name: str, letters: Topic) -> wire.Group:
         """Return a group that was removed or never existed, of which dead letters are left."""

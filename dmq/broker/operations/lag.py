@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -107,9 +107,8 @@ class Lags:
                 self._recent_until_s = ended_s + min(_REST_S_MAX, _REST_PART * (ended_s - began_s))
             return self._recent
 
-    def look(self, *, topic_id: int = 0, group_ids: Collection[int] = (), rows_max: int = 2**31) -> list[Lag]:
-        """Return the lag of each topic and group, or only of one topic or some groups, by topic; empty without a
-        ledger.
+    def look(self, *, topic_id: int = 0, group_id: int = 0, rows_max: int = 2**31) -> list[Lag]:
+        """Return the lag of each topic and group, or only of one topic or group, by topic; empty without a ledger.
 
         Raise ``Overloaded`` if the ledger has more than ``rows_max`` rows.
         """
@@ -118,10 +117,10 @@ class Lags:
         with self._lock:
             leased = self.leased()  # read slightly before the ledger
             ledger = read_books(self._store, rows_max)
-            pairs = list(ledger.pairs(only_topic=topic_id, only_groups=group_ids))
+            pairs = list(ledger.pairs(only_topic=topic_id, only_group=group_id))
             now = moment(self._store.clock)
             self._read_heads(ledger, pairs, now)
-            if not (topic_id or group_ids):  # forget removed pairs and those without unread messages
+            if not (topic_id or group_id):  # forget removed pairs and those without unread messages
                 there = {(found_id, book.group_id) for found_id, book in pairs if book.unread > 0}
                 self._heads = {pair: head for pair, head in self._heads.items() if pair in there}
             return [self._lag(ledger, *pair, leased=leased, now=now) for pair in pairs]
