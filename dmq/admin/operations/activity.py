@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from broker_adapter.contracts.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import validate
+from dmq.admin.requests.mapping import filled
 from dmq.errors import DmqError, StoreBusy, StoreError
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity, text_of
 from dmq.store.schema.keys import META_ACTIVITY, Family, activity_key, meta_range
@@ -193,7 +194,8 @@ class ActivityCalls:
             if len(response.activities) == limit:
                 response.next_before = response.activities[-1].number
                 break
-            response.activities.append(_wire(each))
+            times = {"began_at_ms": each.began_ms, "ended_at_ms": each.ended_ms}
+            response.activities.append(filled(wire.Activity, each, **times))
         return response
 
 
@@ -225,20 +227,3 @@ def _cut(text: str, chars_max: int) -> str:
     """Return the text on one line, cut to ``chars_max``."""
     shown = "".join(each if each.isprintable() else " " for each in text[: chars_max + 1])
     return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
-
-
-def _wire(activity: Activity) -> wire.Activity:
-    return wire.Activity(
-        number=activity.number,
-        rpc=activity.rpc,
-        began_at_ms=activity.began_ms,
-        ended_at_ms=activity.ended_ms,
-        outcome=str(activity.outcome),
-        key=activity.key,
-        address=activity.address,
-        topic=activity.topic,
-        group=activity.group,
-        what=activity.what,
-        why=activity.why,
-        error=activity.error,
-    )

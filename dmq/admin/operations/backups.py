@@ -9,6 +9,7 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.mapping import filled
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly
 from dmq.recovery.backups.snapshots import Snapshots
@@ -77,13 +78,7 @@ class Backups:
         except StoreError as error:
             raise BrokerUnavailable(f"the backup failed: {error}") from error
         took_ms = (clock.monotonic_s() - started_s) * 1000
-        return wire.BackUpStoreResponse(
-            folder=str(folder),
-            sequence=sequence,
-            size_bytes=copied.size_bytes,
-            linked_bytes=copied.linked_bytes,
-            took_ms=took_ms,
-        )
+        return filled(wire.BackUpStoreResponse, copied, folder=str(folder), sequence=sequence, took_ms=took_ms)
 
 
 class BackupCalls:
@@ -107,11 +102,4 @@ class BackupCalls:
         if self._snapshots is None:
             raise Refused(Rule.REQUEST, "this daemon runs without an audit trail, so a snapshot has no place")
         taken = await self._snapshots.snapshot()
-        return wire.TakeSnapshotResponse(
-            sequence=taken.sequence,
-            path=str(taken.path),
-            entries=taken.entries,
-            taken_at_ms=taken.taken_ms,
-            took_ms=taken.took_ms,
-            is_new=taken.is_new,
-        )
+        return filled(wire.TakeSnapshotResponse, taken, path=str(taken.path), taken_at_ms=taken.taken_ms)

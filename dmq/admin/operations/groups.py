@@ -136,15 +136,9 @@ class GroupCalls:
             limit=validate.check_limit(request.limit),
         )
         retries = [
-            wire.WaitingRetry(
-                entry=each.entry,
-                group=each.group,
-                topic=each.topic,
-                message_id=each.message_id,
-                attempt=each.attempt,
-                due_at_ms=each.due_at_ms,
-                first_failed_at_ms=each.first_failed_at_ms,
-                last_failed_at_ms=each.last_failed_at_ms,
+            mapping.filled(
+                wire.WaitingRetry,
+                each,
                 content=mapping.content_if_readable(each.payload, with_body=False),
                 failure=mapping.wire_reason(each.failure),
             )

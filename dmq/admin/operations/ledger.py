@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
+from dmq.admin.requests.mapping import filled
 from dmq.broker.operations.lag import in_flight
 from dmq.errors import StoreError
 from dmq.recovery.check.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
 from dmq.store.schema.counts import BUCKET_MS
-from dmq.trail.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
+from dmq.trail.ledger import Difference, Ledger, TopicBook, read_books
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 _SPANS = (("minute", _MINUTE_MS), ("hour", _HOUR_MS), ("day", _DAY_MS), ("week", 7 * _DAY_MS))
@@ -69,12 +69,22 @@ class LedgerCalls:
         self, book: TopicBook, ledger: Ledger, leased: Counter[tuple[int, int]], *, with_groups: bool
     ) -> wire.LedgerTopic:
         letters = book.letters
-        return wire.LedgerTopic(
+        return filled(
+            wire.LedgerTopic,
+            book,
             topic=ledger.name(book.topic_id),
-            **{name: getattr(book, name) for name in _TOPIC_TERMS},
             due=self._due(book) if book.pending > 0 else None,
-            letters=wire.LedgerLetters(**{name: getattr(letters, name) for name in _LETTER_TERMS}) if letters else None,
-            groups=[_group(each, ledger, leased[book.topic_id, each.group_id]) for each in book.groups if with_groups],
+            letters=filled(wire.LedgerLetters, letters) if letters else None,
+            groups=[
+                filled(
+                    wire.LedgerGroup,
+                    each,
+                    group=ledger.name(each.group_id),
+                    in_flight=in_flight(each, leased[book.topic_id, each.group_id]),
+                )
+                for each in book.groups
+                if with_groups
+            ],
         )
 
     def _due(self, book: TopicBook) -> wire.LedgerDue:
@@ -97,33 +107,10 @@ class LedgerCalls:
         return due
 
 
-_LETTER_TERMS = tuple(field.name for field in wire.LedgerLetters.DESCRIPTOR.fields)
-_GROUP_TERMS = tuple(
-    field.name for field in wire.LedgerGroup.DESCRIPTOR.fields if field.name not in {"group", "in_flight"}
-)
-_TOPIC_TERMS = tuple(
-    field.name for field in wire.LedgerTopic.DESCRIPTOR.fields if field.message_type is None and field.name != "topic"
-)
-
-
-def _group(book: GroupBook, ledger: Ledger, leased: int) -> wire.LedgerGroup:
-    terms = {name: getattr(book, name) for name in _GROUP_TERMS}
-    return wire.LedgerGroup(group=ledger.name(book.group_id), in_flight=in_flight(book, leased), **terms)
-
-
 def _difference(each: Difference) -> wire.LedgerDifference:
     return wire.LedgerDifference(**each._asdict())
 
 
 def _verification(made: Verification) -> wire.VerifyLedgerResponse:
-    differences: Iterable[Difference] = made.first
-    return wire.VerifyLedgerResponse(
-        number=made.number,
-        started_at_ms=made.started_at_ms,
-        ended_at_ms=made.ended_at_ms,
-        looked=made.looked,
-        expected=made.expected,
-        error=made.error,
-        differences=[_difference(each) for each in differences],
-        differences_total=made.differences,
-    )
+    differences = [_difference(each) for each in made.first]
+    return filled(wire.VerifyLedgerResponse, made, differences=differences, differences_total=made.differences)

@@ -76,16 +76,10 @@ class LetterCalls:
 
 def _shown(letter: Letter, *, with_body: bool) -> wire.DeadLetter:
     dead, outcome = letter.dead, letter.outcome
-    return wire.DeadLetter(
-        offset=dead.offset,
-        message_id=dead.message_id,
-        origin_topic=dead.origin_topic,
+    return mapping.filled(
+        wire.DeadLetter,
+        dead,
         reason=dead.reason.name if dead.reason is not None else None,
-        attempts=dead.attempts,
-        first_failed_at_ms=dead.first_failed_at_ms,
-        last_failed_at_ms=dead.last_failed_at_ms,
-        tag=dead.tag,
-        keys=dead.keys,
         dead_at_ms=letter.dead_at_ms,
         outcome=outcome.what if outcome is not None else "",
         outcome_at_ms=outcome.at_ms if outcome is not None else 0,

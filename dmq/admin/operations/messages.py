@@ -28,7 +28,7 @@ from dmq.admin.requests import mapping, validate
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.failures.waiting_retries import next_of
 from dmq.broker.io.queue_log import Place, messages_from
-from dmq.broker.operations.message_states import Where
+from dmq.broker.operations.message_states import GroupState, Where
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
@@ -130,18 +130,17 @@ class MessageCalls:
             if not message_id:
                 return wire.GetMessageResponse(topic=topic, state="UNKNOWN", queue_id=-1, queue_offset=-1)
         found = await self.find(topic, validate.check_message_id(message_id))
-        return wire.GetMessageResponse(
+        return mapping.filled(
+            wire.GetMessageResponse,
+            found,
             topic=topic,
             message_id=message_id,
             state=found.state.name,
-            deliver_at_ms=found.deliver_at_ms,
-            stored_at_ms=found.stored_at_ms,
-            queue_id=found.queue_id,
-            queue_offset=found.queue_offset,
             content=_content(found.payload, with_body=request.with_body),
-            is_held=found.is_held,
-            groups=await self.group_states(topic, message_id, found),
-            ended_at_ms=found.ended_at_ms,
+            groups=[
+                mapping.filled(wire.GroupState, each, failure=mapping.wire_reason(each.failure))
+                for each in await self.group_states(topic, message_id, found)
+            ],
         )
 
     async def list_messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
@@ -180,7 +179,7 @@ class MessageCalls:
         """Return the state of a message."""
         return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
 
-    async def group_states(self, topic_name: str, message_id: str, found: FoundMessage) -> list[wire.GroupState]:
+    async def group_states(self, topic_name: str, message_id: str, found: FoundMessage) -> list[GroupState]:
         """Return the state of a message for each group, by name, if it was found in a queue or expired from one."""
         topic = self._broker.names.topics.get(topic_name)
         if topic is None or found.state not in {MessageState.QUEUED, MessageState.EXPIRED}:
@@ -193,8 +192,7 @@ class MessageCalls:
             is_there=found.state is MessageState.QUEUED,
             is_redriven=found.queue_id < 0,
         )
-        states = await self._broker.operator.group_states.of(where)
-        return [wire.GroupState(**{**each._asdict(), "failure": mapping.wire_reason(each.failure)}) for each in states]
+        return await self._broker.operator.group_states.of(where)
 
     def _message(self, topic_name: str, message_id: str) -> FoundMessage:
         topic = self._broker.names.topics.get(topic_name)
@@ -451,14 +449,15 @@ def _is_meant(wanted: _Request, message: QueuedMessage) -> bool:
 def _shown(
     state: wire.MessageState, message: QueuedMessage, queue_id: int = -1, offset: int = -1, *, is_held: bool = False
 ) -> _Listed:
-    return _Listed(
+    content = mapping.content_if_readable(message.payload, with_body=False)
+    return mapping.filled(
+        _Listed,
+        message,
         state=state,
         message_id=unpack_id(message.message_id),
-        deliver_at_ms=message.deliver_at_ms,
-        stored_at_ms=message.stored_at_ms,
         queue_id=queue_id,
         queue_offset=offset,
-        content=mapping.content_if_readable(message.payload, with_body=False),
+        content=content,
         is_held=is_held,
     )
 

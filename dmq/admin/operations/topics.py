@@ -92,12 +92,9 @@ class TopicCalls:
         queue, limit = Subscription(check_topic(request.topic), request.queue_id), validate.check_limit(request.limit)
         found = await self._broker.pulls.pull(queue, request.offset, batch_max=limit, wait_ms=0)
         messages = [
-            wire.PeekedMessage(
-                message_id=each.message_id,
-                queue_id=each.queue_id,
-                queue_offset=each.queue_offset,
-                stored_at_ms=each.stored_at_ms,
-                deliver_at_ms=each.deliver_at_ms,
+            mapping.filled(
+                wire.PeekedMessage,
+                each,
                 content=mapping.content_if_readable(each.payload, with_body=request.with_body),
             )
             async for each in in_slices(found.messages)

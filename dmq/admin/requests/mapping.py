@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import mapping
@@ -14,21 +16,21 @@ from retry.dead_letter import DeadFilter, Job
 from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
 
+_Made = TypeVar("_Made", bound=Message)
+
+
+def filled(kind: type[_Made], value: object, /, **fields: object) -> _Made:
+    """Return a message whose fields are ``fields``, and for the others the attributes of ``value`` of their names."""
+    others = {name: getattr(value, name) for name in kind.DESCRIPTOR.fields_by_name if name not in fields}
+    return kind(**others, **fields)
+
 
 def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:
     """Return a stored message, on request with its body. Raise ``DecodeError`` if the bytes are not a message."""
     message = mapping.decode(payload)
-    return wire.Content(
-        tag=message.tag,
-        keys=message.keys,
-        properties=message.properties,
-        message_group=message.message_group,
-        born_at_ms=message.born_at_ms,
-        born_host=message.born_host,
-        body_encoding=message.body_encoding.name,
-        body_bytes=len(message.body),
-        body=message.body if with_body else None,
-    )
+    body = message.body if with_body else None
+    encoding = message.body_encoding.name
+    return filled(wire.Content, message, body_encoding=encoding, body_bytes=len(message.body), body=body)
 
 
 def content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | None:
@@ -114,24 +116,7 @@ def filter_of(chosen: wire.DeadFilter) -> DeadFilter:
 
 def wire_job(job: Job) -> wire.Job:
     """Return the current state of a job."""
-    return wire.Job(
-        job_id=job.job_id,
-        kind=job.kind.name,
-        group=job.group,
-        filter=wire_filter(job.filter),
-        to_topic=job.to_topic,
-        all_groups=job.all_groups,
-        why=job.why,
-        rate_per_s=job.rate_per_s,
-        created_at_ms=job.created_at_ms,
-        first_offset=job.first_offset,
-        next_offset=job.next_offset,
-        end_offset=job.end_offset,
-        done=job.done,
-        passed=job.passed,
-        failed=job.failed,
-        state=job.state.name,
-    )
+    return filled(wire.Job, job, kind=job.kind.name, filter=wire_filter(job.filter), state=job.state.name)
 
 
 # Reasons are numbers in one direction; everything else is matched by name.
