@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,7 +12,7 @@ from dmq.acl.rules import AccessKey
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS, lacking, may_look_at
-from dmq.admin.api.service import AdminService, Handler, handlers
+from dmq.admin.api.service import AdminService
 from dmq.admin.operations.activity import Caller
 from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
@@ -25,27 +25,27 @@ class AdminDispatcher:
     def __init__(self, service: AdminService, guard: Authenticator | None = None) -> None:
         self._service = service
         self._guard = guard
-        self._handlers: Mapping[str, Handler] = handlers(service)
+        self._calls = {method.path: (service.handler(rpc), method) for rpc, method in wire.METHODS.items()}
 
     @property
     def paths(self) -> Iterable[str]:
         """Paths that are served."""
-        return self._handlers
+        return self._calls
 
     async def serve(self, path: str, body: bytes, header: Header, address: str, key: AccessKey | None = None) -> bytes:
         """Answer a call. ``key`` is the verified key of the signature, if already checked."""
-        handler, rpc = self._handlers[path], path.rpartition("/")[2]
-        access = RPCS[rpc]
+        call, method = self._calls[path]
+        rpc, access = method.name, RPCS[method.name]
         if self._guard is not None and key is None:
             key = self._guard.enter(rpc, header, lacking(rpc))
-        request = handler.request_class.FromString(body)
+        request = method.request_class.FromString(body)
         topic = await self._judge(rpc, key, request)
         activity = self._service.activity.log
         if activity is None or not access.changes(request):
-            response = await handler.call(request)
+            response = await call(request)
         else:
             caller = Caller(key.name if key is not None else "", address, why_of(header))
-            response = await activity.run(caller, rpc, request, handler.call, topic)
+            response = await activity.run(caller, rpc, request, call, topic)
         if key is not None and isinstance(response, wire.ListTopicsResponse):
             shown = [each for each in response.topics if may_look_at(key, each.name)]
             response = wire.ListTopicsResponse(topics=shown, next_token=response.next_token)

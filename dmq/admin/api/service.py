@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
-from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.activity import ActivityCalls, ActivityLog
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import Cell
@@ -40,13 +39,6 @@ _REFUSED: Mapping[Rule, int] = MappingProxyType(
         Rule.FORBIDDEN: 7,
     }
 )
-
-
-class Handler(NamedTuple):
-    """Handler of one RPC: parse the request as ``request_class``, await ``call(request)``."""
-
-    request_class: type[Message]
-    call: Callable[[Any], Awaitable[Message]]
 
 
 class AdminService:
@@ -93,13 +85,6 @@ class AdminService:
         name = re.sub(r"\B([A-Z])", r"_\1", rpc).lower()
         (found,) = (getattr(part, name) for part in self._parts if hasattr(part, name))
         return found  # type: ignore[no-any-return]  # looked up by name
-
-
-def handlers(service: AdminService) -> Mapping[str, Handler]:
-    """Return the handler of each RPC by its HTTP/2 path (``/rockdmq.admin.v1.AdminService/GetStatus``)."""
-    return MappingProxyType(
-        {method.path: Handler(method.request_class, service.handler(rpc)) for rpc, method in wire.METHODS.items()}
-    )
 
 
 class Refusal(NamedTuple):

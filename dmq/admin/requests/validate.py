@@ -141,31 +141,28 @@ def check_job(request: wire.StartJobRequest) -> Job:
     if rate != 0 and not RATE_MIN <= rate <= RATE_MAX:  # NaN is outside as well
         limit = f"0, or {RATE_MIN:g} to {RATE_MAX:g}"
         raise Refused(Rule.REQUEST, "the rate is out of range, in messages a second", value=rate, limit=limit)
-    match request.kind:
-        case wire.REDRIVE:
-            if request.why:
-                raise Refused(Rule.REQUEST, "a reason is for a purge only")
-            to_topic = check_topic(request.to_topic) if request.to_topic else ""
-            if to_topic and request.all_groups:
-                why = "a redrive goes to another topic, or to all groups of the topics they came from: not both"
-                raise Refused(Rule.REQUEST, why, value=to_topic)
-            return Job(
-                job_id=0,
-                kind=JobKind.REDRIVE,
-                group=group,
-                filter=chosen,
-                to_topic=to_topic,
-                all_groups=request.all_groups,
-                rate_per_s=rate,
-            )
-        case wire.PURGE:
-            if request.to_topic:
-                raise Refused(Rule.REQUEST, "a target topic is for a redrive only", value=request.to_topic)
-            if request.all_groups:
-                raise Refused(Rule.REQUEST, "a choice of groups is for a redrive only")
-            why = _check_why(request.why)
-            return Job(job_id=0, kind=JobKind.PURGE, group=group, filter=chosen, why=why, rate_per_s=rate)
-    raise Refused(Rule.REQUEST, "unknown kind of job", value=int(request.kind), limit="REDRIVE, PURGE")
+    kind = {wire.REDRIVE: JobKind.REDRIVE, wire.PURGE: JobKind.PURGE}.get(request.kind)
+    if kind is None:
+        raise Refused(Rule.REQUEST, "unknown kind of job", value=int(request.kind), limit="REDRIVE, PURGE")
+    if kind is JobKind.REDRIVE and request.why:
+        raise Refused(Rule.REQUEST, "a reason is for a purge only")
+    if kind is JobKind.PURGE and request.to_topic:
+        raise Refused(Rule.REQUEST, "a target topic is for a redrive only", value=request.to_topic)
+    if kind is JobKind.PURGE and request.all_groups:
+        raise Refused(Rule.REQUEST, "a choice of groups is for a redrive only")
+    if request.to_topic and request.all_groups:
+        why = "a redrive goes to another topic, or to all groups of the topics they came from: not both"
+        raise Refused(Rule.REQUEST, why, value=request.to_topic)
+    return Job(
+        job_id=0,
+        kind=kind,
+        group=group,
+        filter=chosen,
+        to_topic=check_topic(request.to_topic) if request.to_topic else "",
+        all_groups=request.all_groups,
+        why=_check_why(request.why) if kind is JobKind.PURGE else "",
+        rate_per_s=rate,
+    )
 
 
 def check_job_id(job_id: int) -> int:
