@@ -11,7 +11,7 @@ from statistics import median
 from bench.cell import say
 from bench.inside_spool import TYPE, check_waiting, fill, payloads, quiet, say_rate, together, writer_figures
 from broker_adapter.runtime.clock import SystemClock
-from dmq.producer_store.spool import Spool
+from dmq.producer_store import Spool
 from retry.hook import ramp
 from retry.hook.redelivery import Redelivery
 from retry.outcome import Delivered, Outcome, Spooled

@@ -25,8 +25,7 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from bench.cell import quantiles, say
 from broker_adapter.runtime.clock import SystemClock
-from dmq.producer_store.directories.bounds import SpoolOptions
-from dmq.producer_store.spool import Spool
+from dmq.producer_store import Spool, SpoolOptions
 from dmq.store.schema.keys import pack_timeline_key
 from dmq.store.schema.spool import encode_entry
 from retry.hook.uid import make_uid

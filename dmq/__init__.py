@@ -25,8 +25,7 @@ if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
 if TYPE_CHECKING:
     from dmq.admin.client.client import AdminClient
     from dmq.client import SidecarClient
-    from dmq.producer_store.durable import durable
-    from dmq.producer_store.spool import Spool, SpoolOptions
+    from dmq.producer_store import Spool, SpoolOptions, durable
     from retry import Delivered, Redelivery, Rejected, Spooled
 
 __all__ = [
@@ -44,9 +43,9 @@ __all__ = [
 _HOMES = {
     "AdminClient": "dmq.admin.client.client",
     "SidecarClient": "dmq.client",
-    "Spool": "dmq.producer_store.spool",
-    "SpoolOptions": "dmq.producer_store.spool",
-    "durable": "dmq.producer_store.durable",
+    "Spool": "dmq.producer_store",
+    "SpoolOptions": "dmq.producer_store",
+    "durable": "dmq.producer_store",
 }
 
 

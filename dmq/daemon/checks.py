@@ -24,7 +24,7 @@ from dmq.config.units import Address
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.errors import AddressInUse, DmqError, StartRefused
-from dmq.recovery.backups.folder import check_backup_dir
+from dmq.recovery import check_backup_dir
 from dmq.store.files.cell import holder_of
 from dmq.store.schema.files import CELL_FILE
 

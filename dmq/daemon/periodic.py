@@ -8,8 +8,7 @@ from dmq.admin.operations.backups import Backups
 from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
-from dmq.recovery.backups.folder import BackupFolder
-from dmq.recovery.backups.snapshots import Snapshots
+from dmq.recovery import BackupFolder, Snapshots
 from dmq.store.store import Store
 
 

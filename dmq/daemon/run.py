@@ -32,8 +32,7 @@ from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics, MetricsServer, start_http
-from dmq.recovery.backups.snapshots import Snapshots
-from dmq.recovery.check.ledger import LedgerVerifier
+from dmq.recovery import LedgerVerifier, Snapshots
 from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.store import Store

@@ -134,7 +134,7 @@ def target_described_by(environ: Mapping[str, str]) -> Target:
 
 
 def _spool(folder: str, options: dict[str, Any]) -> DelaySink:
-    from dmq.producer_store.spool import Spool, SpoolOptions
+    from dmq.producer_store import Spool, SpoolOptions
 
     return Spool(folder, options=SpoolOptions(**options))
 

@@ -13,7 +13,7 @@ from support.effort import EFFORT, SEED
 from support.wire_client import WireClient, a_message
 
 from dmq import AdminClient
-from dmq.recovery.check.check import check
+from dmq.recovery import check_store
 
 KILLS, PATIENCE_S, FAR_MS = 2 * EFFORT, 60.0, 4_000_000_000_000
 BETWEEN_S = (0.0, 0.8)  # the first backup begins at once, and is looked through for about half a second
@@ -32,7 +32,7 @@ def test_a_kill_at_any_moment_leaves_whole_backups_only(tmp_path: Path) -> None:
             time.sleep(rng.uniform(*BETWEEN_S))  # a kill at any moment
             daemon.kill()
             for path in folder.glob("dmq-*Z"):
-                assert not check(path, lambda _: None).findings.count
+                assert not check_store(path, lambda _: None).findings.count
             daemon.restart()
         until_s = time.monotonic() + PATIENCE_S
         with AdminClient(daemon.address) as admin:
@@ -42,4 +42,4 @@ def test_a_kill_at_any_moment_leaves_whole_backups_only(tmp_path: Path) -> None:
         daemon.stop()
     (path,) = folder.iterdir()
     assert path.name.endswith("Z")
-    assert not check(path, lambda _: None).findings.count
+    assert not check_store(path, lambda _: None).findings.count

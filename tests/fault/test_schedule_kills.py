@@ -15,7 +15,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
-from dmq.recovery.check.check import check
+from dmq.recovery import check_store
 
 TOPIC, PATIENCE_S = "ticks", 60.0
 KILLS = min(20, 2 * EFFORT)
@@ -94,4 +94,4 @@ def test_occurrences_are_as_the_policy_says(tmp_path: Path) -> None:
         assert name == "all" or max(late_ms) < 1_000
         print(name, len(occurrences), "of", int(steps[-1]), "times; latest", max(late_ms), "ms")
     assert len(found["all"]) == (found["all"][-1].due_ms - since["all"]) // 1_000
-    assert not check(data, lambda _: None).findings.count
+    assert not check_store(data, lambda _: None).findings.count

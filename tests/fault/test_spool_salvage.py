@@ -31,7 +31,7 @@ from dmq.producer_store.spool import Spool
 from dmq.recovery.reading.log_repair import clean_logs
 from dmq.recovery.reading.look import How
 from dmq.recovery.reading.spool import DirectoryState
-from dmq.recovery.salvage.spool import Missing, salvage
+from dmq.recovery.salvage.spool import Missing, salvage_spool
 from dmq.store.engines.wal import BLOCK_BYTES, check_logs
 from dmq.store.schema.keys import Family
 
@@ -242,7 +242,7 @@ def test_a_whole_directory_stays_as_it_is(logged: Path, tmp_path: Path) -> None:
     """Not a byte of it changes, and there is no other one."""
     directory = copied(logged, tmp_path / "root")
     before = files_of(directory)
-    report = salvage(directory, SystemClock(), lambda _: None)
+    report = salvage_spool(directory, SystemClock(), lambda _: None)
     assert (report.saved_in, report.kept_in, report.error) == ("", "", "")
     assert files_of(directory) == before
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
@@ -253,7 +253,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as spool:
         put(spool, [entry_of(1)])
         with pytest.raises(StoreLocked, match=f"in use by pid {os.getpid()}"):
-            salvage(spool.path, SystemClock(), lambda _: None)
+            salvage_spool(spool.path, SystemClock(), lambda _: None)
         put(spool, [entry_of(2)])
         assert spool.stats().waiting == 2
 
@@ -270,7 +270,7 @@ def test_a_failure_on_the_way_leaves_the_original(logged: Path, tmp_path: Path) 
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        salvage(directory, SystemClock(), tell)
+        salvage_spool(directory, SystemClock(), tell)
     assert files_of(directory) == before
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 

@@ -38,7 +38,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1 as admin_wire
 from dmq.admin.client.client import AdminClient
 from dmq.errors import StoreCorrupt, StoreLocked
-from dmq.recovery.salvage.salvage import Salvaged, salvage
+from dmq.recovery import salvage_store
+from dmq.recovery.salvage.salvage import Salvaged
 from dmq.store.backup import TargetTaken
 
 FIRST_QUEUE = [f"r-{number}" for number in range(0, READY, 2)]  # what was sent to it, in order
@@ -84,7 +85,7 @@ def copied(image: Path, tmp_path: Path) -> Path:
 def saved(made: Made, damaged: Path, *, whole: bool = False) -> tuple[Salvaged, Held]:
     """Salvage; the old store stays as it is, the new one is whole, and nothing in it was made up."""
     before = files_of(damaged)
-    found = salvage(damaged, damaged.with_name("new"), ManualClock(made.now_ms), lambda _: None)
+    found = salvage_store(damaged, damaged.with_name("new"), ManualClock(made.now_ms), lambda _: None)
     assert files_of(damaged) == before
     assert not found.checked.findings.count, found.checked.findings.first
     assert not checked(found.path).findings.count
@@ -194,7 +195,7 @@ def test_bits_flipped_anywhere(made: Made, tmp_path: Path, seed: int) -> None:
     files = [path for path in damaged.rglob("*") if path.is_file() and path.stat().st_size]
     for path in rng.choices(files, [path.stat().st_size for path in files], k=3):
         flip_in(path, rng.random())
-    found = salvage(damaged, tmp_path / "new", ManualClock(made.now_ms), lambda _: None)
+    found = salvage_store(damaged, tmp_path / "new", ManualClock(made.now_ms), lambda _: None)
     assert not found.checked.findings.count, found.checked.findings.first
     now = held(found.path)
     assert {(name, made.held.waiting.get(name)) for name in now.waiting} <= set(made.held.waiting.items())
@@ -238,13 +239,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from broker_adapter.runtime.clock import SystemClock
-from dmq.recovery.salvage.salvage import salvage
+from dmq.recovery import salvage_store
 
 def tell(text):
     if sys.argv[3] in text:
         os.kill(os.getpid(), signal.SIGKILL)
 
-salvage(Path(sys.argv[1]), Path(sys.argv[2]), SystemClock(), tell)
+salvage_store(Path(sys.argv[1]), Path(sys.argv[2]), SystemClock(), tell)
 """
 
 
@@ -271,16 +272,16 @@ def test_what_cannot_be_is_refused(made: Made, tmp_path: Path) -> None:
     (taken / "file").touch()
     for target in (taken, made.tables / "inside", tmp_path / "not" / "mounted"):
         with pytest.raises(TargetTaken):
-            salvage(made.tables, target, clock, quiet)
+            salvage_store(made.tables, target, clock, quiet)
     assert not (tmp_path / "not").exists()
     with pytest.raises(StoreCorrupt):
-        salvage(taken, tmp_path / "new", clock, quiet)
+        salvage_store(taken, tmp_path / "new", clock, quiet)
 
     async def in_use() -> None:
         rig = CellRig(tmp_path / "cell")
         await rig.open()
         with pytest.raises(StoreLocked):
-            salvage(rig.path, tmp_path / "new", clock, quiet)
+            salvage_store(rig.path, tmp_path / "new", clock, quiet)
         await rig.close()
 
     asyncio.run(in_use())

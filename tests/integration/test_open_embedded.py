@@ -19,7 +19,7 @@ from dmq.broker.in_process_client import EmbeddedClassic
 from dmq.broker.operations.dead_letters import Letter
 from dmq.daemon.embedded import open_embedded
 from dmq.errors import StoreError, StoreLocked
-from dmq.recovery.check.check import check
+from dmq.recovery import check_store
 from dmq.store.files.cell import Cell
 from retry.dead_letter import DeadFilter
 
@@ -68,7 +68,7 @@ def test_a_process_opens_a_directory_once_for_all_its_clients(tmp_path: Path) ->
 
     asyncio.run(first_run())
     asyncio.run(second_run())
-    assert not check(path, lambda _: None).findings.count
+    assert not check_store(path, lambda _: None).findings.count
 
 
 def test_another_loop_and_what_is_no_store_are_refused(tmp_path: Path) -> None:

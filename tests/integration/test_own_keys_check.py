@@ -17,7 +17,7 @@ from support.stores import all_rows
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.delayed.changes import ChangeOutcome, Meant
-from dmq.recovery.salvage.salvage import salvage
+from dmq.recovery import salvage_store
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
@@ -112,7 +112,7 @@ def test_a_check_finds_what_does_not_belong_together(
 def test_a_salvage_makes_the_keys_anew(whole: Path, tmp_path: Path, damage: Damage, keyed_ids: str) -> None:
     """The new store is clean; of two with one key both come, and only one of them can be replaced."""
     target = tmp_path / "new"
-    salvaged = salvage(damaged(whole, tmp_path / "store", damage), target, ManualClock(NOW), lambda _: None)
+    salvaged = salvage_store(damaged(whole, tmp_path / "store", damage), target, ManualClock(NOW), lambda _: None)
     assert not salvaged.checked.findings.count
 
     async def look() -> None:
@@ -134,7 +134,7 @@ def test_a_salvage_makes_the_keys_anew(whole: Path, tmp_path: Path, damage: Dama
 def test_a_salvage_forgets_the_last_holder_of_a_key(whole: Path, tmp_path: Path) -> None:
     """A lost table may hold a later holder: a change by a free key is unknown, one by the id is still answered."""
     target = tmp_path / "new"
-    salvage(damaged(whole, tmp_path / "store", None), target, ManualClock(NOW), lambda _: None)
+    salvage_store(damaged(whole, tmp_path / "store", None), target, ManualClock(NOW), lambda _: None)
 
     async def outcomes(path: Path) -> list[tuple[bytes, ChangeOutcome]]:
         rig = CellRig(path, ManualClock(NOW))

@@ -12,7 +12,7 @@ from support.store_rig import CellRig, checked, held
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics.settings import FlowChange
-from dmq.recovery.salvage.salvage import salvage
+from dmq.recovery import salvage_store
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
@@ -65,7 +65,7 @@ def test_a_wrong_figure_is_found(made: Path, tmp_path: Path) -> None:
 
 def test_a_salvage_saves_what_is_held(made: Path, tmp_path: Path) -> None:
     """Under the same keys, counted anew; the new store passes its check."""
-    saved = salvage(made, tmp_path / "new", ManualClock(), lambda _: None)
+    saved = salvage_store(made, tmp_path / "new", ManualClock(), lambda _: None)
     assert saved.is_whole
     assert not saved.checked.findings.count
     assert held(tmp_path / "new").waiting == held(made).waiting

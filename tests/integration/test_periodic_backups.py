@@ -27,8 +27,8 @@ from dmq.admin.operations import backups as admin_backups
 from dmq.admin.operations.backups import Backups
 from dmq.admin.operations.periodic_backups import AGAIN_MS, BackupRule, PeriodicBackups, due_ms
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
+from dmq.recovery import check_store
 from dmq.recovery.backups.folder import BackupFolder
-from dmq.recovery.check.check import check
 from dmq.store.backup import back_up
 from dmq.store.store import Store, StoreOptions
 
@@ -76,7 +76,7 @@ def in_this_process() -> Iterator[None]:
     """Backups are looked through here: another process takes long to start. The daemon's test has one."""
 
     def look_through(_: BackupFolder, target: Path) -> None:
-        if check(target, lambda _: None).findings.count:
+        if check_store(target, lambda _: None).findings.count:
             raise StoreCorrupt("the new backup is not whole, and was removed")
 
     with patch.object(BackupFolder, "_look_through", look_through):

@@ -14,7 +14,7 @@ from support.store_rig import CellRig, checked, lost_lines
 from support.stores import all_rows
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq.recovery.salvage.salvage import salvage
+from dmq.recovery import salvage_store
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
@@ -92,7 +92,7 @@ def test_a_check_finds_what_does_not_belong_together(
 def test_a_salvage_saves_what_is_whole(whole: Path, tmp_path: Path, gone: tuple[bytes, ...]) -> None:
     """The new store is clean, and goes on: one that lost its entry is paused and says why; a part is no schedule."""
     target = tmp_path / "new"
-    salvaged = salvage(damaged(whole, tmp_path / "store", *gone), target, ManualClock(NOW), lambda _: None)
+    salvaged = salvage_store(damaged(whole, tmp_path / "store", *gone), target, ManualClock(NOW), lambda _: None)
     assert not salvaged.checked.findings.count
     lost = [line for line in lost_lines(target) if line["kind"] == "schedule"]
     assert [line["name"] for line in lost] == (["waits"] if gone else [])

@@ -19,8 +19,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.contracts.transactions import Half
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
-from dmq.recovery.check.check import check
-from dmq.recovery.salvage.salvage import salvage
+from dmq.recovery import check_store, salvage_store
 from dmq.store.backup import back_up, back_up_stopped
 from dmq.store.files.cell import Cell
 from dmq.store.schema import keys
@@ -69,7 +68,7 @@ def copied(how: str, source: Path, target: Path) -> None:
     if how == "backup":
         back_up_stopped(source, target)
     elif how == "salvage":
-        salvage(source, target, CLOCK, lambda _: None)
+        salvage_store(source, target, CLOCK, lambda _: None)
     else:
         shutil.copytree(source, target, copy_function=shutil.copy2)  # as cp -a
 
@@ -103,7 +102,7 @@ def test_a_handle_from_before_a_restore_finishes_nothing(tmp_path: Path, how: st
         assert await broker.ack(GROUP, TOPIC, [here.receipt_handle]) == [None]
 
     run(copy, other)
-    assert not check(copy, lambda _: None).findings.count
+    assert not check_store(copy, lambda _: None).findings.count
 
 
 async def _after(broker: EmbeddedBroker, message_id: str) -> Delivery:
@@ -242,7 +241,7 @@ def test_a_store_of_format_2_is_taken_over(tmp_path: Path) -> None:
         assert await broker.ack(GROUP, TOPIC, [found.receipt_handle]) == [None]
 
     run(data, refuses)
-    assert not check(data, lambda _: None).findings.count
+    assert not check_store(data, lambda _: None).findings.count
 
 
 def test_a_handle_is_of_its_message_also_where_everything_else_is_the_same(tmp_path: Path) -> None:

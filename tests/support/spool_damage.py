@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from broker_adapter.runtime.clock import SystemClock
-from dmq.producer_store.directories.copies import directories
+from dmq.producer_store.directories.copies import directories_of
 from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.recovery.check.spool import SpoolCheck
 from dmq.recovery.reading.spool import Found, SpoolLook
-from dmq.recovery.salvage.spool import Missing, Report, salvage
+from dmq.recovery.salvage.spool import Missing, Report, salvage_spool
 from retry.sink import Entry, Held
 
 NOW = SystemClock().now_ms() + 3_600_000
@@ -90,11 +90,11 @@ class Saved:
 
     def __init__(self, directory: Path) -> None:
         before = files_of(directory)
-        self.report: Report = salvage(directory, SystemClock(), lambda _: None)
+        self.report: Report = salvage_spool(directory, SystemClock(), lambda _: None)
         assert self.report.saved_in, "there was something to salvage"
         assert not directory.exists()
         assert files_of(Path(self.report.kept_in)) == before
-        assert [str(path) for path in directories(directory.parent)] == [self.report.saved_in]
+        assert [str(path) for path in directories_of(directory.parent)] == [self.report.saved_in]
         assert not list(directory.parent.glob(".work-*"))
         written = json.loads(Path(f"{self.report.kept_in}.json").read_text(encoding="utf-8"))
         assert written == json.loads(json.dumps(self.report.as_json()))

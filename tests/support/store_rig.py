@@ -18,7 +18,7 @@ from support.spool_damage import flip
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
-from dmq.recovery.check.check import check
+from dmq.recovery import check_store
 from dmq.recovery.reading.findings import Checked
 from dmq.recovery.reading.loss_report import LOST_FILE
 from dmq.recovery.reading.rows import read_waiting
@@ -141,7 +141,7 @@ def flip_in(path: Path, at: float) -> None:
 
 def checked(path: Path) -> Checked:
     """Look through a store."""
-    return check(path, lambda _: None)
+    return check_store(path, lambda _: None)
 
 
 def lost_lines(path: Path) -> list[dict[str, object]]:

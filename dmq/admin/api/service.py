@@ -26,8 +26,7 @@ from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.admin.operations.topics import TopicCalls
 from dmq.admin.requests.client_source import ClientSilent
 from dmq.errors import DmqError
-from dmq.recovery.backups.snapshots import Snapshots
-from dmq.recovery.check.ledger import LedgerVerifier
+from dmq.recovery import LedgerVerifier, Snapshots
 
 # NOT_FOUND, UNAUTHENTICATED, PERMISSION_DENIED
 _REFUSED: Mapping[Rule, int] = MappingProxyType(

@@ -12,7 +12,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import filled
 from dmq.broker.io.commits import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly
-from dmq.recovery.backups.snapshots import Snapshots
+from dmq.recovery import Snapshots
 from dmq.store.backup import TargetTaken, back_up, sweep
 from dmq.store.store import Store
 

@@ -13,7 +13,7 @@ from dmq.admin.operations.cell import Cell
 from dmq.admin.requests.mapping import filled
 from dmq.broker.operations.lag import in_flight
 from dmq.errors import StoreError
-from dmq.recovery.check.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
+from dmq.recovery import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.trail.ledger import Difference, Ledger, TopicBook, read_books
 

@@ -22,7 +22,7 @@ from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import format_duration
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
-from dmq.recovery.backups.folder import BackupFolder, size_of
+from dmq.recovery import BackupFolder, size_of
 from dmq.store.schema.recurring import Schedule
 from dmq.store.store import Store
 

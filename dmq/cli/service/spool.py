@@ -45,9 +45,7 @@ from dmq.config.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from broker_adapter.runtime.clock import Clock
-    from dmq.recovery.reading.log_repair import Tell
-    from dmq.recovery.reading.spool import Found, TypeFigures
-    from dmq.recovery.salvage.spool import Report
+    from dmq.recovery import Found, Report, Tell, TypeFigures
 
 app = noun("spool")
 
@@ -113,8 +111,7 @@ class _Reader:
     def entries(self, options: EntryFilter, *, is_dead: bool | None) -> Generator[tuple[Path, Found], None, None]:
         """Yield the matching entries, each with its directory. Close the generator if it is not exhausted."""
         from dmq.errors import StoreCorrupt, StoreError
-        from dmq.recovery.reading.look import How
-        from dmq.recovery.reading.spool import SpoolLook
+        from dmq.recovery import How, SpoolLook
 
         is_match = options.matcher(is_dead=is_dead)
         for path in self._paths:
@@ -217,8 +214,8 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
     The owner of each directory is shown. Each directory stores these counts; no entry is read.
     """
     from dmq.errors import StoreError
-    from dmq.producer_store.directories.copies import holder
-    from dmq.recovery.reading.spool import SpoolLook, TypeFigures, figures_of
+    from dmq.producer_store import holder
+    from dmq.recovery import SpoolLook, TypeFigures, figures_of
 
     clock = SystemClock()
     known: list[tuple[Path, str, list[TypeFigures]]] = []
@@ -274,8 +271,7 @@ def check(session: Session, *, root: RootOption = _ROOT) -> None:
     valid. The check reads copies, so it can run while producers run.
     """
     from dmq.errors import StoreError
-    from dmq.recovery.check.spool import SpoolCheck
-    from dmq.recovery.reading.spool import SpoolLook
+    from dmq.recovery import SpoolCheck, SpoolLook
 
     answers: list[dict[str, object]] = []
     with offline(), Progress(f"check of {root}", quiet=session.as_json) as progress:
@@ -359,8 +355,7 @@ def salvage(
     to damaged-<id>, with the report in damaged-<id>.json next to it. The command never removes it. Intact
     directories are not changed and need no confirmation. The exit code is 4 if entries are lost.
     """
-    from dmq.recovery.salvage.spool import looked_through
-    from dmq.recovery.salvage.spool import salvage as salvage_one
+    from dmq.recovery import looked_through, salvage_spool
 
     known = {path.name: path for path in _directories_of(root)}
     for name in directory or ():
@@ -380,7 +375,7 @@ def salvage(
         chosen = [Path(report.directory) for report in damaged]
     if not consent.dry_run and chosen:
         whole = [report for report in reports if not report.error]
-        reports, left = _each(salvage_one, chosen, is_named=bool(directory), quiet=session.as_json)
+        reports, left = _each(salvage_spool, chosen, is_named=bool(directory), quiet=session.as_json)
         reports, used = [*whole, *reports], [*used, *left]
     if session.as_json:
         out.show_json([report.as_json() for report in reports])
@@ -433,7 +428,7 @@ def requeue(
     entries are not in a dead set.
     """
     from dmq.errors import StoreCorrupt, StoreLocked
-    from dmq.producer_store.requeue import requeue as requeue_in
+    from dmq.producer_store import requeue as requeue_in
 
     if bool(uids) == everything or (type_name and not everything):
         raise refused("give uids, or --all with an optional --type", "UID", "--all", "--type")
@@ -473,8 +468,8 @@ def requeue(
 def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) -> tuple[int, list[str]]:
     """Count dead entries in directories that no process uses; also return the wanted ones that are not dead there."""
     from dmq.errors import StoreCorrupt
-    from dmq.producer_store.directories.copies import holder
-    from dmq.recovery.reading.spool import SpoolLook
+    from dmq.producer_store import holder
+    from dmq.recovery import SpoolLook
 
     count, left = 0, set(wanted)
     with offline():
@@ -519,7 +514,7 @@ def adopt(
     come from another spool, for example from the volume of a replaced container. Directories in use and damaged
     ones are not changed; the output names them. The exit code is 4 if a directory is damaged.
     """
-    from dmq.producer_store.directories.copies import holder
+    from dmq.producer_store import holder
 
     origin = source or root
     before = _directories_of(origin)
@@ -554,7 +549,7 @@ def adopt(
 def _entries_in(paths: Sequence[Path]) -> int:
     """Count the entries of directories by their own figures; damaged directories are skipped."""
     from dmq.errors import StoreError
-    from dmq.recovery.reading.spool import SpoolLook, figures_of
+    from dmq.recovery import SpoolLook, figures_of
 
     count = 0
     with offline():
@@ -586,11 +581,11 @@ def _listing_of(ctx: typer.Context, given: Listing | None, *, json: bool) -> Lis
 
 def _directories_of(root: Path) -> list[Path]:
     """Return the directories of the spool; the command ends if the folder does not exist."""
-    from dmq.producer_store.directories.copies import LOCK_FILE, directories
+    from dmq.producer_store import LOCK_FILE, directories_of
 
     if not root.is_dir():
         raise CommandFailed(f"there is no spool at {root}", ExitCode.NOT_FOUND)
-    found = directories(root)
+    found = directories_of(root)
     if not found and not (root / LOCK_FILE).exists():
         text = f"there is no spool at {root}: no process ever made a directory spool-... in it"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
@@ -713,13 +708,9 @@ class _Adopted(NamedTuple):
 
 
 def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
-    from dmq.producer_store.directories.adopt import Adopter
-    from dmq.producer_store.directories.bounds import store_options
-    from dmq.producer_store.directories.copies import directories
-    from dmq.producer_store.directories.root import Root
-    from dmq.producer_store.directories.running import Running
+    from dmq.producer_store import Adopter, Root, Running, directories_of, store_options
 
-    before = {path.name for path in directories(origin)}
+    before = {path.name for path in directories_of(origin)}
     clock = SystemClock()
     if not free:
         return _Adopted("", 0, [], [])
@@ -733,7 +724,7 @@ def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
             damaged = [f"{path.name} is damaged: {each.error}" for path, each in folder.damaged.items()]
         finally:
             running.close()
-    return _Adopted(into, moved, sorted(before - {path.name for path in directories(origin)}), damaged)
+    return _Adopted(into, moved, sorted(before - {path.name for path in directories_of(origin)}), damaged)
 
 
 def _show_report(report: Report) -> None:

@@ -17,7 +17,7 @@ from dmq.cli.session.options import Session, with_output, with_reason
 from dmq.config.units import format_size
 
 if TYPE_CHECKING:
-    from dmq.recovery.reading.findings import Checked
+    from dmq.recovery import Checked
 
 app = noun("store")
 
@@ -86,7 +86,7 @@ def check(
     The command changes no data. Its memory use does not depend on the number of messages.
     """
     with stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
-        from dmq.recovery.check.check import check as check_store
+        from dmq.recovery import check_store
 
         found = check_store(directory, progress.show)
     session.show(found.as_json(), lambda: _show_checked(found))
@@ -111,7 +111,7 @@ def salvage(
     if rows are lost.
     """
     with stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
-        from dmq.recovery.salvage.salvage import salvage as salvage_store
+        from dmq.recovery import salvage_store
 
         found = salvage_store(directory, new.absolute(), SystemClock(), progress.show)
     if session.as_json:

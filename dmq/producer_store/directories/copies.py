@@ -29,7 +29,7 @@ _COPIES_MAX = 100  # copy attempts for a growing manifest: it grows a few times 
 _SMALL = ("CURRENT", "IDENTITY", "MANIFEST-*", "OPTIONS-*", "rocksdict-config.json")
 
 
-def directories(root: Path) -> list[Path]:
+def directories_of(root: Path) -> list[Path]:
     """Return the directories of a spool, sorted by name; empty if there is no spool."""
     return sorted(each for each in root.glob("spool-*") if each.is_dir() and each.suffix != ".adopted")
 

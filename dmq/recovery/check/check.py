@@ -23,7 +23,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.producer_store.directories.copies import hold
+from dmq.producer_store import hold
 from dmq.recovery.check.walk import Pending, StoreWalk, mark_of
 from dmq.recovery.reading.findings import Checked, Findings
 from dmq.recovery.reading.log_repair import Tell
@@ -47,7 +47,7 @@ from dmq.trail.manifest import Layout, scan_manifest
 from dmq.trail.snapshots.taking import cell_of
 
 
-def check(path: Path, tell: Tell) -> Checked:
+def check_store(path: Path, tell: Tell) -> Checked:
     """Check the store in ``path``; raise ``StoreLocked`` if its process is running.
 
     Raise ``StoreCorrupt`` if its database cannot be opened in any way, ``StoreError`` if it belongs to a spool. No data
@@ -98,7 +98,7 @@ def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
 
 
 def check_rows(look: Look, findings: Findings, tell: Tell) -> Checked:
-    """Do the same as ``check`` for an open store; ``findings`` has the findings so far."""
+    """Do the same as ``check_store`` for an open store; ``findings`` has the findings so far."""
     return _Check(look, findings, tell).checked()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dmq.errors import StoreCorrupt
-from dmq.producer_store.entries.plan import size_of
+from dmq.producer_store import size_of
 from dmq.recovery.check.walk import Pending, StoreWalk
 from dmq.recovery.reading.findings import Findings
 from dmq.recovery.reading.log_repair import Tell

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dmq.errors import DmqError
 from dmq.recovery.backups.folder import DAMAGED
-from dmq.recovery.check.check import check
+from dmq.recovery.check.check import check_store
 from dmq.runtime.background import die_with_parent, end_with_stdin
 
 _FAILED = 1
@@ -22,7 +22,7 @@ def main(path: Path) -> int:
     """Check a backup at the lowest priority, write the findings to stderr, and return the exit code."""
     os.nice(19)
     try:
-        findings = check(path, lambda _: None).findings
+        findings = check_store(path, lambda _: None).findings
     except DmqError as error:
         sys.stderr.write(f"{error}\n")
         return _FAILED

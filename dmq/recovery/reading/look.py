@@ -16,9 +16,7 @@ from typing import ClassVar, Self
 
 from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.producer_store.directories.bounds import store_options
-from dmq.producer_store.directories.copies import copy_directory, workplace
-from dmq.producer_store.entries.damage import Hole, Readable, read_around
+from dmq.producer_store import Hole, Readable, copy_directory, read_around, store_options, workplace
 from dmq.recovery.reading.findings import Pages
 from dmq.recovery.reading.log_repair import Dropped, Tell, clean_logs
 from dmq.store.engines.rocks import RocksEngine, RocksOptions, rebuild_manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.errors import SpoolCorrupt, StoreCorrupt
-from dmq.producer_store.entries.damage import Readable
+from dmq.producer_store import Readable
 from dmq.recovery.reading.log_repair import Dropped, puts_of
 from dmq.recovery.reading.look import How, Look
 from dmq.store.schema import keys

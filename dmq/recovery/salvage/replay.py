@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from broker_adapter.runtime.clock import Clock
-from dmq.producer_store.entries.entries import settling
+from dmq.producer_store import settling
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.producer_store.directories.copies import hold, workplace, write_json
+from dmq.producer_store import hold, workplace, write_json
 from dmq.recovery.check.check import check_rows
 from dmq.recovery.reading.findings import Checked, Findings
 from dmq.recovery.reading.log_repair import Tell
@@ -67,7 +67,7 @@ class Salvaged(NamedTuple):
         return plain | {"is_whole": self.is_whole, "lost_file": str(self.path / LOST_FILE)}
 
 
-def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
+def salvage_store(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     """Save the readable rows of the store of a stopped daemon in ``path`` into a new one at ``target``.
 
     The new store exists complete and durable, or not at all. Raise ``StoreLocked``, ``StoreCorrupt`` if nothing can be

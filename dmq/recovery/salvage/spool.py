@@ -20,11 +20,17 @@ from typing import NamedTuple
 
 from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt
-from dmq.producer_store.directories.bounds import store_options
-from dmq.producer_store.directories.copies import choosing, directories, hold, workplace, write_json
-from dmq.producer_store.directories.root import Root
-from dmq.producer_store.entries.entries import Entries
-from dmq.producer_store.entries.plan import size_of
+from dmq.producer_store import (
+    Entries,
+    Root,
+    choosing,
+    directories_of,
+    hold,
+    size_of,
+    store_options,
+    workplace,
+    write_json,
+)
 from dmq.recovery.check.spool import SpoolCheck
 from dmq.recovery.reading.log_repair import Tell, puts_of
 from dmq.recovery.reading.look import How
@@ -104,7 +110,7 @@ class Report:
         return plain
 
 
-def salvage(path: Path, clock: Clock, tell: Tell) -> Report:
+def salvage_spool(path: Path, clock: Clock, tell: Tell) -> Report:
     """Save the readable entries of ``path`` into a new directory, and rename the original; none of its entries is
     removed.
 
@@ -116,7 +122,7 @@ def salvage(path: Path, clock: Clock, tell: Tell) -> Report:
 
 
 def looked_through(path: Path, clock: Clock, tell: Tell) -> Report:
-    """Return the damage that ``salvage`` would find, without changes; ``error`` is empty if there is none.
+    """Return the damage that ``salvage_spool`` would find, without changes; ``error`` is empty if there is none.
 
     Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if none of it can be read.
     """
@@ -305,7 +311,7 @@ class _Salvage:
             if Root.adopter_of(self._path) is not None:
                 shutil.copyfile(self._path / ADOPTER_FILE, fresh / ADOPTER_FILE)
             fresh.rename(target)
-            for other in directories(root):  # directories being moved to the old one continue with the new one
+            for other in directories_of(root):  # directories being moved to the old one continue with the new one
                 if Root.adopter_of(other) == self._path.name:
                     (other / ADOPTER_FILE).write_text(target.name, encoding="utf-8")
             sync_directory(root)
