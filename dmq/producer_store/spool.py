@@ -20,7 +20,7 @@ from dmq.producer_store.directories.adopt import Adopter
 from dmq.producer_store.directories.bounds import WAIT_S, SpoolOptions, StoreBounds, store_options
 from dmq.producer_store.directories.root import Damaged, Root
 from dmq.producer_store.directories.running import Running
-from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.entries import Entries, settling
 from dmq.producer_store.entries.plan import Ticket
 from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.schema.spool import TypeTotals
@@ -248,7 +248,7 @@ class Spool:
             for uid in uids:
                 done: Future[None] = Future()
                 with entries.lock:
-                    if entries.requeue(type_name, uid, _into(done)):
+                    if entries.requeue(type_name, uid, settling(done)):
                         waiting.append(done)
             for done in waiting:
                 done.result()
@@ -352,13 +352,3 @@ def _promise() -> Future[Any]:
     done: Future[Any] = Future()
     done.set_running_or_notify_cancel()
     return done
-
-
-def _into(done: Future[None]) -> Callable[[Unit], None]:
-    def settle(unit: Unit) -> None:
-        if unit.error is not None:
-            done.set_exception(unit.error)
-        else:
-            done.set_result(None)
-
-    return settle

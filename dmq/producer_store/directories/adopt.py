@@ -23,6 +23,7 @@ from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.damage import read_timeline
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.trail import SpoolTrail
+from dmq.store.engines.engine import scan_pages
 from dmq.store.schema import spool as schema
 from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.record import decode_waiting
@@ -178,17 +179,16 @@ class _Move:
 
     def _parked(self, mark: int, type_id: int, head: Entry) -> None:
         """Move the entries parked after ``head``, whose row stays until they are moved: it leads to them."""
-        at, stop = schema.parked_range(schema.key_queue_id(type_id, head.key))
-        while True:
-            found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
-            for row, value in found.rows:
+        for number, page in enumerate(self._pages(schema.parked_range(schema.key_queue_id(type_id, head.key)))):
+            if number:
+                self._settle()
+            for row, value in page:
                 entry, turn = schema.decode_entry(value, head.type_name)
                 self._adopt(entry, turn, mark, schema.parked_number(row) + 2)
                 self._gone += [Delete(Family.GROUP, row), *self._other.forget(type_id, entry)]
-            if found.is_complete:
-                return
-            self._settle()
-            at = found.rows[-1][0] + b"\0"
+
+    def _pages(self, bounds: tuple[bytes, bytes]) -> Iterator[list[tuple[bytes, bytes]]]:
+        return scan_pages(self._other.store, Family.GROUP, *bounds, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
 
     def _adopt(self, entry: Entry, turn: int, mark: int, number: int) -> None:
         if self._taken.covers(mark, number):
@@ -201,10 +201,8 @@ class _Move:
     def _dead(self) -> None:
         """Move the dead set; a repeated move of an entry has no effect."""
         for type_id, topic in list(self._other.names.topics_by_id.items()):
-            at, stop = schema.spool_range(schema.SPOOL_DEAD, type_id)
-            while True:
-                found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
-                for row, value in found.rows:
+            for page in self._pages(schema.spool_range(schema.SPOOL_DEAD, type_id)):
+                for row, value in page:
                     try:
                         dead, turn = schema.decode_dead(value, topic.name)
                     except StoreCorrupt as error:
@@ -215,9 +213,6 @@ class _Move:
                     self._gone += [Delete(Family.GROUP, row), *self._other.forget_dead(type_id)]
                     self.count += 1
                 self._settle()
-                if found.is_complete:
-                    break
-                at = found.rows[-1][0] + b"\0"
 
     def _inherit(self) -> None:
         """Copy the adoption progress that the other directory has recorded."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from dmq.errors import StoreCorrupt
-from dmq.store.engines.engine import Rows
+from dmq.store.engines.engine import Scannable
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 
@@ -18,15 +18,11 @@ _PROBES = 256  # per range in which a good block may be between damaged ones
 _MARK_BYTES = 16
 
 
-class Readable(Protocol):
+class Readable(Scannable, Protocol):
     """Methods of a store or an engine that reading needs."""
 
     def get_many(self, family: Family, wanted: Sequence[bytes], /) -> list[bytes | None]:
         """Do the same as ``Engine.get_many``."""
-        ...
-
-    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = ...) -> Rows:
-        """Do the same as ``Engine.scan``."""
         ...
 
 

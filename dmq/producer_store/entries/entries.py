@@ -17,6 +17,7 @@ from dmq.broker.topics.registry import Names
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.producer_store.entries.plan import ChangePlan, Settle, Ticket, event_of, size_of, withdrawn
+from dmq.store.engines.engine import scan_pages
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.spool import (
@@ -92,14 +93,12 @@ class Entries:
     def oldest(self, type_id: int, is_wanted: Callable[[int], bool]) -> tuple[Ticket, Entry] | None:
         """Return the oldest entry on the timeline, by uid, for whose mark ``is_wanted`` returns True."""
         prefix = pack_index_prefix(WAITING_GENERATION, type_id)
-        start = first = prefix + self._oldest_from.get(type_id, b"")
-        is_first = True
-        while True:
-            found = self.store.scan(Family.INDEX, start, prefix + b"\xff" * 32, limit=_OLDEST_LOOKED_AT)
-            if is_first and found.rows and found.rows[0][0] != first:
-                self._oldest_from[type_id] = found.rows[0][0][len(prefix) :]
-            is_first = False
-            for row, value in found.rows:
+        first = prefix + self._oldest_from.get(type_id, b"")
+        pages = scan_pages(self.store, Family.INDEX, first, prefix + b"\xff" * 32, limit=_OLDEST_LOOKED_AT)
+        for number, page in enumerate(pages):
+            if not number and page[0][0] != first:
+                self._oldest_from[type_id] = page[0][0][len(prefix) :]
+            for row, value in page:
                 waiting = decode_index(value)
                 mark = waiting.mark
                 if not is_wanted(mark):
@@ -108,9 +107,7 @@ class Entries:
                 if there is not None:  # None: finished between the two reads
                     entry, _ = decode_entry(there, self.type_name(type_id))
                     return self.ticket(entry, mark, turn_of(row[len(prefix) :])), entry
-            if found.is_complete:
-                return None
-            start = found.rows[-1][0] + b"\0"
+        return None
 
     def ticket(self, entry: Entry, mark: int, turn: int) -> Ticket:
         """Return the ticket of an entry on the timeline."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, queue_offset_of, unpack_u64
@@ -75,6 +75,27 @@ class Engine(Protocol):
     def close(self) -> None:
         """Sync, unless a write or a sync failed; release all resources and the lock. Idempotent."""
         ...
+
+
+class Scannable(Protocol):
+    """Store or engine that can be scanned."""
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = ...) -> Rows:
+        """Do the same as ``Engine.scan``."""
+        ...
+
+
+def scan_pages(
+    source: Scannable, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield all rows of ``[start, stop)`` in order, a bounded number at a time."""
+    while True:
+        found = source.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
+        if found.rows:
+            yield found.rows
+            start = found.rows[-1][0] + b"\0"
+        if found.is_complete:
+            return
 
 
 def queue_begin(engine: Engine, topic_id: int, queue_id: int) -> int:

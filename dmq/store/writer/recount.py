@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from broker_adapter.contracts.errors import Overloaded
-from dmq.store.engines.engine import Engine, Rows
+from dmq.store.engines.engine import Engine, Rows, scan_pages
 from dmq.store.schema import keys
 from dmq.store.schema.group import (
     CHUNK_OFFSETS,
@@ -181,18 +181,14 @@ def recount_timeline(engine: Engine, known: KnownIds, found: Recount, breathe: C
     """
     waiting: Counter[int] = Counter()
     copies: Counter[int] = Counter()  # by lane
-    start = b""
-    while True:
-        slice_ = engine.scan(Family.TIMELINE, start, TIMELINE_END, limit=ROWS_PER_SLICE, bytes_max=_BYTES_PER_SLICE)
-        for head, count in Counter([value[:PLACE_BYTES] for _, value in slice_.rows]).items():
+    pages = scan_pages(engine, Family.TIMELINE, b"", TIMELINE_END, limit=ROWS_PER_SLICE, bytes_max=_BYTES_PER_SLICE)
+    for rows in pages:
+        for head, count in Counter([value[:PLACE_BYTES] for _, value in rows]).items():
             kind, topic_id, scope = decode_place(head)
             waiting[scope] += count
             if kind == _RETRY:
                 copies[topic_id] += count
-        breathe(len(slice_.rows))
-        if slice_.is_complete:
-            break
-        start = slice_.rows[-1][0] + b"\0"
+        breathe(len(rows))
     found.waiting, found.copies = waiting, copies_of(known, copies)
 
 
@@ -218,11 +214,6 @@ def assume_counts(engine: Engine, known: KnownIds, found: Recount) -> None:
         if len(failed) == 1 or not found.waiting.get(group_id):
             copies[failed[0], group_id] = found.waiting.get(group_id, 0)
             continue
-        start, stop = keys.waiting_range(group_id)
-        while True:
-            page = engine.scan(Family.INDEX, start, stop, limit=ROWS_PER_SLICE)
-            copies.update((failed_topic_id(key), group_id) for key, _ in page.rows)
-            if page.is_complete:
-                break
-            start = page.rows[-1][0] + b"\0"
+        for page in scan_pages(engine, Family.INDEX, *keys.waiting_range(group_id), limit=ROWS_PER_SLICE):
+            copies.update((failed_topic_id(key), group_id) for key, _ in page)
     found.copies = copies

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.engines.engine import Engine
+from dmq.store.engines.engine import Engine, scan_pages
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
 from dmq.store.schema.index import ids_of
@@ -108,14 +108,10 @@ def read_cut(engine: Engine) -> Cut:
 def read_names(engine: Engine) -> NamesOf:
     """Read every topic, group and lane; raise ``StoreCorrupt`` for an invalid record."""
     names = NamesOf({}, {})
-    start, stop = keys.meta_range(keys.META_NAME)
-    while True:
-        found = engine.scan(Family.META, start, stop, limit=_ROWS_PER_SCAN)
-        for key, value in found.rows:
+    for page in scan_pages(engine, Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_PER_SCAN):
+        for key, value in page:
             _add(names, keys.meta_id(key), value)
-        if found.is_complete:
-            return names
-        start = found.rows[-1][0] + b"\0"
+    return names
 
 
 def _add(names: NamesOf, name_id: int, value: bytes) -> None:

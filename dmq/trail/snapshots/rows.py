@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dmq.errors import StoreCorrupt
-from dmq.store.engines.engine import Engine, queue_begin, queue_end
+from dmq.store.engines.engine import Engine, queue_begin, queue_end, scan_pages
 from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,
@@ -83,13 +83,7 @@ def rows_of(
     engine: Engine, family: Family, start: bytes, stop: bytes = _END, *, bytes_max: int = _BYTES_PER_SCAN
 ) -> Iterator[list[tuple[bytes, bytes]]]:
     """Yield the rows of ``[start, stop)`` in order, a bounded number at a time."""
-    while True:
-        found = engine.scan(family, start, stop, limit=_ROWS_PER_SCAN, bytes_max=bytes_max)
-        if found.rows:
-            yield found.rows
-            start = found.rows[-1][0] + b"\0"
-        if found.is_complete:
-            return
+    return scan_pages(engine, family, start, stop, limit=_ROWS_PER_SCAN, bytes_max=bytes_max)
 
 
 def entries(engine: Engine, names: NamesOf, *, done: int) -> Iterator[pa.RecordBatch]:
