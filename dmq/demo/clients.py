@@ -7,16 +7,17 @@ own threads and registers its wire definitions in the process. This is why it ha
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import queue
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 
@@ -87,21 +88,10 @@ class SameMessage(Message):  # type: ignore[misc]  # the official client has no 
         self._first_id = self._first_id or message_id
 
 
-def _produce(
-    producer: Producer, topic: str, sends: queue.SimpleQueue[PlannedSend], started_s: float, reports: Reports
-) -> None:
-    """Send planned messages at their planned times; repeat each send until it is answered OK."""
-    while not _over.is_set():
-        try:
-            send = sends.get_nowait()
-        except queue.Empty:
-            return
-        _over.wait(send.at_ms / 1000 - (_clock.monotonic_s() - started_s))
-        if not _over.is_set():
-            _send(producer, topic, send, reports)
-
-
-def _send(producer: Producer, topic: str, send: PlannedSend, reports: Reports) -> None:
+def _send(producer: Producer, topic: str, send: PlannedSend, began_s: float, reports: Reports) -> None:
+    """Send a planned message at its planned time; repeat the send until it is answered OK."""
+    if _over.wait(send.at_ms / 1000 - (_clock.monotonic_s() - began_s)):
+        return
     started_ms = _clock.now_ms()
     message = SameMessage()
     message.topic = topic
@@ -115,59 +105,48 @@ def _send(producer: Producer, topic: str, send: PlannedSend, reports: Reports) -
             message.add_property("DELAY", str(send.level))
         case _:
             message.add_property("TIMER_DELAY_MS", str(send.delay_ms))
-    attempts = count(1)
-    if _until_it_works(lambda: (next(attempts), producer.send(message)), reports):
-        answered_ms, used = _clock.now_ms(), next(attempts) - 1
-        reports.add("sent", send.number, message.message_id, asked_s * 1000, started_ms, answered_ms, used)
+    if attempts := _until_answered(lambda: producer.send(message), reports).attempts:
+        asked_ms, answered_ms = asked_s * 1000, _clock.now_ms()
+        reports.add("sent", send.number, message.message_id, asked_ms, started_ms, answered_ms, attempts)
 
 
 def _consume(consumer: SimpleConsumer, numbers: count[int], reports: Reports) -> None:
     """Receive and acknowledge messages until the demo is over."""
-    messages: list[Message] = []
-
-    def receive() -> None:
-        messages[:] = consumer.receive(BATCH, INVISIBLE_S)
-
-    while _until_it_works(receive, reports):
+    while (messages := _until_answered(lambda: consumer.receive(BATCH, INVISIBLE_S), reports).result) is not None:
         at_ms = _clock.now_ms()
         received = [(next(numbers), message) for message in messages]
         for reception, message in received:
             number = json.loads(message.body)["number"]
             reports.add("received", reception, number, message.message_id, at_ms, message.delivery_timestamp or 0)
         for reception, message in received:
-            _ack(consumer, message, reception, reports)
+            answer = _until_answered(functools.partial(consumer.ack, message), reports)
+            if answer.attempts:
+                reports.add("ack_refused" if answer.is_stale else "acked", reception, _clock.now_ms())
 
 
-def _ack(consumer: SimpleConsumer, message: Message, reception: int, reports: Reports) -> None:
-    """Acknowledge until there is an answer: OK, or that the message was delivered again."""
-    is_stale = False
+class Answer(NamedTuple):
+    """Answer to a call of the client."""
 
-    def ack() -> None:
-        nonlocal is_stale
+    attempts: int  # 0: the demo is over, and there is no answer
+    result: Any = None
+    is_stale: bool = False  # the acknowledgement came too late: the message was delivered again
+
+
+def _until_answered(attempt: Callable[[], object], reports: Reports) -> Answer:
+    """Repeat ``attempt`` and report its errors, until there is an answer or the demo is over."""
+    for attempts in count(1):
+        if _over.is_set():
+            break
         try:
-            consumer.ack(message)
-        except Exception as error:
-            if getattr(error, "code", None) != _INVALID_RECEIPT_HANDLE:
-                raise
-            is_stale = True
-
-    if _until_it_works(ack, reports):
-        reports.add("ack_refused" if is_stale else "acked", reception, _clock.now_ms())
-
-
-def _until_it_works(attempt: Callable[[], object], reports: Reports) -> bool:
-    """Repeat ``attempt`` and report its errors, until it succeeds (True) or the demo is over (False)."""
-    while not _over.is_set():
-        try:
-            attempt()
+            return Answer(attempts, attempt())
         except Exception as error:  # noqa: BLE001 - the client's errors are of many kinds; the demo shows the last one
+            if getattr(error, "code", None) == _INVALID_RECEIPT_HANDLE:
+                return Answer(attempts, is_stale=True)
             details = getattr(error, "details", None)  # of gRPC's errors
             text = str(details() if callable(details) else error)
             reports.add("failed", f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"[:300])
             _over.wait(RETRY_AFTER_S)
-        else:
-            return True
-    return False
+    return Answer(0)
 
 
 def _run(order: dict[str, Any]) -> None:
@@ -176,19 +155,17 @@ def _run(order: dict[str, Any]) -> None:
     consumer = SimpleConsumer(configuration, order["group"], {topic: FilterExpression()}, await_duration=POLL_S)
     producer = Producer(configuration, [topic])
     reports = Reports(Path(order["reports"]))
-    if not (_until_it_works(consumer.startup, reports) and _until_it_works(producer.startup, reports)):
-        return
-    sends: queue.SimpleQueue[PlannedSend] = queue.SimpleQueue()
-    for send in order["sends"]:
-        sends.put(PlannedSend(*send))
+    for startup in (consumer.startup, producer.startup):
+        _until_answered(startup, reports)
     reports.add("connected")
-    started_s, told_s, numbers = _clock.monotonic_s(), 0.0, count(1)
-    for _ in range(SENDERS):
-        threading.Thread(target=_produce, args=(producer, topic, sends, started_s, reports), daemon=True).start()
+    began_s, told_s, numbers = _clock.monotonic_s(), 0.0, count(1)
+    senders = ThreadPoolExecutor(SENDERS)
+    for send in order["sends"]:
+        senders.submit(_send, producer, topic, PlannedSend(*send), began_s, reports)
     for _ in range(RECEIVERS):
         threading.Thread(target=_consume, args=(consumer, numbers, reports), daemon=True).start()
     while not (_over.wait(RETRY_AFTER_S) or reports.are_complete(len(order["sends"]))):
-        elapsed_s = _clock.monotonic_s() - started_s
+        elapsed_s = _clock.monotonic_s() - began_s
         if elapsed_s >= told_s + PROGRESS_EVERY_S:
             told_s += PROGRESS_EVERY_S
             print(f"{elapsed_s:6.1f} s  {reports}", file=_stdout, flush=True)

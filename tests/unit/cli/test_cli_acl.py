@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.acl import KEYS, OPERATOR, write_acl
-from support.fake_admin_client import error_of, install
+from support.fake_admin_client import install
 from support.fake_admin_client import run_dmq as run
 
-from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.signature import signature_of
 from dmq.acl.file import parse
 from dmq.acl.signature import claim_of
-from dmq.admin.client.client import NotAllowed
 
 
 @pytest.fixture(autouse=True)
@@ -140,14 +138,3 @@ def test_a_key_without_a_secret_is_a_usage_error(monkeypatch: pytest.MonkeyPatch
     result = run("--access-key", "shop", "topic", "ls")
     assert result.exit_code == 2
     assert "DMQ_SECRET_KEY" in result.stderr
-
-
-def test_what_is_not_allowed_ends_with_5(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the admin service, and of the public protocol."""
-    daemon = install(monkeypatch)
-    refused = public.SendMessageResponse(status=public.Status(code=public.FORBIDDEN, message="forbidden: it lacks PUB"))
-    monkeypatch.setattr(daemon, "send", lambda self, message: refused)
-    assert run("msg", "send", "orders", "body").exit_code == 5
-    daemon.failure = NotAllowed("forbidden: it lacks an admin key")
-    result = run("status", "-o", "json")
-    assert (result.exit_code, error_of(result)["kind"]) == (5, "not_allowed")

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fake_admin_client import error_of
 from support.letters import PURGE, REDRIVE, a_message, die, fail, finish, only, set_policy
 from support.live_cell import NOW, LiveCell
 
@@ -180,16 +179,6 @@ def test_one_that_was_purged_is_shown_without_its_body(daemon: LiveCell) -> None
     lines = daemon.run("dead", "show", GROUP, "D1", "--body").stdout.splitlines()
     assert "outcome       purged 2023-11-14T22:17:20.000Z (in 0ms): too old to matter" in lines
     assert lines[-1] == "message       its body went with its purge"
-
-
-def test_one_that_is_not_dead_is_not_found(daemon: LiveCell) -> None:
-    """Exit code 3, one line; an object for programs; so is an unknown group."""
-    result = daemon.run("dead", "show", GROUP, "alive")
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "dmq: message alive is no dead letter of group billing\n"
-    assert error_of(daemon.run("dead", "show", GROUP, "alive", "-o", "json"))["kind"] == "not_found"
-    for command in (("ls", "nobody"), ("show", "nobody", "D1"), ("export", "nobody")):
-        assert daemon.run("dead", *command).exit_code == 3
 
 
 def test_an_export_is_json_lines(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:

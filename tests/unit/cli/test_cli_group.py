@@ -6,7 +6,6 @@ import json
 import re
 
 import pytest
-from support.fake_admin_client import error_of
 from support.letters import a_message, ask, die, fail, group_of
 from support.live_cell import LiveCell
 from support.rigs import receive
@@ -113,14 +112,6 @@ def test_a_group_for_programs(daemon: LiveCell) -> None:
     assert (found["unread_messages"], found["oldest_unread_age_ms"]) == (7, 0)
     found = json.loads(daemon.run("group", "show", "shipping", "-o", "json").stdout)
     assert (found["unread_messages"], found["oldest_unread_age_ms"], found["lags"]) == (None, None, [])
-
-
-def test_an_unknown_group_is_not_found(daemon: LiveCell) -> None:
-    """Exit code 3, one line; an object for programs."""
-    result = daemon.run("group", "show", "nobody")
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "dmq: consumer group not found: there is none of this name, got 'nobody'\n"
-    assert error_of(daemon.run("group", "show", "nobody", "-o", "json"))["kind"] == "not_found"
 
 
 def test_a_policy_is_set_and_printed(daemon: LiveCell) -> None:

@@ -179,23 +179,6 @@ def test_a_detached_job_is_started_and_left(daemon: LiveCell) -> None:
 
 
 @pytest.mark.parametrize("command", [REDRIVE, PURGE])
-def test_many_need_a_yes(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
-    """For all of a group, or a filter: from the command line, or from a person at a terminal, who is told how many."""
-    done = "purged" if command == PURGE else "redriven"
-    result = daemon.run(*command)
-    assert (result.exit_code, result.stdout, jobs(daemon)) == (2, "", [])
-    assert result.stderr.startswith(f"dmq: 3 dead letters of group billing would be {done}; there is no terminal")
-    monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
-    for answer in (b"n\n", b"\n", b""):
-        result = daemon.run(*command, "--key", "k1", stdin=answer)
-        assert (result.exit_code, result.stdout, jobs(daemon)) == (1, "", [])
-        asked = f"dmq: 1 dead letter of group billing would be {done}. Go on? [y/N] dmq: aborted\n"
-        assert result.stderr == asked
-    result = daemon.run(*command, stdin=b"y\n")
-    assert result.stdout == f"{done} 3, passed over 0, failed 0\n"
-
-
-@pytest.mark.parametrize("command", [REDRIVE, PURGE])
 def test_nobody_is_asked_about_nothing(daemon: LiveCell, command: tuple[str, ...]) -> None:
     """It says so and ends; no job is started. What is named needs no question either."""
     done = "purged" if command == PURGE else "redriven"

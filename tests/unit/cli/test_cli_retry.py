@@ -185,23 +185,6 @@ def test_a_topic_means_its_retries_only(daemon: LiveCell) -> None:
         assert (result.exit_code, result.stdout) == (0, "0 retries in the dead-letter queue\n")
 
 
-@pytest.mark.parametrize("chosen", [("--all",), ("--topic", "orders")])
-def test_many_need_a_yes(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]) -> None:
-    """From the command line where nobody can be asked, from a person at a terminal; no is no."""
-    count, there = 3 if chosen == ("--all",) else 2, entries(daemon)
-    result = daemon.run("retry", "to-dead", "billing", *chosen)
-    assert (result.exit_code, result.stdout, entries(daemon)) == (2, "", there)
-    named = "" if chosen == ("--all",) else " of topic orders"
-    assert f"dmq: {count} retries{named} waiting in group billing would go" in result.stderr
-    assert "use --yes" in result.stderr
-    monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
-    result = daemon.run("retry", "to-dead", "billing", *chosen, stdin=b"n\n")
-    assert (result.exit_code, result.stdout, entries(daemon)) == (1, "", there)
-    assert "would go to its dead-letter queue. Go on? [y/N]" in result.stderr
-    result = daemon.run("retry", "to-dead", "billing", *chosen, stdin=b"y\n")
-    assert result.stdout == f"{count} retries in the dead-letter queue\n"
-
-
 @pytest.mark.parametrize(("failure", "exit_code"), [(DaemonUnavailable("gone"), 6), (CallFailed("gone"), 1)])
 def test_a_daemon_that_fails_half_way(daemon: LiveCell, failure: Exception, exit_code: int) -> None:
     """The command shows the result so far and the rest."""
@@ -234,14 +217,6 @@ def test_wrong_usage_moves_nothing(daemon: LiveCell, command: str, arguments: tu
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert f"see 'dmq retry {command} --help'" in result.stderr
     assert daemon.calls == []
-
-
-@pytest.mark.parametrize("command", [("ls",), ("run-now", "--all"), ("to-dead", "--entry", f"{NOW}-1")])
-def test_an_unknown_group_is_not_found(daemon: LiveCell, command: tuple[str, ...]) -> None:
-    """By every command."""
-    result = daemon.run("retry", command[0], "nobody", *command[1:])
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert "consumer group not found" in result.stderr
 
 
 def test_a_key_that_may_not_ask_for_the_status_gets_its_lists(daemon: LiveCell) -> None:

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import pytest
 from support.failing import change, give_up
-from support.fake_admin_client import error_of
 from support.letters import a_message, set_policy
 from support.live_cell import NOW, LiveCell, WatchedClient
 from support.rigs import ack, receive
@@ -96,14 +95,6 @@ def test_get_of_what_was_recalled(daemon: LiveCell) -> None:
         == "state       recalled 2023-11-14T22:13:20.000Z"
     )
     assert (found(daemon, "W")["state"], found(daemon, "W")["ended_at_ms"]) == ("RECALLED", NOW)
-
-
-def test_get_of_an_unknown_message_is_not_found(daemon: LiveCell) -> None:
-    """Exit code 3, one line; an object for programs."""
-    result = daemon.run("msg", "get", "orders", "nobody")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
-    assert "nobody is not known in topic orders" in result.stderr
-    assert error_of(daemon.run("msg", "get", "orders", "nobody", "-o", "json"))["kind"] == "not_found"
 
 
 def test_send_prints_the_id_it_made(live: LiveCell) -> None:
