@@ -15,6 +15,7 @@ import grpc
 import psutil
 import pytest
 from support.daemon import STOP_S_MAX, Daemon
+from support.effort import EFFORT
 from support.fronts import bent, until, until_gone, with_fronts
 from support.shim import Shim
 from support.wire_client import DEADLINE_S, WireClient, a_message, a_receive, received_of
@@ -23,6 +24,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client.client import AdminClient
 
 TOPIC, GROUP = "orders", "workers"
+_DEATHS = 3 if EFFORT == 1 else 6
 PINGS_S = 0.2  # a front that hangs is found after ten of them
 COME_BACK_S_MAX = 5.0  # far from the end of any lease
 
@@ -145,14 +147,14 @@ def test_many_deaths_leave_nothing_behind(daemon: Daemon) -> None:
     with WireClient(daemon.address) as client:
         insist(client, "before")
         before = has()
-        for number in range(6):
+        for number in range(_DEATHS):
             front = front_that_serves(daemon, client)
             front.kill()
             insist(client, f"after-{number}")
             until("as many as before", lambda: len(store.children()) == len(daemon.fronts) == 2)
         until("as before", lambda: has() == before)
     ended = daemon.events("front_ended")
-    assert [each["why"] for each in ended] == ["killed by SIGKILL"] * 6
+    assert [each["why"] for each in ended] == ["killed by SIGKILL"] * _DEATHS
 
 
 # -- a front that hangs -----------------------------------------------------------------------------------------------

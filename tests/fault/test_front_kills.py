@@ -24,7 +24,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 
-KILLED_FOR_S = 60.0 if EFFORT > 1 else 10.0
+KILLED_FOR_S = 60.0 if EFFORT > 1 else 6.0
 KILL_EVERY_S = 2.0
 _DRAIN_S_MAX = 60.0
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,14 +32,7 @@ def completed(line: str, env: dict[str, str], shell: str) -> list[str]:
         "bash": {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)},
         "zsh": {"_TYPER_COMPLETE_ARGS": " ".join(words)},
     }[shell]
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from dmq.cli import main; sys.argv[0] = 'dmq'; main([])"],
-        env={**os.environ, **env, **asked, "_DMQ_COMPLETE": f"complete_{shell}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_command(env={**env, **asked, "_DMQ_COMPLETE": f"complete_{shell}"})
     assert done.stderr == ""
     found = done.stdout.replace("_arguments '*: :((", "").replace("))'", "")
     return sorted(word.strip('"') for word in found.split() if word.strip('"') and word != "_files")
