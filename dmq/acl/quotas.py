@@ -15,8 +15,8 @@ from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.contracts.limits import GROUPS_MAX, SUBSCRIPTIONS_MAX, TOPICS_MAX
 from broker_adapter.runtime.clock import Clock
 from dmq.acl.rules import AccessKey
-from dmq.broker.limits.token_bucket import TokenBucket, refilled, spent
 from dmq.http2 import LOOPBACK
+from dmq.runtime.token_bucket import TokenBucket, refilled, spent
 from dmq.store.schema.limits import Limit, decode_limits, encode_limits
 
 KEY: Final = "key"

@@ -16,39 +16,28 @@ from broker_adapter.contracts.adapter import GroupSettings, Subscription, TopicR
 from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from dmq.broker.classic.assembly import Divided
-from dmq.broker.delayed.recall import Recalls
-from dmq.broker.deliveries.deliveries import Deliveries
-from dmq.broker.deliveries.lease_expiry import Leases
-from dmq.broker.failures.failures import Failures
-from dmq.broker.failures.outcomes import Outcomes
-from dmq.broker.failures.waiting_retries import WaitingRetries
-from dmq.broker.groups.lease_timers import LeaseEnds
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.handles.entry_handle import EntryHandles
-from dmq.broker.handles.receipt_handle import ReceiptHandles
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.operations.admin import Operator
-from dmq.broker.operations.dead_letters import DeadLetters
-from dmq.broker.operations.removal_jobs import Procedures
-from dmq.broker.operations.retention import KEEP_DEFAULT, Retention
-from dmq.broker.pulling.pulls import Pulls
-from dmq.broker.sending.placement import Placement
-from dmq.broker.sending.sends import Note, Sends
-from dmq.broker.topics.catalog import (
+from dmq.broker.classic import Divided
+from dmq.broker.delayed import Recalls
+from dmq.broker.deliveries import Deliveries, Leases
+from dmq.broker.failures import Failures, Outcomes, WaitingRetries
+from dmq.broker.groups import LeaseEnds, Subscriptions
+from dmq.broker.handles import EntryHandles, ReceiptHandles
+from dmq.broker.io import Commits, Reader
+from dmq.broker.operations import KEEP_DEFAULT, DeadLetters, Operator, Procedures, Retention
+from dmq.broker.pulling import Pulls
+from dmq.broker.sending import Note, Placement, Sends
+from dmq.broker.topics import (
     AUTO_CREATE,
     DEFAULT_POLICY,
     LIMITS_DEFAULT,
     QUEUES_DEFAULT,
     AutoCreate,
     Catalog,
+    Names,
     ScheduleLimits,
     check_not_forwarder,
 )
-from dmq.broker.topics.registry import Names
-from dmq.broker.transactions.transaction_checks import CheckOptions, Checks
-from dmq.broker.transactions.transactions import Transactions
+from dmq.broker.transactions import CheckOptions, Checks, Transactions
 from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
 from dmq.store.store import Store

@@ -33,8 +33,8 @@ from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.contracts.transactions import Half
 from broker_adapter.wire.failure_reports import report_of
 from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.classic.messages import BROKER, CHECK_AFTER_S, PRODUCER_GROUP, envelope_of, received_of
-from dmq.broker.topics.registry import Topic
+from dmq.broker.classic import BROKER, CHECK_AFTER_S, PRODUCER_GROUP, envelope_of, received_of
+from dmq.broker.topics import Topic
 from retry.failure_reason import FailureReason
 
 _Result = TypeVar("_Result")

@@ -23,9 +23,9 @@ from broker_adapter.contracts.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEF
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.contracts.transactions import Checker, Half, HalfReceipt, TransactionalBroker
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_types
-from dmq.broker.topics.registry import Topic
+from dmq.broker import EmbeddedBroker
+from dmq.broker.schedules import ScheduleStatus, Wanted, check_types
+from dmq.broker.topics import Topic
 from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
 from dmq.cluster.retries_here import Asked, RetriesHere

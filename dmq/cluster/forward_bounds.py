@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dmq.broker.io.queue_log import Place
+from dmq.broker.io import Place
 
 
 class Bounds:

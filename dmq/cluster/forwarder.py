@@ -12,8 +12,8 @@ from broker_adapter.contracts.adapter import PopBroker
 from broker_adapter.contracts.errors import BrokerError, Refused
 from broker_adapter.contracts.limits import TOPICS_MAX
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.io.queue_log import Place
+from dmq.broker import EmbeddedBroker
+from dmq.broker.io import Place
 from dmq.cluster.forward_bounds import Bounds
 from dmq.cluster.in_doubt import InDoubtMessages
 from dmq.cluster.outgoing import Doubt, Forwards, QueueState

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dmq.broker.io.queue_log import Place
+from dmq.broker.io import Place
 from dmq.cluster.outgoing import Doubt
 
 

@@ -19,14 +19,14 @@ from broker_adapter.contracts.adapter import PopBroker, Subscription
 from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message import Delivery, Envelope, pack_id
+from broker_adapter.contracts.schedules import makes_schedule
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.delay import unwrap
 from broker_adapter.wire.mapping import to_envelope
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.schedules.properties import makes_schedule
-from dmq.broker.topics.registry import Topic
+from dmq.broker import EmbeddedBroker
+from dmq.broker.topics import Topic
 from dmq.errors import StoreError
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.dead_letter import UNREADABLE

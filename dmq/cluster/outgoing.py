@@ -15,14 +15,12 @@ from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.contracts.topics import retry_topic
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.deliveries.deliveries import ForwardedMessage
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.subscription import Subscription
-from dmq.broker.handles.receipt_handle import read_handle
-from dmq.broker.io.commits import look_at
-from dmq.broker.io.queue_log import Place
-from dmq.broker.topics.registry import FORWARDER_GROUP
+from dmq.broker import EmbeddedBroker
+from dmq.broker.deliveries import ForwardedMessage
+from dmq.broker.groups import GroupQueue, Subscription
+from dmq.broker.handles import read_receipt
+from dmq.broker.io import Place, look_at
+from dmq.broker.topics import FORWARDER_GROUP
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BORDER, Family, bound_key, pack_u64, unpack_u64
@@ -157,7 +155,7 @@ class Forwards:
     @staticmethod
     def place_of(delivery: Delivery) -> Place:
         """Return the queue of a delivery."""
-        receipt = read_handle(delivery.receipt_handle)
+        receipt = read_receipt(delivery.receipt_handle)
         return Place(receipt.topic_id, receipt.queue_id)
 
     def waiting(self, topic: str) -> int:

@@ -24,8 +24,8 @@ from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_
 from broker_adapter.contracts.message import Delivery, pack_id
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.lease_timers import LeaseTimers
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.topics.registry import Group
+from dmq.broker import EmbeddedBroker
+from dmq.broker.topics import Group
 from dmq.errors import StoreError
 from retry.failure_reason import FailureReason
 from retry.flow import Failure, GivenUp, LeaseExpired, Nacked

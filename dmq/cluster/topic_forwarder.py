@@ -27,8 +27,8 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Over
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, SendReceipt
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.broker.deliveries.deliveries import ForwardedMessage
-from dmq.broker.io.queue_log import Place
+from dmq.broker.deliveries import ForwardedMessage
+from dmq.broker.io import Place
 from dmq.cluster.forward_bounds import Bounds
 from dmq.cluster.gate import ForwardGate
 from dmq.cluster.in_doubt import InDoubtMessages

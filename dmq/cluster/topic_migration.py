@@ -13,12 +13,10 @@ from functools import partial
 
 import structlog
 
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.queue_front import finished_by_all
-from dmq.broker.groups.subscription import Subscription
-from dmq.broker.io.queue_log import Place
-from dmq.broker.topics.registry import FORWARDER_GROUP, Topic
+from dmq.broker import EmbeddedBroker
+from dmq.broker.groups import GroupQueue, Subscription, finished_by_all
+from dmq.broker.io import Place
+from dmq.broker.topics import FORWARDER_GROUP, Topic
 from dmq.config.units import parse_topic_patterns
 from dmq.store.schema.record import QueuedMessage, encode_body
 from dmq.store.writer.operations import IfKnown

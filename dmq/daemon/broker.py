@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.topics.catalog import AutoCreate, ScheduleLimits
-from dmq.broker.transactions.transaction_checks import CheckOptions
+from dmq.broker import EmbeddedBroker
+from dmq.broker.topics import AutoCreate, ScheduleLimits
+from dmq.broker.transactions import CheckOptions
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import ALL_TOPICS
 from dmq.store.schema.names import Keep, TopicQuotas

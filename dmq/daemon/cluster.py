@@ -13,7 +13,7 @@ from broker_adapter.remoting import RemotingBroker
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.runtime.clock import Clock
 from dmq.admin import admin_v1 as wire
-from dmq.broker.broker import EmbeddedBroker
+from dmq.broker import EmbeddedBroker
 from dmq.cluster.broker import ClusterBroker
 from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder

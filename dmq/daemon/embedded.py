@@ -16,14 +16,13 @@ import structlog
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import SystemClock
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.in_process_client import EmbeddedClassic
+from dmq.broker import EmbeddedBroker, EmbeddedClassic
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.broker import broker_of
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.errors import StoreError
-from dmq.scheduler.scheduler import Scheduler
+from dmq.scheduler import Scheduler
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
-from dmq.broker.broker import EmbeddedBroker
+from dmq.broker import EmbeddedBroker
 from dmq.metrics.registry import Metrics
 from dmq.store.store import Store
 from dmq.trail.export.exporter import Exporter

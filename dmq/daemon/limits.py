@@ -12,8 +12,8 @@ from dmq.store.store import Store
 from dmq.store.writer.operations import Put
 
 if TYPE_CHECKING:
-    from dmq.broker.broker import EmbeddedBroker
-    from dmq.broker.topics.catalog import Catalog
+    from dmq.broker import EmbeddedBroker
+    from dmq.broker.topics import Catalog
     from dmq.cluster.broker import ClusterBroker
 
 

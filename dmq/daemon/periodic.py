@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from dmq.admin.operations.backups import Backups
 from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
-from dmq.broker.broker import EmbeddedBroker
+from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.recovery import BackupFolder, Snapshots
 from dmq.store.store import Store

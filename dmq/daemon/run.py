@@ -17,7 +17,7 @@ from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.operations.schedules import ScheduleCalls
-from dmq.broker.broker import EmbeddedBroker
+from dmq.broker import EmbeddedBroker
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
@@ -34,7 +34,7 @@ from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics, MetricsServer, start_http
 from dmq.recovery import LedgerVerifier, Snapshots
 from dmq.rocketmq_server.codec.validate import check_recurring
-from dmq.scheduler.scheduler import Scheduler
+from dmq.scheduler import Scheduler
 from dmq.store.store import Store
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event

@@ -12,7 +12,7 @@ from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
 from dmq.admin.api.service import AdminService
-from dmq.broker.broker import EmbeddedBroker
+from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.clients import Clients
 from dmq.daemon.files import WatchedFiles

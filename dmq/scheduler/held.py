@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from broker_adapter.runtime.log import LibraryLog
-from dmq.broker.limits.ramp import Flow, full, ramp, refilled, taken, wait_s
-from dmq.broker.topics.registry import Topic
+from dmq.broker.limits import Flow, full, ramp, refilled, taken, wait_s
+from dmq.broker.topics import Topic
 from dmq.errors import StoreNoDescriptors
 from dmq.store.schema.keys import Family, held_mark, held_range, timeline_key, timeline_mark
 from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, body_facts, waiting_topic_id

@@ -28,9 +28,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker_adapter.runtime.log import LibraryLog
-from dmq.broker.schedules.firing import Recurring
-from dmq.broker.sending.placement import Placement, message_group_of
-from dmq.broker.transactions.transaction_checks import Checks
+from dmq.broker.schedules import Recurring
+from dmq.broker.sending import Placement, message_group_of
+from dmq.broker.transactions import Checks
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.moves import ClockStepCorrection

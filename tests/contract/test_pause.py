@@ -28,7 +28,7 @@ from support.rigs import (
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from dmq.admin import admin_v1 as wire
-from dmq.broker.limits.ramp import RAMP_FIRST_PER_S
+from dmq.broker.limits.flow import RAMP_FIRST_PER_S
 from dmq.broker.topics.settings import DELIVER_RATE_MAX, FlowChange
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.scheduler import ROWS_PER_CURSOR_MAX

@@ -16,12 +16,12 @@ from support.stores import counted, recount
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.message import MessageType, pack_id
+from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.wire.mapping import decode
 from dmq.broker.deliveries.deliveries import ForwardedMessage
 from dmq.broker.schedules import cron as recurrence
 from dmq.broker.schedules import firing as recurring
 from dmq.broker.schedules.firing import Recurring
-from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.broker.schedules.schedules import Schedules
 from dmq.broker.topics.catalog import ScheduleLimits
 from dmq.broker.topics.settings import FlowChange

@@ -14,7 +14,7 @@ from support.wire_client import Received, WireClient, a_message
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.broker.handles.receipt_handle import read_handle
+from dmq.broker.handles.receipt_handle import read_receipt
 from dmq.trail.events import EventKind, encode_event
 
 _TOPIC, _GROUP = "durable", "durable-group"
@@ -35,7 +35,7 @@ def _ids(kind: str, count: int) -> list[str]:
 
 def _ack_token(delivery: Received) -> bytes:
     """The audit event of an acknowledgement: it is in the same batch as the acknowledgement itself."""
-    receipt = read_handle(delivery.receipt_handle)
+    receipt = read_receipt(delivery.receipt_handle)
     place = (receipt.topic_id, receipt.group_id, receipt.queue_id, receipt.attempt, receipt.queue_offset)
     return encode_event(EventKind.ACKED, *place, pack_id(delivery.message_id))
 

@@ -11,10 +11,10 @@ import pytest
 from support.daemon import Daemon
 from support.effort import EFFORT, SEED
 
+from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
-from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.recovery import check_store
 
 TOPIC, PATIENCE_S = "ticks", 60.0

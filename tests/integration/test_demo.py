@@ -33,7 +33,9 @@ def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, st
     assert figures.keys() == {"accepted", "delivered", "lost", "duplicates", "early"}
     assert (figures["accepted"], figures["delivered"]) == ("36", "36")
     assert (figures["lost"], figures["early"]) == ("0", "0")
-    assert re.search(r"^lateness +p50 +p99 +max +at the consumer\n +[0-9,]+ ms +[0-9,]+ ms +[0-9,]+ ms", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^lateness +p50 +p99 +max +at the consumer\n +[0-9,]+ ms +[0-9,]+ ms +[0-9,]+ ms", done.stdout, re.MULTILINE
+    )
     assert re.search(r"^kill +SIGKILL; down for [0-9.]+ s, [0-9.]+ s of it the new start$", done.stdout, re.MULTILINE)
     assert "level 18 is 1s800ms here" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80

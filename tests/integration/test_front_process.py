@@ -12,7 +12,7 @@ from dmq.processes import frames
 NEEDLESS = re.compile(
     r"(rocksdict|grpc\w*|prometheus_client|pydantic|numpy|pyarrow)(\.|$)|rich\."  # rich is kept out
     r"|dmq\.(store\.(?!schema)|store\.schema\.(?!limits$)|trail|scheduler|daemon|rocketmq_server\.rpc\.service"
-    r"|broker\.(?!limits$|limits\.token_bucket$|schedules$|schedules\.properties$)"
+    r"|broker"
     r"|metrics\.registry|config\.settings|admin\.(?!api$|api\.access$|admin_v1$))"
 )
 

@@ -13,9 +13,9 @@ from support.official_client import PYTHON, ClientError, OfficialClient
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message
+from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.wire.mapping import decode, encode
 from dmq import AdminClient
-from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 
 TICK = {"DMQ_SCHEDULE_NAME": "tick", "DMQ_EVERY": "1s", "DMQ_COUNT": "2", "DMQ_CATCH_UP": "all", "color": "red"}
 

@@ -13,7 +13,7 @@ from support.crash_load import ATTEMPTS_MAX, INVISIBLE_MS, Ledger, Seen
 from support.outbox import TrailEvent
 
 from broker_adapter.contracts.message import unpack_id
-from dmq.broker.handles.receipt_handle import read_handle
+from dmq.broker.handles.receipt_handle import read_receipt
 from dmq.trail.events import EventKind
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
@@ -107,7 +107,7 @@ def _stored_twice(deliveries: dict[str, list[Seen]]) -> Iterator[str]:
     """One id, one place in one queue; one place, one id. A retry has a place of its own in the group's lane."""
     owners: dict[tuple[int, int, int], str] = {}
     for message_id, seen in deliveries.items():
-        places = {read_handle(each.received.receipt_handle)[1:4] for each in seen}
+        places = {read_receipt(each.received.receipt_handle)[1:4] for each in seen}
         if len({place for place in places if place[0] == min(places)[0]}) > 1:  # the topic was there before its lane
             yield f"stored twice: {message_id} is at {sorted(places)}"
         for place in places:
@@ -190,7 +190,7 @@ class _Told:
 
 def _of_the_load(ledger: Ledger, trail: list[TrailEvent]) -> list[TrailEvent]:
     """Leave out what others did, operators say, with groups and topics of their own."""
-    handles = [read_handle(each.received.receipt_handle) for each in ledger.seen]
+    handles = [read_receipt(each.received.receipt_handle) for each in ledger.seen]
     if not handles:
         return trail
     topic_id, group_id = min(each.topic_id for each in handles), handles[0].group_id  # the topic is older than lanes

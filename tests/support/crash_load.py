@@ -23,7 +23,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
 from dmq.admin.client.client import AdminClient
-from dmq.broker.handles.receipt_handle import read_handle
+from dmq.broker.handles.receipt_handle import read_receipt
 
 TOPIC, GROUP, UNDERTAKER = "crashed", "survivors", "undertaker"
 LETTERS = dead_letter_topic(GROUP)
@@ -205,7 +205,7 @@ class Load:
                     time.sleep(_PAUSE_S)
                     continue
                 now_ms = _now_ms()
-                boots = [read_handle(each.receipt_handle).epoch >> 32 for each in found]
+                boots = [read_receipt(each.receipt_handle).epoch >> 32 for each in found]
                 self.ledger.seen += [Seen(each, boot, now_ms) for each, boot in zip(found, boots, strict=True)]
                 self._finish(client, rng, found, is_push=is_push)
 

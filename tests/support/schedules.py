@@ -9,8 +9,8 @@ from support.rigs import TOPIC, EmbeddedRig
 from support.stores import waiting_rows
 
 from broker_adapter.contracts.message import Message, unpack_id
+from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.wire.mapping import decode, encode
-from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.broker.schedules.schedules import ScheduleStatus, Wanted
 from dmq.store.schema.keys import META_PROGRESS, META_RECURRING, META_SCHEDULE, Family, meta_range
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, is_recurring

@@ -10,7 +10,7 @@ import structlog
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import filled
-from dmq.broker.io.commits import look_at
+from dmq.broker.io import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly
 from dmq.recovery import Snapshots
 from dmq.store.backup import TargetTaken, back_up, sweep

@@ -12,8 +12,8 @@ from dmq.admin.operations.clock import clock_of
 from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.admin.operations.topic_quotas import fullest, refusals
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.topics.registry import Names
+from dmq.broker import EmbeddedBroker
+from dmq.broker.topics import Names
 from dmq.cluster.inner import InnerTopic
 from dmq.config.settings import DaemonConfig
 from dmq.errors import with_advice

@@ -8,8 +8,8 @@ from broker_adapter.contracts.message import pack_id, unpack_id
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import validate
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.delayed.changes import Changed, ChangeOutcome, HeldBy, Meant
+from dmq.broker import EmbeddedBroker
+from dmq.broker.delayed import Changed, ChangeOutcome, HeldBy, Meant
 
 
 class ChangeCalls:

@@ -14,12 +14,10 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, check_group, che
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.pages import page_of
 from dmq.admin.requests import mapping, validate
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.groups.subscription import Subscription
-from dmq.broker.operations.admin import BEGIN, END
-from dmq.broker.operations.lag import Lag
-from dmq.broker.topics.catalog import DEFAULT_POLICY
-from dmq.broker.topics.registry import Group, Topic
+from dmq.broker import EmbeddedBroker
+from dmq.broker.groups import Subscription
+from dmq.broker.operations import BEGIN, END, Lag
+from dmq.broker.topics import DEFAULT_POLICY, Group, Topic
 from dmq.runtime.slices import in_slices
 from dmq.store.store import Store
 

@@ -11,7 +11,7 @@ from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
 from dmq.admin.requests.mapping import filled
-from dmq.broker.operations.lag import in_flight
+from dmq.broker.operations import in_flight
 from dmq.errors import StoreError
 from dmq.recovery import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
 from dmq.store.schema.counts import BUCKET_MS

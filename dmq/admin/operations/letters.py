@@ -8,8 +8,8 @@ from broker_adapter.contracts.errors import group_unknown
 from broker_adapter.contracts.topics import check_group, dead_letter_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import mapping, validate
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.operations.dead_letters import Letter
+from dmq.broker import EmbeddedBroker
+from dmq.broker.operations import Letter
 from dmq.runtime.slices import in_slices
 
 # With bodies a page ends before the answer exceeds the receiver's limit; one letter always fits.

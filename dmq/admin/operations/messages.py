@@ -25,11 +25,11 @@ from broker_adapter.contracts.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import mapping, validate
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.failures.waiting_retries import next_of
-from dmq.broker.io.queue_log import Place, messages_from
-from dmq.broker.operations.message_states import GroupState, Where
-from dmq.broker.topics.registry import Topic
+from dmq.broker import EmbeddedBroker
+from dmq.broker.failures import next_of
+from dmq.broker.io import Place, messages_from
+from dmq.broker.operations import GroupState, Where
+from dmq.broker.topics import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
 from dmq.store.schema.counts import BUCKET_MS

@@ -18,7 +18,7 @@ import structlog
 from broker_adapter.contracts.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.backups import Backups
-from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
+from dmq.broker.schedules import RuleError, next_time, read_cron, zone_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import format_duration
 from dmq.errors import DmqError, StoreCorrupt, StoreFull

@@ -11,8 +11,7 @@ from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
 from dmq.admin.requests import mapping, validate
-from dmq.broker.schedules.firing import largest, sample
-from dmq.broker.schedules.schedules import ScheduleStatus, Wanted, check_name
+from dmq.broker.schedules import ScheduleStatus, Wanted, check_name, largest, sample
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.recurring import CatchUp
 

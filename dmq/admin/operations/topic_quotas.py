@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from heapq import nlargest
 
 from dmq.admin import admin_v1 as wire
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.topics.registry import Topic
+from dmq.broker import EmbeddedBroker
+from dmq.broker.topics import Topic
 from dmq.store.schema.keys import half_scope
 from dmq.store.store import Store
 

@@ -16,10 +16,9 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.pages import page_of
 from dmq.admin.operations.topic_quotas import quotas_of, with_halves
 from dmq.admin.requests import mapping, validate
-from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.groups.queue_front import edges
-from dmq.broker.topics.registry import Group, Topic
-from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
+from dmq.broker import EmbeddedBroker
+from dmq.broker.groups import edges
+from dmq.broker.topics import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, Group, KeepChange, QuotaChange, Topic
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.names import MIXED, TopicSettings
 from dmq.store.store import Store

@@ -2,3 +2,10 @@
 
 Imports: pulling, deliveries and below. Interface: clients, message conversion, send-back.
 """
+
+from __future__ import annotations
+
+from dmq.broker.classic.assembly import Divided
+from dmq.broker.classic.messages import BROKER, CHECK_AFTER_S, PRODUCER_GROUP, envelope_of, received_of
+
+__all__ = ["BROKER", "CHECK_AFTER_S", "PRODUCER_GROUP", "Divided", "envelope_of", "received_of"]

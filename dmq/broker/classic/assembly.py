@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from broker_adapter.runtime.clock import Clock
 from dmq.broker.classic.clients import ClassicClients
 from dmq.broker.classic.send_back import SentBackMessages
-from dmq.broker.failures.failures import Failures
-from dmq.broker.failures.outcomes import Outcomes
-from dmq.broker.handles.receipt_handle import ReceiptHandles
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.sending.sends import Sends
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.transactions.transactions import Transactions
+from dmq.broker.failures import Failures, Outcomes
+from dmq.broker.handles import ReceiptHandles
+from dmq.broker.io import Commits, Reader
+from dmq.broker.sending import Sends
+from dmq.broker.topics import Catalog
+from dmq.broker.transactions import Transactions
 
 
 class Divided:

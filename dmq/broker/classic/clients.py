@@ -17,7 +17,7 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import epoch_ms
 from dmq.broker.classic.messages import BROKER, PRODUCER_GROUP, received_of
-from dmq.broker.pulling.members import Members
+from dmq.broker.pulling import Members
 
 HEARTBEAT_S = 5.0  # interval of equeue clients; RocketMQ clients use 30 s for remote brokers
 SILENT_S_MAX = 6 * HEARTBEAT_S

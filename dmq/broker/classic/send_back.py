@@ -29,15 +29,12 @@ from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.contracts.message import Envelope, pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import decode, encode
-from dmq.broker.failures.failures import Failures
-from dmq.broker.failures.outcomes import FailedMessage, Outcomes
-from dmq.broker.groups.group_queue import ATTEMPT_MAX
-from dmq.broker.handles.receipt_handle import ReceiptHandles
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.sending.sends import Sends
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Topic
+from dmq.broker.failures import FailedMessage, Failures, Outcomes
+from dmq.broker.groups import ATTEMPT_MAX
+from dmq.broker.handles import ReceiptHandles
+from dmq.broker.io import Commits, Reader
+from dmq.broker.sending import Sends
+from dmq.broker.topics import Catalog, Topic
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key

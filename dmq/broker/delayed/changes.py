@@ -13,9 +13,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.topics.catalog import Catalog
+from dmq.broker.io import Commits, Reader
+from dmq.broker.topics import Catalog
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
 from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of

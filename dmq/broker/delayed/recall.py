@@ -5,10 +5,9 @@ from __future__ import annotations
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import RecallReceipt, unpack_id
 from dmq.broker.delayed.changes import ChangeOutcome, DelayedMessages, Meant
-from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.topics.catalog import Catalog
+from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
+from dmq.broker.io import Commits, Reader
+from dmq.broker.topics import Catalog
 from dmq.config.units import format_time
 
 

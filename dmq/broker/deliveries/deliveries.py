@@ -15,17 +15,13 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.runtime.clock import moment
 from dmq.broker.deliveries.dispatch import HandOut, ReceiveRequest, ScanResult
 from dmq.broker.deliveries.lease_expiry import Leases
-from dmq.broker.failures.failures import Failures
-from dmq.broker.filters.filters import Filters
-from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
-from dmq.broker.groups.lease_timers import IN_HAND_SHARE, LeaseEnds
-from dmq.broker.groups.subscription import SubscribedQueue, Subscription
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.limits.group_rate import GroupFlows
-from dmq.broker.topics.catalog import Catalog
+from dmq.broker.failures import Failures
+from dmq.broker.filters import Filters
+from dmq.broker.groups import ATTEMPT_MAX, IN_HAND_SHARE, Lease, LeaseEnds, SubscribedQueue, Subscription, Subscriptions
+from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
+from dmq.broker.io import Commits, Reader
+from dmq.broker.limits import GroupFlows
+from dmq.broker.topics import Catalog
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.writer.operations import Emit, Op
@@ -385,7 +381,7 @@ class Deliveries:
 def _at_hand(found: Subscription, handle: str) -> _Known | None:
     """As ``_known``, only for the exact handle issued with a lease in memory; return None for any other."""
     try:
-        receipt = read_handle(handle)
+        receipt = read_receipt(handle)
     except (ValueError, struct.error):
         return None
     if receipt.group_id != found.group_id:

@@ -14,16 +14,11 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_id
-from dmq.broker.filters.filters import Filters, Passes
-from dmq.broker.groups.group_queue import Lease
-from dmq.broker.groups.lease_timers import LeaseEnds
-from dmq.broker.groups.settled_letters import Settled
-from dmq.broker.groups.subscription import SubscribedQueue, Subscription, due_of
-from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Names
+from dmq.broker.filters import Filters, Passes
+from dmq.broker.groups import Lease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
+from dmq.broker.handles import Receipt, ReceiptHandles, name_of
+from dmq.broker.io import Commits, Reader
+from dmq.broker.topics import Catalog, Names
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Emit, Op

@@ -9,11 +9,8 @@ from typing import Any
 import structlog
 
 from broker_adapter.contracts.errors import BrokerError
-from dmq.broker.failures.failures import POSTPONED_MS, Failures
-from dmq.broker.failures.outcomes import come_back
-from dmq.broker.groups.group_queue import Lease
-from dmq.broker.groups.lease_timers import Ended, LeaseEnds
-from dmq.broker.groups.subscription import SubscribedQueue
+from dmq.broker.failures import POSTPONED_MS, Failures, come_back
+from dmq.broker.groups import Ended, Lease, LeaseEnds, SubscribedQueue
 from dmq.errors import StoreError
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.store import Store

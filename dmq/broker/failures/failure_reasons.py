@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.handles.receipt_handle import ReceiptHandles
-from dmq.broker.topics.registry import Names
+from dmq.broker.handles import ReceiptHandles
+from dmq.broker.topics import Names
 from retry.failure_reason import FailureReason, bounded
 
 KEPT_S: Final = 30.0

@@ -27,15 +27,10 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import not_after_of
 from dmq.broker.failures.failure_reasons import FailureReasons
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes, come_back
-from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
-from dmq.broker.groups.lease_timers import LeaseEnds
-from dmq.broker.groups.subscription import SubscribedQueue
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.handles.receipt_handle import ReceiptHandles
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.reader import Reader
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Group, Topic
+from dmq.broker.groups import ATTEMPT_MAX, Lease, LeaseEnds, SubscribedQueue, Subscriptions
+from dmq.broker.handles import ReceiptHandles
+from dmq.broker.io import Commits, Reader
+from dmq.broker.topics import Catalog, Group, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
 from dmq.store.schema.group import ExceptionRow, decode_exception

@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.failure_log import FailureLog
-from dmq.broker.groups.group_queue import ATTEMPT_MAX, Lease
-from dmq.broker.groups.subscription import SubscribedQueue
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.topics.catalog import Catalog
+from dmq.broker.groups import ATTEMPT_MAX, Lease, SubscribedQueue, Subscriptions
+from dmq.broker.topics import Catalog
 from dmq.config.units import format_time
 from dmq.store.files.steady_clock import SteadyClock
 from dmq.store.schema.failure_reason import decode_reason
@@ -132,7 +130,7 @@ class Outcomes:
         return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event, IfKnown.WRITE)
 
     def taken_over(self, failed: FailedMessage, outcome: RetryAt | DeadLetter, now_ms: int) -> list[Op]:
-        """As ``ops``, for a message of which the audit trail has no delivery to the group."""
+        """As ``ops``, for a message without a delivery to the group in the audit trail."""
         place = failed.topic_id, failed.group_id, LANE, failed.attempt, failed.history.queue_offset
         taken = Emit(encode_event(EventKind.TAKEN_OVER, *place, failed.record.message_id))
         return [taken, *self.ops(failed, outcome, now_ms)]

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes
-from dmq.broker.io.commits import Commits
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Group
+from dmq.broker.io import Commits
+from dmq.broker.topics import Catalog, Group
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.index import EntryState, failed_id

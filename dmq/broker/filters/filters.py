@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
@@ -17,6 +18,9 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.runtime.slices import SLICE_S, Slices
 from dmq.store.schema.record import QueuedMessage
+
+if TYPE_CHECKING:
+    from dmq.broker.filters.sql import SqlFilter
 
 TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, reserved for these properties
 
@@ -55,8 +59,6 @@ def filter_of(wanted: Wanted) -> Passes | None:
     tags = wanted.tags
     if not wanted.sql:
         return (lambda message: message.tag in tags) if tags else None
-    from dmq.broker.filters.sql import compile_sql  # the parser loads slowly, and is rarely needed
-
     expression = compile_sql(wanted.sql)
 
     def passes(message: QueuedMessage) -> bool:
@@ -69,6 +71,13 @@ def filter_of(wanted: Wanted) -> Passes | None:
         return expression.passes(properties)
 
     return passes
+
+
+def compile_sql(text: str) -> SqlFilter:
+    """As ``sql.compile_sql``, which is loaded at its first use: its parser loads slowly, and is rarely needed."""
+    from dmq.broker.filters import sql
+
+    return sql.compile_sql(text)
 
 
 def properties_of(message: QueuedMessage) -> dict[str, str]:

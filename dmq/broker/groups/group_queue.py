@@ -26,7 +26,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
-from dmq.broker.handles.receipt_handle import Receipt
+from dmq.broker.handles import Receipt
 from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,

@@ -6,10 +6,8 @@ A group that only pulls has no subscription, gets no retries, and has no start p
 from __future__ import annotations
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.queue_log import Place
-from dmq.broker.io.reader import Reader
-from dmq.broker.topics.catalog import Catalog, check_not_forwarder
+from dmq.broker.io import Commits, Place, Reader
+from dmq.broker.topics import Catalog, check_not_forwarder
 from dmq.store.schema.group import committed_key
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.writer.operations import Emit, Put

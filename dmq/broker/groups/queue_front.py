@@ -11,7 +11,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.limits import GROUPS_MAX
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.pull_offsets import NOBODY
-from dmq.broker.io.queue_log import Place, begin_of, messages_from
+from dmq.broker.io import Place, begin_of, messages_from
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.group import GROUPS_END, committed_range, group_queue_range, unpack_group_key
 from dmq.store.schema.keys import Family, pack_queue_key, unpack_u64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.io.reader import Reader
+from dmq.broker.io import Reader
 
 
 class Settled:

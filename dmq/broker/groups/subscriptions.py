@@ -16,12 +16,8 @@ from dmq.broker.groups.message_groups import Remembered
 from dmq.broker.groups.queue_front import finished_by_all
 from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.groups.subscription import Readers, SubscribedQueue, Subscription
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.queue_log import Place
-from dmq.broker.io.reader import Reader
-from dmq.broker.io.tail_cache import LAG_MAX
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Group, Topic
+from dmq.broker.io import LAG_MAX, Commits, Place, Reader
+from dmq.broker.topics import Catalog, Group, Topic
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
 from dmq.store.writer.operations import Appended, Emit, Op

@@ -84,7 +84,7 @@ class ReceiptHandles:
         return Receipt(group_id, topic_id, queue_id, offset, epoch, attempt, is_push, packed[_HEAD_BYTES:])
 
 
-def read_handle(handle: str) -> Receipt:
+def read_receipt(handle: str) -> Receipt:
     """Return the content of a handle without a check of its code; the caller must verify the handle before it acts on
     it.
     """

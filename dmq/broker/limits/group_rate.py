@@ -6,9 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.limits.ramp import RAMP_STEP_S, RAMP_STEPS, Flow, full, ramp, refilled, taken, wait_s
-from dmq.broker.topics.registry import Group, Names
-from dmq.broker.topics.settings import FlowChange, paused_since
+from dmq.broker.limits.flow import RAMP_STEP_S, RAMP_STEPS, Flow, full, ramp, refilled, taken, wait_s
+from dmq.broker.topics import FlowChange, Group, Names, paused_since
 
 _WAIT_S_LEAST = 0.05  # limits polling by many receives that wait for few messages
 

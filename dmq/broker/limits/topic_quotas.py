@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.contracts.message import Envelope
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.limits.token_bucket import TokenBucket, refilled, spent, wait_s
-from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.topics import Names, Topic
 from dmq.config.units import format_duration
 from dmq.errors import OverBound
+from dmq.runtime.token_bucket import TokenBucket, refilled, spent, wait_s
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
 from dmq.store.writer.operations import Bound

@@ -2,3 +2,27 @@
 
 Imports: all other packages of the broker. Interface: administration, removal jobs, dead letters, retention, lag.
 """
+
+from __future__ import annotations
+
+from dmq.broker.operations.admin import BEGIN, END, Operator
+from dmq.broker.operations.dead_letters import DeadLetters, Letter
+from dmq.broker.operations.lag import Lag, in_flight
+from dmq.broker.operations.message_states import GroupState, Where
+from dmq.broker.operations.removal_jobs import Procedures
+from dmq.broker.operations.retention import KEEP_DEFAULT, Retention
+
+__all__ = [
+    "BEGIN",
+    "END",
+    "KEEP_DEFAULT",
+    "DeadLetters",
+    "GroupState",
+    "Lag",
+    "Letter",
+    "Operator",
+    "Procedures",
+    "Retention",
+    "Where",
+    "in_flight",
+]

@@ -8,21 +8,28 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.queue_log import Place, begin_of, offset_stored_at
-from dmq.broker.io.reader import Reader
+from dmq.broker.groups import GroupQueue, Subscriptions
+from dmq.broker.io import Commits, Place, Reader, begin_of, offset_stored_at
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.broker.operations.lag import Lags
 from dmq.broker.operations.message_states import GroupStates
 from dmq.broker.operations.removal_jobs import Procedures
 from dmq.broker.operations.retention import Retention
-from dmq.broker.schedules.schedules import Schedules
-from dmq.broker.topics.catalog import Catalog, ScheduleLimits, check_not_forwarder
-from dmq.broker.topics.registry import Group, Topic
-from dmq.broker.topics.settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
-from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
+from dmq.broker.schedules import Schedules
+from dmq.broker.topics import (
+    FLOW_STAYS,
+    KEEP_STAYS,
+    QUOTAS_STAY,
+    Catalog,
+    FlowChange,
+    Group,
+    KeepChange,
+    QuotaChange,
+    ScheduleLimits,
+    Topic,
+    check_not_forwarder,
+)
+from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
 from dmq.store.store import Store

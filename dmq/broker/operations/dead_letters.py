@@ -31,14 +31,11 @@ from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.contracts.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.io.commits import Commits, look_at
-from dmq.broker.io.reader import Reader
-from dmq.broker.sending.placement import Placement
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Topic
-from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP
+from dmq.broker.groups import GroupQueue, Subscriptions
+from dmq.broker.io import Commits, Reader, look_at
+from dmq.broker.sending import Placement
+from dmq.broker.topics import FORWARDER_GROUP, Catalog, Group, Topic
+from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import LetterOutcome, decode_outcome, encode_outcome, outcome_key

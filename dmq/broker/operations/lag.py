@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.runtime.clock import Moment, moment
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.topics.registry import Names
+from dmq.broker.groups import GroupQueue, Subscriptions
+from dmq.broker.topics import Names
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.schema.group import GroupKind, pack_group_key
 from dmq.store.schema.keys import Family, pack_queue_key

@@ -21,14 +21,11 @@ from typing import NamedTuple
 from broker_adapter.contracts.limits import GROUPS_MAX
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.queue_front import progress as stored
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.queue_log import Place
-from dmq.broker.io.reader import Reader
+from dmq.broker.groups import GroupQueue, Subscriptions
+from dmq.broker.groups import progress as stored
+from dmq.broker.io import Commits, Place, Reader
 from dmq.broker.operations.progress import ProgressReader
-from dmq.broker.topics.registry import Group, Names, Topic
+from dmq.broker.topics import Group, Names, Topic
 from dmq.states import MessageState
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import committed_range, decode_exception, decode_outcome, outcome_key, unpack_group_key

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from dmq.broker.groups.subscription import Subscription
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.io.reader import Reader
-from dmq.broker.topics.registry import Group, Names, Topic
+from dmq.broker.groups import Subscription, Subscriptions
+from dmq.broker.io import Reader
+from dmq.broker.topics import Group, Names, Topic
 from dmq.store.schema.group import group_queue_range
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store

@@ -20,15 +20,12 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.subscription import Subscription
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.handles.receipt_handle import ReceiptHandles
-from dmq.broker.io.commits import Commits, look_at
-from dmq.broker.io.reader import Reader
+from dmq.broker.groups import GroupQueue, Subscription, Subscriptions
+from dmq.broker.handles import ReceiptHandles
+from dmq.broker.io import Commits, Reader, look_at
 from dmq.broker.operations.progress import ProgressReader
-from dmq.broker.pulling.tail_waiters import Tails
-from dmq.broker.topics.registry import Group, Names, Topic
+from dmq.broker.pulling import Tails
+from dmq.broker.topics import Group, Names, Topic
 from dmq.errors import StoreError
 from dmq.store.schema import keys
 from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range

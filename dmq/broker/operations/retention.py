@@ -25,20 +25,29 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.pull_offsets import NOBODY, PullOffsets
-from dmq.broker.groups.queue_front import Edges, QueueFront, edges, finished, front, readers_from, size_of, sizes
-from dmq.broker.groups.subscription import SubscribedQueue, Subscription
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.queue_log import Place
-from dmq.broker.io.reader import Reader
+from dmq.broker.groups import (
+    NOBODY,
+    Edges,
+    GroupQueue,
+    PullOffsets,
+    QueueFront,
+    SubscribedQueue,
+    Subscription,
+    Subscriptions,
+    edges,
+    finished,
+    front,
+    readers_from,
+    size_of,
+    sizes,
+)
+from dmq.broker.io import Commits, Place, Reader
 from dmq.broker.operations.removal_jobs import Procedures
-from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
-from dmq.store.schema.names import Keep
+from dmq.store.schema.names import KEEP_ALL, Keep
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Delete, Emit, Op, Put
 from dmq.trail.events import EventKind, encode_event
@@ -48,7 +57,6 @@ log = structlog.get_logger("dmq.broker")
 STEPS_PER_TURN = 16  # units of one queue
 RECLAIM_BYTES = 16 * 1024 * 1024  # bytes removed before space is reclaimed,
 RECLAIM_SHARE = 20  # or 1/20 of the tables if that is more, because reclaiming rewrites them
-KEEP_ALL = Keep(0, 0, unread=True)  # default of a dead-letter queue
 KEEP_DEFAULT = Keep(72 * 3_600_000, 0, unread=True)
 _PAIRS_PER_LOOK = 100
 _PAUSE_S_MIN, _PAUSE_S_MAX = 1.0, 60.0

@@ -2,3 +2,11 @@
 
 Imports: groups, topics and below. Interface: pulls, members, tail waiters.
 """
+
+from __future__ import annotations
+
+from dmq.broker.pulling.members import Members
+from dmq.broker.pulling.pulls import Pulls
+from dmq.broker.pulling.tail_waiters import Tails
+
+__all__ = ["Members", "Pulls", "Tails"]

@@ -15,18 +15,13 @@ from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
-from dmq.broker.deliveries.dispatch import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
-from dmq.broker.filters.filters import Filters
-from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.pull_offsets import PullOffsets
-from dmq.broker.groups.settled_letters import Settled
-from dmq.broker.io.commits import Commits
-from dmq.broker.io.queue_log import Place, begin_of, messages_from, offset_stored_at
-from dmq.broker.io.reader import Reader
+from dmq.broker.deliveries import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
+from dmq.broker.filters import Filters
+from dmq.broker.groups import GroupQueue, PullOffsets, Settled
+from dmq.broker.io import Commits, Place, Reader, begin_of, messages_from, offset_stored_at
 from dmq.broker.pulling.members import MemberLocks, Members
 from dmq.broker.pulling.tail_waiters import Tail, Tails
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.topics import Catalog, Names, Topic
 from dmq.store.schema.record import QueuedMessage
 
 PASSED_OVER_MAX = 4096  # messages that one pull scans without a match

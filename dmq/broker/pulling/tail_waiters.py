@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dmq.broker.io.queue_log import Place
+from dmq.broker.io import Place
 from dmq.store.writer.operations import Appended
 
 

@@ -21,13 +21,13 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.limits import MESSAGE_ID_BYTES_MAX
 from broker_adapter.contracts.message import pack_id, unpack_id
 from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.runtime.log import LibraryLog
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of, set_timestamp, to_envelope
 from dmq.broker.schedules.cron import RuleError, RuleTurn, due_ms, turn
-from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
-from dmq.broker.sending.placement import Placement
-from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.sending import Placement
+from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family, recurring_scope
 from dmq.store.schema.record import (

@@ -18,8 +18,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refus
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, TOPIC_CHARS_MAX
 from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.contracts.topics import check_topic
-from dmq.broker.io.commits import Commits, look_at
-from dmq.broker.io.reader import Reader
+from dmq.broker.io import Commits, Reader, look_at
 from dmq.broker.schedules.cron import (
     EVERY_MS_MIN,
     JITTER_MS_MAX,
@@ -30,8 +29,7 @@ from dmq.broker.schedules.cron import (
     zone_of,
 )
 from dmq.broker.schedules.firing import changed_event, waiting_record
-from dmq.broker.topics.catalog import LIMITS_DEFAULT, Catalog, ScheduleLimits
-from dmq.broker.topics.registry import Topic
+from dmq.broker.topics import LIMITS_DEFAULT, Catalog, ScheduleLimits, Topic
 from dmq.errors import StoreCorrupt, UnitRefused
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.index import Receipt

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope, MessageType, pack_id
 from broker_adapter.contracts.topics import queue_of_message_group
-from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.own_keys import own_key_row

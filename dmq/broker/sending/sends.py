@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
-from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.broker.io.commits import Commits, refusal_of
-from dmq.broker.limits.topic_quotas import SendQuotas
+from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind
+from dmq.broker.io import Commits, refusal_of
+from dmq.broker.limits import SendQuotas
 from dmq.broker.sending.placement import Placement, wrong_type
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Topic
+from dmq.broker.topics import Catalog, Topic
 from dmq.errors import MessageIdTaken, OverBound, StoreError
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored

@@ -2,3 +2,48 @@
 
 Imports: ``dmq.broker.io``, ``dmq.store`` and below. Interface: the registry, the catalog, topic settings.
 """
+
+from __future__ import annotations
+
+from dmq.broker.topics.catalog import (
+    AUTO_CREATE,
+    DEFAULT_POLICY,
+    LIMITS_DEFAULT,
+    QUEUES_DEFAULT,
+    AutoCreate,
+    Catalog,
+    ScheduleLimits,
+    check_not_forwarder,
+)
+from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
+from dmq.broker.topics.settings import (
+    FLOW_STAYS,
+    KEEP_STAYS,
+    QUOTAS_STAY,
+    FlowChange,
+    KeepChange,
+    QuotaChange,
+    paused_since,
+)
+
+__all__ = [
+    "AUTO_CREATE",
+    "DEFAULT_POLICY",
+    "FLOW_STAYS",
+    "FORWARDER_GROUP",
+    "KEEP_STAYS",
+    "LIMITS_DEFAULT",
+    "QUEUES_DEFAULT",
+    "QUOTAS_STAY",
+    "AutoCreate",
+    "Catalog",
+    "FlowChange",
+    "Group",
+    "KeepChange",
+    "Names",
+    "QuotaChange",
+    "ScheduleLimits",
+    "Topic",
+    "check_not_forwarder",
+    "paused_since",
+]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule, group_unknown, topic_unknown
 from broker_adapter.contracts.limits import QUEUES_PER_TOPIC_DEFAULT
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic, retry_topic
-from dmq.broker.io.commits import Commits
+from dmq.broker.io import Commits
 from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
 from dmq.store.schema.names import MIXED, TopicSettings
 from retry.policy import RetryPolicy

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.contracts.transactions import Check
-from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.broker.topics.registry import Names
+from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind
+from dmq.broker.topics import Names
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key

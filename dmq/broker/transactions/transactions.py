@@ -22,13 +22,10 @@ from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
-from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
-from dmq.broker.io.commits import Commits, look_at
-from dmq.broker.io.reader import Reader
-from dmq.broker.sending.placement import Placement, body_of, wrong_type
-from dmq.broker.sending.sends import Sends, failure_of
-from dmq.broker.topics.catalog import Catalog
-from dmq.broker.topics.registry import Topic
+from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind, NotAHandle
+from dmq.broker.io import Commits, Reader, look_at
+from dmq.broker.sending import Placement, Sends, body_of, failure_of, wrong_type
+from dmq.broker.topics import Catalog, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
 from dmq.config.units import format_time
 from dmq.errors import MessageIdTaken, OverBound

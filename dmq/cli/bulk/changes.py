@@ -133,7 +133,7 @@ class MessageSelection(OptionGroup):
         if ids:
             return Targets(topic, ids=tuple(dict.fromkeys(ids)))
         from broker_adapter.contracts.errors import Refused
-        from dmq.broker.delayed.recall import decode_recall
+        from dmq.broker.delayed import decode_recall
 
         try:
             return Targets(decode_recall(topic).topic, handle=topic)
@@ -206,7 +206,7 @@ def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedM
     """Return the named messages that are pending, and the names of the others."""
     from broker_adapter.contracts.message import unpack_id
     from dmq.admin import admin_v1 as wire
-    from dmq.broker.delayed.recall import decode_recall
+    from dmq.broker.delayed import decode_recall
 
     of_handle = [unpack_id(decode_recall(targets.handle).message_id)] if targets.handle else []
     found: dict[str, wire.ListedMessage] = {}

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.contracts.topics import check_topic
-from dmq.broker.topics.registry import Names
+from dmq.broker.topics import Names
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.producer_store.entries.plan import ChangePlan, Settle, Ticket, event_of, size_of, withdrawn

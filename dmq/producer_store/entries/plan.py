@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from dmq.broker.topics.registry import Topic
+from dmq.broker.topics import Topic
 from dmq.producer_store.entries.key_queues import Change
 from dmq.store.schema.keys import timeline_key
 from dmq.store.schema.spool import KeyQueueId, TypeTotals, entry_id

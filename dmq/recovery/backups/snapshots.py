@@ -7,8 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.broker.io.commits import look_at
+from dmq.broker.groups import Subscriptions
+from dmq.broker.io import look_at
 from dmq.errors import StoreError
 from dmq.store.store import Store
 from dmq.trail.snapshots.taking import SnapshotExporter, SnapshotResult, Taker, list_snapshots

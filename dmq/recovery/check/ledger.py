@@ -33,7 +33,7 @@ from typing import Self
 import structlog
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.broker.io.commits import look_at
+from dmq.broker.io import look_at
 from dmq.errors import StoreError
 from dmq.runtime.background import background, die_with_parent, end_with_stdin
 from dmq.store.engines.engine import Engine, queue_end

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import RETRY_PREFIX
-from dmq.broker.topics.registry import Names, Topic
+from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from broker_adapter.contracts.topics import dead_letter_topic
-from dmq.broker.topics.registry import Names
+from dmq.broker.topics import Names
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport

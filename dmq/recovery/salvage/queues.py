@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
 
-from dmq.broker.groups.group_queue import GroupQueue
+from dmq.broker.groups import GroupQueue
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport

@@ -28,10 +28,10 @@ from broker_adapter.contracts.limits import (
     USER_PROPERTIES_MAX,
 )
 from broker_adapter.contracts.own_keys import ON_SAME_KEY, OWN_KEY, check_own_key_of
+from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.contracts.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name
-from dmq.broker.schedules.properties import OCCURRENCE, SCHEDULE
 from dmq.rocketmq_server.codec.delay import DELAY_PROPERTIES
 from dmq.rocketmq_server.codec.mapping import ANY_QUEUE
 from retry.dead_letter import WRITTEN
@@ -279,7 +279,7 @@ def pulled_queue_of(request: wire.PullMessageRequest) -> Subscription:
 
 def _subscription(topic: str, queue_id: int, expression: wire.FilterExpression) -> Subscription:
     if expression.type == wire.SQL:
-        from dmq.broker.filters.sql import compile_sql  # its parser is slow to load, and rarely needed
+        from dmq.broker.filters import compile_sql  # its parser is slow to load, and rarely needed
 
         return Subscription(topic, queue_id, sql=compile_sql(expression.expression).text)
     return Subscription(topic, queue_id, tags_of(expression))

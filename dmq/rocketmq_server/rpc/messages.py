@@ -15,11 +15,11 @@ from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.contracts.message import Envelope
+from broker_adapter.contracts.schedules import makes_schedule
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of
-from dmq.broker.schedules.properties import makes_schedule
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Logged
 from dmq.rocketmq_server.calls.exchange import Caller, MessagePort, Receive

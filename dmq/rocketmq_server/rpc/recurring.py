@@ -26,12 +26,7 @@ from typing import Final, TypeVar
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.message import SendReceipt
-from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import NOT_AFTER_MS
-from dmq.acl.gate import holders_of
-from dmq.acl.quotas import Quota, Quotas
-from dmq.broker.schedules.firing import largest, sample
-from dmq.broker.schedules.properties import (
+from broker_adapter.contracts.schedules import (
     CATCH_UP,
     COUNT,
     CRON,
@@ -47,7 +42,11 @@ from dmq.broker.schedules.properties import (
     ZONE,
     makes_schedule,
 )
-from dmq.broker.schedules.schedules import Wanted, check_name
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import NOT_AFTER_MS
+from dmq.acl.gate import holders_of
+from dmq.acl.quotas import Quota, Quotas
+from dmq.broker.schedules import Wanted, check_name, largest, sample
 from dmq.config.units import After, parse_sent_around, parse_sent_duration
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate

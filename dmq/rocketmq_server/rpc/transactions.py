@@ -15,12 +15,12 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope
+from broker_adapter.contracts.schedules import makes_schedule
 from broker_adapter.contracts.transactions import Check, Half, HalfReceipt, TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, with_wishes
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.broker.schedules.properties import makes_schedule
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status, status_of

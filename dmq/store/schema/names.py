@@ -81,6 +81,9 @@ class Keep(NamedTuple):
         return bool(self.time_ms or self.size_bytes)
 
 
+KEEP_ALL = Keep(0, 0, unread=True)  # default of a dead-letter queue
+
+
 AS_CONFIGURED = Keep()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.broker.limits.ramp import (
+from dmq.broker.limits.flow import (
     BURST_S,
     RAMP_FIRST_PER_S,
     RAMP_STEP_S,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_handle
+from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_receipt
 from dmq.store.files.identity import draw
 from dmq.store.schema.identity import Identity, StorePlace
 
@@ -42,7 +42,7 @@ def refused(handle: str, handles: ReceiptHandles = HANDLES) -> bool:
 def test_a_handle_says_what_was_put_in(receipt: Receipt) -> None:
     """All fields, over their whole range, in text that any client passes on unharmed."""
     handle = HANDLES.encode(receipt)
-    assert HANDLES.decode(handle) == read_handle(handle) == receipt
+    assert HANDLES.decode(handle) == read_receipt(handle) == receipt
     assert set(handle) <= set(ALPHABET)
 
 

@@ -1,0 +1,102 @@
+"""Packages have an interface: other packages import from the package, never from a module inside it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tidy.rules import PACKAGES
+
+import dmq.broker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Packages whose modules other packages still import. The list only becomes shorter.
+OPEN = frozenset(
+    [
+        "broker_adapter.contracts",
+        "broker_adapter.queue_client",
+        "broker_adapter.queue_client.balance",
+        "broker_adapter.queue_client.consumer",
+        "broker_adapter.queue_client.producer",
+        "broker_adapter.remoting",
+        "broker_adapter.rocketmq",
+        "broker_adapter.runtime",
+        "broker_adapter.wire",
+        "dmq.acl",
+        "dmq.admin",
+        "dmq.admin.api",
+        "dmq.admin.client",
+        "dmq.admin.operations",
+        "dmq.admin.requests",
+        "dmq.cli.bulk",
+        "dmq.cli.output",
+        "dmq.cli.session",
+        "dmq.cluster",
+        "dmq.config",
+        "dmq.daemon",
+        "dmq.http2",
+        "dmq.metrics",
+        "dmq.processes",
+        "dmq.producer_store",
+        "dmq.producer_store.directories",
+        "dmq.producer_store.entries",
+        "dmq.recovery.backups",
+        "dmq.recovery.check",
+        "dmq.recovery.reading",
+        "dmq.recovery.salvage",
+        "dmq.rocketmq_server.calls",
+        "dmq.rocketmq_server.codec",
+        "dmq.rocketmq_server.rpc",
+        "dmq.rocketmq_server.sessions",
+        "dmq.rocketmq_server.transport",
+        "dmq.replication",
+        "dmq.runtime",
+        "dmq.store",
+        "dmq.store.engines",
+        "dmq.store.files",
+        "dmq.store.schema",
+        "dmq.store.writer",
+        "dmq.trail",
+        "dmq.trail.export",
+        "dmq.trail.snapshots",
+        "retry",
+        "retry.hook",
+        "spark_audit.engines",
+        "spark_audit.jobs",
+        "spark_audit.report",
+        "spark_audit.report.message",
+        "spark_audit.rules",
+    ]
+)
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the modules that a file imports, or from which it imports names."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return found
+
+
+def test_other_packages_import_from_the_package() -> None:
+    """A package that is closed stays closed, and one that became closed is off the list."""
+    paths = [path.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).rglob("*.py")]
+    modules = {".".join(path.with_suffix("").parts): ".".join(path.parent.parts) for path in paths}
+    reached: dict[str, list[str]] = {}
+    for path in paths:
+        own = ".".join(path.parent.parts)
+        for home in map(modules.get, _imported(ROOT / path)):
+            if home is not None and own != home and not own.startswith(f"{home}."):
+                reached.setdefault(home, []).append(str(path))
+    assert not {home: found for home, found in reached.items() if home not in OPEN}
+    assert OPEN & set(modules.values()) <= reached.keys()
+
+
+def test_exports_that_are_imported_at_their_first_use_exist() -> None:
+    """Each name in ``__all__`` of ``dmq.broker`` is the class of that name."""
+    assert [getattr(dmq.broker, name).__name__ for name in dmq.broker.__all__] == dmq.broker.__all__
+    assert not hasattr(dmq.broker, "Broker")
