@@ -16,7 +16,7 @@ from broker_adapter.contracts.adapter import GroupSettings, Subscription, TopicR
 from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from dmq.broker.classic import Divided
+from dmq.broker.classic import ClassicClients, SentBackMessages
 from dmq.broker.delayed import Recalls
 from dmq.broker.deliveries import Deliveries, Leases
 from dmq.broker.failures import Failures, Outcomes, WaitingRetries
@@ -35,6 +35,7 @@ from dmq.broker.topics import (
     Catalog,
     Names,
     ScheduleLimits,
+    SharedParts,
     check_not_forwarder,
 )
 from dmq.broker.transactions import CheckOptions, Checks, Transactions
@@ -81,32 +82,31 @@ class EmbeddedBroker:
         self.commits = commits = Commits(store)
         self.reader = reader = Reader(store, loop)
         self.catalog = catalog = Catalog(names, commits, queues_per_topic=queues_per_topic, auto_create=auto_create)
+        self.shared = shared = SharedParts(catalog, commits, reader)
         self.handles = handles = EntryHandles(store.identity)
         self.receipts = receipts = ReceiptHandles(store.identity, store.boot)
         self.lease_ends = ends = LeaseEnds(store.clock)
-        self.subscriptions = subscriptions = Subscriptions(catalog, commits, reader, ends, group_start=group_start)
+        self.subscriptions = subscriptions = Subscriptions(shared, ends, group_start=group_start)
         self.placement = placement = Placement(names)
         # One part for each kind of client or operator call.
-        self.sends = Sends(catalog, commits, placement, handles, quotas)
+        self.sends = Sends(shared, placement, handles, quotas)
         self.quotas = self.sends.quotas
-        self.recalls = Recalls(catalog, commits, reader, handles, delay_max_ms=delay_max_ms)
+        self.recalls = Recalls(shared, handles, delay_max_ms=delay_max_ms)
         self.delayed = self.recalls.delayed
         self.checks = Checks(names, checks, handles)
         self.transactions = Transactions(
-            catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, sends=self.sends
+            shared, placement=placement, checks=self.checks, handles=handles, sends=self.sends
         )
         levels = delay_levels_ms
-        self.outcomes = outcomes = Outcomes(catalog, subscriptions, store.clock, levels_ms=levels)
+        self.outcomes = outcomes = Outcomes(shared, subscriptions, levels_ms=levels)
         self.failures = failures = Failures(
-            *(catalog, commits, reader, subscriptions, ends, receipts), outcomes=outcomes, keeps_reasons=failure_reasons
+            *(shared, subscriptions, ends, receipts), outcomes=outcomes, keeps_reasons=failure_reasons
         )
         self.note_failure = failures.reasons.note
-        self.retries = WaitingRetries(catalog, commits, outcomes)
+        self.retries = WaitingRetries(shared, outcomes)
         self.leases = Leases(store, ends, failures)
         self.deliveries = Deliveries(
-            catalog,
-            commits,
-            reader,
+            shared,
             subscriptions=subscriptions,
             ends=ends,
             receipts=receipts,
@@ -114,38 +114,25 @@ class EmbeddedBroker:
             leases=self.leases,
         )
         self.flows = self.deliveries.flows
-        self.pulls = Pulls(catalog, commits, reader, filters=self.deliveries.filters, settled=subscriptions.settled)
-        self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
-        self._add_classic(levels)
-        self._add_upkeep(keep, keep_forwarded, schedules)
+        self.pulls = Pulls(shared, filters=self.deliveries.filters, settled=subscriptions.settled)
+        self.dead_letters = DeadLetters(shared, subscriptions=subscriptions, placement=placement)
+        # For clients that divide queues among themselves (``dmq.broker.in_process_client``).
+        self.clients = ClassicClients(store.clock)
+        self.transactions.attach(self.clients)
+        self.sent_back = SentBackMessages(
+            *(shared, outcomes), sends=self.sends, failures=failures, receipts=receipts, levels_ms=levels
+        )
+        self._add_upkeep(shared, keep, keep_forwarded, schedules)
         store.attach(loop, self._on_appended)
 
-    def _add_classic(self, levels_ms: Sequence[int]) -> None:
-        """Add support for clients that divide queues among themselves (``dmq.broker.in_process_client``)."""
-        divided = Divided(
-            self.catalog,
-            self.commits,
-            self.reader,
-            clock=self._clock,
-            transactions=self.transactions,
-            sends=self.sends,
-            failures=self.failures,
-            receipts=self.receipts,
-            outcomes=self.outcomes,
-            levels_ms=levels_ms,
-        )
-        self.clients, self.sent_back = divided.clients, divided.sent_back
-
-    def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
+    def _add_upkeep(self, shared: SharedParts, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
         """Add the parts that change names, reset groups and remove messages."""
-        names, commits, reader, subscriptions = self.names, self.commits, self.reader, self.subscriptions
+        subscriptions = self.subscriptions
         self.procedures = procedures = Procedures(
-            names, commits, reader, subscriptions=subscriptions, tails=self.pulls.tails, receipts=self.receipts
+            shared, subscriptions=subscriptions, tails=self.pulls.tails, receipts=self.receipts
         )
         self.retention = Retention(
-            names,
-            commits,
-            reader,
+            shared,
             subscriptions=subscriptions,
             offsets=self.pulls.offsets,
             procedures=procedures,
@@ -153,9 +140,7 @@ class EmbeddedBroker:
             keep_forwarded=keep_forwarded,
         )
         self.operator = Operator(
-            self.catalog,
-            commits,
-            reader,
+            shared,
             subscriptions=subscriptions,
             procedures=procedures,
             dead_letters=self.dead_letters,

@@ -259,10 +259,4 @@ async def test_a_damaged_job_refuses_to_open(rig: EmbeddedRig) -> None:
         await rig.store.commit_async([Put(Family.META, job_key(1), value)])
         broker = rig.broker
         with pytest.raises(StoreCorrupt):
-            DeadLetters(
-                broker.catalog,
-                broker.commits,
-                broker.reader,
-                subscriptions=broker.subscriptions,
-                placement=broker.placement,
-            )
+            DeadLetters(broker.shared, subscriptions=broker.subscriptions, placement=broker.placement)

@@ -114,7 +114,7 @@ async def test_a_message_in_order_keeps_its_last_error(rig: EmbeddedRig) -> None
     async def last() -> tuple[S, int, int, str]:
         status = await message_of(rig, "m")
         (found,) = await MessageCalls(rig.store, rig.broker).group_states(TOPIC, "m", status)
-        return S(found.state), found.attempt, found.failed_at_ms, found.failure.error_text
+        return S(found.state), found.attempt, found.failed_at_ms, found.failure.error_text if found.failure else ""
 
     await set_policy(rig, 3, MINUTE_MS)
     await rig.broker.send([a_message("m", message_group="g")])

@@ -124,9 +124,7 @@ def test_retention_waits_for_who_reads_now(tmp_path: Path) -> None:
         broker = rig.broker
         kept = Keep(1, 0, unread=True)
         retention = Retention(
-            broker.names,
-            broker.commits,
-            broker.reader,
+            broker.shared,
             subscriptions=broker.subscriptions,
             offsets=broker.pulls.offsets,
             procedures=broker.procedures,

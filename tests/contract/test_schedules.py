@@ -422,7 +422,7 @@ async def test_they_are_listed_page_by_page(rig: EmbeddedRig) -> None:
 async def test_their_number_is_bounded(rig: EmbeddedRig) -> None:
     """Of a topic, and in all; what is replaced counts once."""
     broker = rig.broker
-    broker.schedules = Schedules(broker.catalog, broker.commits, broker.reader, ScheduleLimits(total=3, per_topic=2))
+    broker.schedules = Schedules(broker.shared, ScheduleLimits(total=3, per_topic=2))
     await add(rig, "a")
     await add(rig, "b")
     with pytest.raises(Overloaded, match="schedules_per_topic_max = 2"):

@@ -5,7 +5,16 @@ Imports: pulling, deliveries and below. Interface: clients, message conversion, 
 
 from __future__ import annotations
 
-from dmq.broker.classic.assembly import Divided
+from dmq.broker.classic.clients import ClassicClients
 from dmq.broker.classic.messages import BROKER, CHECK_AFTER_S, PRODUCER_GROUP, envelope_of, received_of
+from dmq.broker.classic.send_back import SentBackMessages
 
-__all__ = ["BROKER", "CHECK_AFTER_S", "PRODUCER_GROUP", "Divided", "envelope_of", "received_of"]
+__all__ = [
+    "BROKER",
+    "CHECK_AFTER_S",
+    "PRODUCER_GROUP",
+    "ClassicClients",
+    "SentBackMessages",
+    "envelope_of",
+    "received_of",
+]

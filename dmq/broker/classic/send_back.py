@@ -32,9 +32,8 @@ from broker_adapter.wire.mapping import decode, encode
 from dmq.broker.failures import FailedMessage, Failures, Outcomes
 from dmq.broker.groups import ATTEMPT_MAX
 from dmq.broker.handles import ReceiptHandles
-from dmq.broker.io import Commits, Reader
 from dmq.broker.sending import Sends
-from dmq.broker.topics import Catalog, Topic
+from dmq.broker.topics import Part, SharedParts, Topic
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
@@ -59,32 +58,25 @@ class _Place(NamedTuple):
     queue_offset: int
 
 
-class SentBackMessages:
+class SentBackMessages(Part):
     """Stores sent-back messages, durable on return. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
+        outcomes: Outcomes,
         *,
         sends: Sends,
         failures: Failures,
         receipts: ReceiptHandles,
-        outcomes: Outcomes,
         levels_ms: Sequence[int],
     ) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._sends = sends
         self._failures = failures
         self._receipts = receipts
         self._outcomes = outcomes
         self._levels_ms = tuple(levels_ms)
-        self._store = commits.store
-        self._clock = self._store.clock
         # Calls for one place run one at a time, so that the second one finds the copy of the first one.
         self._under_way: dict[tuple[str, str, int, int], asyncio.Future[None]] = {}
 

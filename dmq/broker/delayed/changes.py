@@ -13,8 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from dmq.broker.io import Commits, Reader
-from dmq.broker.topics import Catalog
+from dmq.broker.topics import Part, SharedParts
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
 from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
@@ -90,19 +89,16 @@ _ENDED = {
 _Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule | Changed]
 
 
-class DelayedMessages:
+class DelayedMessages(Part):
     """Changes of pending messages. It belongs to the event loop; its answers are durable.
 
     Calls raise ``Refused`` for a topic that does not exist. A failed call may have changed some of the messages; a
     repeated call reports that for each. Each message is decided by its own op, independent of the others.
     """
 
-    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, *, delay_max_ms: int | None = None) -> None:
+    def __init__(self, shared: SharedParts, *, delay_max_ms: int | None = None) -> None:
         """Create it; ``delay_max_ms`` is the longest allowed delay."""
-        self._catalog = catalog
-        self._commits = commits
-        self._reader = reader
-        self._store = commits.store
+        super().__init__(shared)
         self._delay_max_ms = delay_max_ms
         # A request of a few bytes rewrites messages of megabytes, so all callers share one unit at a time.
         self._moving = asyncio.Lock()

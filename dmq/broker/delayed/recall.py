@@ -6,8 +6,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import RecallReceipt, unpack_id
 from dmq.broker.delayed.changes import ChangeOutcome, DelayedMessages, Meant
 from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
-from dmq.broker.io import Commits, Reader
-from dmq.broker.topics import Catalog
+from dmq.broker.topics import SharedParts
 from dmq.config.units import format_time
 
 
@@ -31,18 +30,10 @@ def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle
 class Recalls:
     """Recall of messages by handle, through ``delayed``. It belongs to the event loop."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
-        handles: EntryHandles,
-        *,
-        delay_max_ms: int | None = None,
-    ) -> None:
+    def __init__(self, shared: SharedParts, handles: EntryHandles, *, delay_max_ms: int | None = None) -> None:
         """Create it; ``delay_max_ms`` is the longest delay that ``delayed`` allows."""
-        self.delayed = DelayedMessages(catalog, commits, reader, delay_max_ms=delay_max_ms)
-        self._catalog = catalog
+        self.delayed = DelayedMessages(shared, delay_max_ms=delay_max_ms)
+        self._catalog = shared.catalog
         self._handles = handles
 
     def meant(self, topic_name: str, text: str) -> Meant:

@@ -19,9 +19,8 @@ from dmq.broker.failures import Failures
 from dmq.broker.filters import Filters
 from dmq.broker.groups import ATTEMPT_MAX, IN_HAND_SHARE, Lease, LeaseEnds, SubscribedQueue, Subscription, Subscriptions
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
-from dmq.broker.io import Commits, Reader
 from dmq.broker.limits import GroupFlows
-from dmq.broker.topics import Catalog
+from dmq.broker.topics import Part, SharedParts
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.writer.operations import Emit, Op
@@ -44,14 +43,12 @@ class ForwardedMessage(NamedTuple):
     offset: int
 
 
-class Deliveries:
+class Deliveries(Part):
     """Delivery of messages to groups, and settlement of those deliveries. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         subscriptions: Subscriptions,
         ends: LeaseEnds,
@@ -59,10 +56,8 @@ class Deliveries:
         failures: Failures,
         leases: Leases,
     ) -> None:
-        self._catalog = catalog
-        self._commits = commits
-        self._reader = reader
-        self.filters = Filters(commits.store.clock)
+        super().__init__(shared)
+        self.filters = Filters(self._clock)
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
@@ -70,11 +65,9 @@ class Deliveries:
         self._reasons = failures.reasons
         self._leases = leases
         self._hand_out = HandOut(
-            catalog, commits, reader, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
+            shared, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
         )
-        self._store = commits.store
-        self._clock = self._store.clock
-        self.flows = GroupFlows(catalog.names, self._clock)
+        self.flows = GroupFlows(self._names, self._clock)
         self.handed_out_total = 0
         self.acked_total = 0
 

@@ -17,8 +17,7 @@ from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_i
 from dmq.broker.filters import Filters, Passes
 from dmq.broker.groups import Lease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of
-from dmq.broker.io import Commits, Reader
-from dmq.broker.topics import Catalog, Names
+from dmq.broker.topics import Names, Part, SharedParts
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Emit, Op
@@ -60,28 +59,23 @@ class _Taken(NamedTuple):
     lease: Lease
 
 
-class HandOut:
+class HandOut(Part):
     """Delivery of messages to receives. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         filters: Filters,
         ends: LeaseEnds,
         settled: Settled,
         receipts: ReceiptHandles,
     ) -> None:
-        self._catalog = catalog
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._filters = filters
         self._ends = ends
         self._settled = settled
         self._receipts = receipts
-        self._clock = commits.store.clock
 
     async def take(self, found: Subscription, terms: ReceiveRequest, look: int) -> ScanResult:
         """Scan up to ``look`` available messages and deliver those that pass the filter, up to the batch size; perhaps

@@ -29,8 +29,7 @@ from dmq.broker.failures.failure_reasons import FailureReasons
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes, come_back
 from dmq.broker.groups import ATTEMPT_MAX, Lease, LeaseEnds, SubscribedQueue, Subscriptions
 from dmq.broker.handles import ReceiptHandles
-from dmq.broker.io import Commits, Reader
-from dmq.broker.topics import Catalog, Group, Topic
+from dmq.broker.topics import Group, Part, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
 from dmq.store.schema.group import ExceptionRow, decode_exception
@@ -69,14 +68,12 @@ class FailedDelivery(NamedTuple):
     done: asyncio.Future[None]
 
 
-class Failures:
+class Failures(Part):
     """Decides and commits the outcomes of failed deliveries. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         subscriptions: Subscriptions,
         ends: LeaseEnds,
         receipts: ReceiptHandles,
@@ -84,16 +81,12 @@ class Failures:
         outcomes: Outcomes,
         keeps_reasons: bool,
     ) -> None:
-        self._catalog = catalog
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
         self._outcomes = outcomes
-        self._store = commits.store
-        self._clock = self._store.clock
-        self.reasons = FailureReasons(catalog.names, receipts, self._clock, is_on=keeps_reasons)
+        self.reasons = FailureReasons(self._names, receipts, self._clock, is_on=keeps_reasons)
         self._waiting: list[FailedDelivery] = []
         self._task: asyncio.Task[None] | None = None
 

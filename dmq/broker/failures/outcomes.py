@@ -15,9 +15,8 @@ from typing import NamedTuple
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.failure_log import FailureLog
 from dmq.broker.groups import ATTEMPT_MAX, Lease, SubscribedQueue, Subscriptions
-from dmq.broker.topics import Catalog
+from dmq.broker.topics import Part, SharedParts
 from dmq.config.units import format_time
-from dmq.store.files.steady_clock import SteadyClock
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import ExceptionRow
 from dmq.store.schema.index import failed_id
@@ -58,16 +57,12 @@ class FailedMessage(NamedTuple):
     history: History
 
 
-class Outcomes:
+class Outcomes(Part):
     """Decides outcomes, and turns them into operations. It belongs to the event loop."""
 
-    def __init__(
-        self, catalog: Catalog, subscriptions: Subscriptions, clock: SteadyClock, *, levels_ms: Sequence[int]
-    ) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
+    def __init__(self, shared: SharedParts, subscriptions: Subscriptions, *, levels_ms: Sequence[int]) -> None:
+        super().__init__(shared)
         self._subscriptions = subscriptions
-        self._clock = clock
         self._levels_ms = tuple(levels_ms)
         self._rng = Random()  # jitter only
         self._log = FailureLog(self._clock)

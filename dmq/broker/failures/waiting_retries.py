@@ -10,8 +10,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes
-from dmq.broker.io import Commits
-from dmq.broker.topics import Catalog, Group
+from dmq.broker.topics import Group, Part, SharedParts
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.index import EntryState, failed_id
@@ -85,17 +84,14 @@ class _Retry(NamedTuple):
 _Instead = Callable[[_Retry], tuple[list[Op], list[Append | Tally]]]
 
 
-class WaitingRetries:
+class WaitingRetries(Part):
     """Pending retries of all groups. It belongs to the event loop, and scans a limited number of rows in a call.
 
     Calls raise ``Refused`` for a group or a topic that does not exist, and for an invalid entry.
     """
 
-    def __init__(self, catalog: Catalog, commits: Commits, outcomes: Outcomes) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._store = commits.store
+    def __init__(self, shared: SharedParts, outcomes: Outcomes) -> None:
+        super().__init__(shared)
         self._outcomes = outcomes
 
     async def page(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:

@@ -6,8 +6,8 @@ A group that only pulls has no subscription, gets no retries, and has no start p
 from __future__ import annotations
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.broker.io import Commits, Place, Reader
-from dmq.broker.topics import Catalog, check_not_forwarder
+from dmq.broker.io import Place
+from dmq.broker.topics import Part, SharedParts, check_not_forwarder
 from dmq.store.schema.group import committed_key
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.writer.operations import Emit, Put
@@ -16,13 +16,14 @@ from dmq.trail.events import offset_set_event
 NOBODY = 2**64  # above all valid offsets
 
 
-class PullOffsets:
+class PullOffsets(Part):
     """Store of committed offsets. Memory holds only the lowest offset set while retention examines a queue."""
 
-    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader) -> None:
-        self._catalog = catalog
-        self._commits = commits
-        self._reader = reader
+    def __init__(
+        self,
+        shared: SharedParts,
+    ) -> None:
+        super().__init__(shared)
         self._lowest: dict[Place, int] = {}  # lowest offset set on each queue since ``look``
 
     async def get(self, group_name: str, place: Place) -> int | None:

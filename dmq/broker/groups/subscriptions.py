@@ -16,8 +16,8 @@ from dmq.broker.groups.message_groups import Remembered
 from dmq.broker.groups.queue_front import finished_by_all
 from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.groups.subscription import Readers, SubscribedQueue, Subscription
-from dmq.broker.io import LAG_MAX, Commits, Place, Reader
-from dmq.broker.topics import Catalog, Group, Topic
+from dmq.broker.io import LAG_MAX, Place
+from dmq.broker.topics import Group, Part, SharedParts, Topic
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
 from dmq.store.writer.operations import Appended, Emit, Op
@@ -28,24 +28,18 @@ GroupStart = Literal["earliest", "latest"]
 _RECHECK_MESSAGES: Final = 256
 
 
-class Subscriptions:
+class Subscriptions(Part):
     """Registry and loader of subscriptions. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         ends: LeaseEnds,
         *,
         group_start: GroupStart,
     ) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._clock = commits.store.clock
-        self._reader = reader
-        self.settled = Settled(reader)
+        super().__init__(shared)
+        self.settled = Settled(self._reader)
         self._ends = ends
         self._group_start = group_start
         self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic

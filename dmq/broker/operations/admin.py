@@ -9,7 +9,7 @@ from broker_adapter.contracts.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.broker.groups import GroupQueue, Subscriptions
-from dmq.broker.io import Commits, Place, Reader, begin_of, offset_stored_at
+from dmq.broker.io import Place, begin_of, offset_stored_at
 from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.broker.operations.lag import Lags
 from dmq.broker.operations.message_states import GroupStates
@@ -20,12 +20,13 @@ from dmq.broker.topics import (
     FLOW_STAYS,
     KEEP_STAYS,
     QUOTAS_STAY,
-    Catalog,
     FlowChange,
     Group,
     KeepChange,
+    Part,
     QuotaChange,
     ScheduleLimits,
+    SharedParts,
     Topic,
     check_not_forwarder,
 )
@@ -53,14 +54,12 @@ class Unfinished(NamedTuple):
     unread: int
 
 
-class Operator:
+class Operator(Part):
     """Operator calls on topics and groups. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         subscriptions: Subscriptions,
         procedures: Procedures,
@@ -68,19 +67,16 @@ class Operator:
         retention: Retention,
         limits: ScheduleLimits,
     ) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._subscriptions = subscriptions
         self._progress = procedures.progress
-        self.group_states = GroupStates(self._names, commits, reader, subscriptions, self._progress)
+        self.group_states = GroupStates(shared, subscriptions, self._progress)
         self._settled = subscriptions.settled
         self._procedures = procedures
         self._dead_letters = dead_letters
         self._retention = retention
-        self.schedules = Schedules(catalog, commits, reader, limits)
-        self.lags = Lags(commits.store, catalog.names, subscriptions)
+        self.schedules = Schedules(shared, limits)
+        self.lags = Lags(self._store, self._names, subscriptions)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 

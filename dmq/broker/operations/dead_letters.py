@@ -32,9 +32,9 @@ from broker_adapter.contracts.topics import RETRY_PREFIX, check_topic, dead_lett
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
 from dmq.broker.groups import GroupQueue, Subscriptions
-from dmq.broker.io import Commits, Reader, look_at
+from dmq.broker.io import look_at
 from dmq.broker.sending import Placement
-from dmq.broker.topics import FORWARDER_GROUP, Catalog, Group, Topic
+from dmq.broker.topics import FORWARDER_GROUP, Group, Part, SharedParts, Topic
 from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.schema.failure_reason import decode_reason
@@ -92,27 +92,20 @@ class _Row(NamedTuple):
 _UNREADABLE = QueuedMessage(0, 0, 0, b"", "", "", b"", None)
 
 
-class DeadLetters:
+class DeadLetters(Part):
     """List calls and jobs on dead letters. It belongs to the event loop, and resumes stored jobs when created."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         subscriptions: Subscriptions,
         placement: Placement,
     ) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._subscriptions = subscriptions
         self._settled = subscriptions.settled
         self._placement = placement
-        self._store = commits.store
-        self._clock = self._store.clock
         self._jobs: dict[int, Job] = {}  # by id, in ascending order
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.redriven_total = 0

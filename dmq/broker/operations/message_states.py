@@ -20,12 +20,11 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.limits import GROUPS_MAX
 from broker_adapter.contracts.topics import dead_letter_topic
-from broker_adapter.runtime.clock import Clock
 from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.groups import progress as stored
-from dmq.broker.io import Commits, Place, Reader
+from dmq.broker.io import Place
 from dmq.broker.operations.progress import ProgressReader
-from dmq.broker.topics import Group, Names, Topic
+from dmq.broker.topics import Group, Part, SharedParts, Topic
 from dmq.states import MessageState
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import committed_range, decode_exception, decode_outcome, outcome_key, unpack_group_key
@@ -102,18 +101,13 @@ class _Kept(NamedTuple):
     is_acknowledged: bool  # finished at its last place, by the group itself for certain
 
 
-class GroupStates:
+class GroupStates(Part):
     """Reader of message states. It belongs to the event loop, and reads a few rows for each known group."""
 
-    def __init__(
-        self, names: Names, commits: Commits, reader: Reader, subscriptions: Subscriptions, progress: ProgressReader
-    ) -> None:
-        self._names = names
-        self._commits = commits
-        self._reader = reader
+    def __init__(self, shared: SharedParts, subscriptions: Subscriptions, progress: ProgressReader) -> None:
+        super().__init__(shared)
         self._subscriptions = subscriptions
         self._progress = progress
-        self._clock: Clock = commits.store.clock
 
     async def of(self, where: Where) -> list[GroupState]:
         """Return the state of the message for each group that reads the topic, sorted by name."""

@@ -22,10 +22,10 @@ from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.groups import GroupQueue, Subscription, Subscriptions
 from dmq.broker.handles import ReceiptHandles
-from dmq.broker.io import Commits, Reader, look_at
+from dmq.broker.io import look_at
 from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.pulling import Tails
-from dmq.broker.topics import Group, Names, Topic
+from dmq.broker.topics import Group, Part, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema import keys
 from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
@@ -59,29 +59,23 @@ _PROCEDURES_MAX = 1_000_000
 _FAILED_PAUSE_S = 10.0
 
 
-class Procedures:
+class Procedures(Part):
     """Starts and executes procedures. It belongs to the event loop, and resumes stored ones when created."""
 
     def __init__(
         self,
-        names: Names,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         subscriptions: Subscriptions,
         tails: Tails,
         receipts: ReceiptHandles,
     ) -> None:
-        self._names = names
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._subscriptions = subscriptions
-        self.progress = ProgressReader(names, reader, subscriptions)
+        self.progress = ProgressReader(self._names, self._reader, subscriptions)
         self._settled = subscriptions.settled
         self._tails = tails
         self._receipts = receipts
-        self._store = commits.store
-        self._clock = self._store.clock
         self._waiting: list[tuple[Procedure, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         orders = keys.meta_range(keys.META_PROCEDURE)

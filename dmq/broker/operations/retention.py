@@ -41,9 +41,9 @@ from dmq.broker.groups import (
     size_of,
     sizes,
 )
-from dmq.broker.io import Commits, Place, Reader
+from dmq.broker.io import Place
 from dmq.broker.operations.removal_jobs import Procedures
-from dmq.broker.topics import Names, Topic
+from dmq.broker.topics import Part, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
@@ -92,14 +92,12 @@ class _Step(NamedTuple):
     ops: list[Op]
 
 
-class Retention:
+class Retention(Part):
     """Removal of messages beyond the retention bounds. It belongs to the event loop."""
 
     def __init__(
         self,
-        names: Names,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         subscriptions: Subscriptions,
         offsets: PullOffsets,
@@ -112,15 +110,11 @@ class Retention:
         ``keep`` is the default of topics without bounds of their own. ``keep_forwarded`` replaces it for topics that
         are forwarded to a cluster; ``None``: the same.
         """
-        self._names = names
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._subscriptions = subscriptions
         self._settled = subscriptions.settled
         self._offsets = offsets
         self._procedures = procedures
-        self._store = commits.store
-        self._clock = self._store.clock
         self._keep = keep
         self._keep_forwarded = keep_forwarded or keep
         self._task: asyncio.Task[None] | None = None

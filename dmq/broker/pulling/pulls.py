@@ -18,10 +18,10 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.broker.deliveries import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
 from dmq.broker.filters import Filters
 from dmq.broker.groups import GroupQueue, PullOffsets, Settled
-from dmq.broker.io import Commits, Place, Reader, begin_of, messages_from, offset_stored_at
+from dmq.broker.io import Place, begin_of, messages_from, offset_stored_at
 from dmq.broker.pulling.members import MemberLocks, Members
 from dmq.broker.pulling.tail_waiters import Tail, Tails
-from dmq.broker.topics import Catalog, Names, Topic
+from dmq.broker.topics import Names, Part, SharedParts, Topic
 from dmq.store.schema.record import QueuedMessage
 
 PASSED_OVER_MAX = 4096  # messages that one pull scans without a match
@@ -36,20 +36,15 @@ class _Queue(NamedTuple):
     settled: GroupQueue | None
 
 
-class Pulls:
+class Pulls(Part):
     """Pull calls of clients. It belongs to the event loop."""
 
-    def __init__(
-        self, catalog: Catalog, commits: Commits, reader: Reader, *, filters: Filters, settled: Settled
-    ) -> None:
-        self._catalog = catalog
-        self._commits = commits
-        self._reader = reader
+    def __init__(self, shared: SharedParts, *, filters: Filters, settled: Settled) -> None:
+        super().__init__(shared)
         self._filters = filters
         self._settled = settled
         self.tails = Tails()
-        self.offsets = PullOffsets(catalog, commits, reader)
-        self._clock = commits.store.clock
+        self.offsets = PullOffsets(shared)
         self._members = Members(self._clock)
         self.locks = MemberLocks(self._clock)
         self.pulled_total = 0

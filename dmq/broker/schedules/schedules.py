@@ -18,7 +18,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refus
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, TOPIC_CHARS_MAX
 from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.contracts.topics import check_topic
-from dmq.broker.io import Commits, Reader, look_at
+from dmq.broker.io import look_at
 from dmq.broker.schedules.cron import (
     EVERY_MS_MIN,
     JITTER_MS_MAX,
@@ -29,7 +29,7 @@ from dmq.broker.schedules.cron import (
     zone_of,
 )
 from dmq.broker.schedules.firing import changed_event, waiting_record
-from dmq.broker.topics import LIMITS_DEFAULT, Catalog, ScheduleLimits, Topic
+from dmq.broker.topics import LIMITS_DEFAULT, Part, ScheduleLimits, SharedParts, Topic
 from dmq.errors import StoreCorrupt, UnitRefused
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.index import Receipt
@@ -130,19 +130,12 @@ class _Found(NamedTuple):
     due_ms: int
 
 
-class Schedules:
+class Schedules(Part):
     """Schedules of all topics, on the event loop. ``Refused`` and ``Overloaded`` leave everything unchanged."""
 
-    def __init__(
-        self, catalog: Catalog, commits: Commits, reader: Reader, limits: ScheduleLimits = LIMITS_DEFAULT
-    ) -> None:
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._reader = reader
+    def __init__(self, shared: SharedParts, limits: ScheduleLimits = LIMITS_DEFAULT) -> None:
+        super().__init__(shared)
         self._limits = limits
-        self._store = commits.store
-        self._clock = self._store.clock
         self._topics: dict[str, int] = {}  # topic id by schedule name, including schedules under creation
         self._asked_for: Counter[str] = Counter()  # number of ``add`` calls in progress, by name
         self._grouped: set[str] = set()  # names of schedules with a message group

@@ -8,10 +8,10 @@ from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
 from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind
-from dmq.broker.io import Commits, refusal_of
+from dmq.broker.io import refusal_of
 from dmq.broker.limits import SendQuotas
 from dmq.broker.sending.placement import Placement, wrong_type
-from dmq.broker.topics import Catalog, Topic
+from dmq.broker.topics import Part, SharedParts, Topic
 from dmq.errors import MessageIdTaken, OverBound, StoreError
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
@@ -24,23 +24,17 @@ RECALL = HandleKind.RECALL  # enum members, looked up once
 QUEUED, WITHDRAWN, ABSORBED = EntryState.QUEUED, EntryState.WITHDRAWN, EntryState.ABSORBED
 
 
-class Sends:
+class Sends(Part):
     """Sends of messages to topics, and their counters. It belongs to the event loop."""
 
-    def __init__(
-        self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles, quotas: TopicQuotas
-    ) -> None:
+    def __init__(self, shared: SharedParts, placement: Placement, handles: EntryHandles, quotas: TopicQuotas) -> None:
+        super().__init__(shared)
         self.accepted_total = 0  # messages, without repeated and absorbed ones
         self.repeated_total = 0
         self.refused_total = 0  # by a quota, low disk space or a busy store
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
         self._placement = placement
         self._handles = handles
-        self._store = commits.store
-        self._clock = self._store.clock
-        self.quotas = SendQuotas(catalog.names, self._clock, quotas)
+        self.quotas = SendQuotas(self._names, self._clock, quotas)
 
     def count_refused(self, messages: int) -> None:
         """Count messages that another path refused at a limit."""

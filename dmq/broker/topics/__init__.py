@@ -15,6 +15,7 @@ from dmq.broker.topics.catalog import (
     ScheduleLimits,
     check_not_forwarder,
 )
+from dmq.broker.topics.part import Part, SharedParts
 from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
 from dmq.broker.topics.settings import (
     FLOW_STAYS,
@@ -41,8 +42,10 @@ __all__ = [
     "Group",
     "KeepChange",
     "Names",
+    "Part",
     "QuotaChange",
     "ScheduleLimits",
+    "SharedParts",
     "Topic",
     "check_not_forwarder",
     "paused_since",

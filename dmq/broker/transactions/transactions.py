@@ -23,9 +23,9 @@ from broker_adapter.contracts.message import MessageType, pack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind, NotAHandle
-from dmq.broker.io import Commits, Reader, look_at
+from dmq.broker.io import look_at
 from dmq.broker.sending import Placement, Sends, body_of, failure_of, wrong_type
-from dmq.broker.topics import Catalog, Topic
+from dmq.broker.topics import Part, SharedParts, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
 from dmq.config.units import format_time
 from dmq.errors import MessageIdTaken, OverBound
@@ -51,14 +51,12 @@ log = structlog.get_logger("dmq.broker")
 _TRIES_MAX = 16  # reads of an entry that moves between two of them
 
 
-class Transactions:
+class Transactions(Part):
     """Acceptance and decision of half messages. It belongs to the event loop."""
 
     def __init__(
         self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
+        shared: SharedParts,
         *,
         placement: Placement,
         checks: Checks,
@@ -66,17 +64,12 @@ class Transactions:
         sends: Sends,
     ) -> None:
         """Create it; ``sends`` holds the quotas and counts refusals at a limit."""
-        self._catalog = catalog
-        self._names = catalog.names
-        self._commits = commits
-        self._reader = reader
+        super().__init__(shared)
         self._placement = placement
         self._checks = checks
         self._handles = handles
         self._quotas = sends.quotas
         self._on_refused = sends.count_refused
-        self._store = commits.store
-        self._clock = self._store.clock
         self._checkers: list[Checker] = []
         self._loop = asyncio.get_running_loop()
         self._asking: set[asyncio.Task[None]] = set()

@@ -237,7 +237,7 @@ def test_their_number_is_bounded(tmp_path: Path) -> None:
 
     async def scenario(served: Served) -> None:
         broker = served.rig.broker
-        broker.schedules = Schedules(broker.catalog, broker.commits, broker.reader, ScheduleLimits(2, 2))
+        broker.schedules = Schedules(broker.shared, ScheduleLimits(2, 2))
         served = Served(served.rig)
         sends = [served.send(recurring(DMQ_SCHEDULE_NAME=f"s-{number}")) for number in range(WAITING_MAX + 1)]
         answers = await asyncio.gather(*sends)
