@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import retry as _retry
+from broker_adapter.runtime.exports import lazy_exports
 
 if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     raise ImportError(
@@ -40,20 +41,12 @@ __all__ = [
     "durable",
 ]
 
-_HOMES = {
-    "AdminClient": "dmq.admin.client.client",
-    "SidecarClient": "dmq.client",
-    "Spool": "dmq.producer_store",
-    "SpoolOptions": "dmq.producer_store",
-    "durable": "dmq.producer_store",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'dmq' has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(_HOMES.get(name, "retry")), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "dmq.admin.client.client": "AdminClient",
+        "dmq.client": "SidecarClient",
+        "dmq.producer_store": "durable Spool SpoolOptions",
+        "retry": "Delivered Redelivery Rejected Spooled",
+    },
+)

@@ -11,7 +11,10 @@ opposite case ``import dmq`` raises an error: ``DISTRIBUTION`` identifies this p
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+from broker_adapter.runtime.exports import lazy_exports
 
 if TYPE_CHECKING:
     from retry import api as api
@@ -32,34 +35,6 @@ if TYPE_CHECKING:
     from retry.sink import DeadEntry, Death, DelaySink, Entry, SinkClosed, SinkError, SinkFull, SinkUnavailable
 
 DISTRIBUTION = "rock-dmq"
-
-_HOMES = {
-    "retry.api": ("retry",),
-    "retry.hook.breaker": ("BreakerState",),
-    "retry.hook.classify": ("classify",),
-    "retry.hook.closing": ("Closed",),
-    "retry.hook.codecs": ("Arguments", "Codec", "Encoded", "PlainCodec"),
-    "retry.hook.durable": ("durable",),
-    "retry.hook.environment": ("EnvironmentInvalid",),
-    "retry.hook.handlers": ("Attempt", "HandlerExists", "UnknownType"),
-    "retry.hook.health": ("Checked", "Health", "HealthStatus"),
-    "retry.hook.metrics": ("HookMetrics",),
-    "retry.hook.redelivery": ("SPOOL_POLICY", "Redelivery"),
-    "retry.hook.verdict": ("Permanent", "Retry", "Throttled", "Unknown", "Unreadable", "Verdict"),
-    "retry.outcome": ("Delivered", "Outcome", "Rejected", "SendRejected", "Spooled"),
-    "retry.policy": ("SPOOL_STEPS_MS", "Exponential", "Fixed", "PolicyError", "RetryPolicy", "Table"),
-    "retry.sink": (
-        "DeadEntry",
-        "Death",
-        "DelaySink",
-        "Entry",
-        "SinkClosed",
-        "SinkError",
-        "SinkFull",
-        "SinkUnavailable",
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DISTRIBUTION",
@@ -110,17 +85,31 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    from importlib import import_module
+_export = lazy_exports(
+    __name__,
+    {
+        "retry.api": "retry",
+        "retry.hook.breaker": "BreakerState",
+        "retry.hook.classify": "classify",
+        "retry.hook.closing": "Closed",
+        "retry.hook.codecs": "Arguments Codec Encoded PlainCodec",
+        "retry.hook.durable": "durable",
+        "retry.hook.environment": "EnvironmentInvalid",
+        "retry.hook.handlers": "Attempt HandlerExists UnknownType",
+        "retry.hook.health": "Checked Health HealthStatus",
+        "retry.hook.metrics": "HookMetrics",
+        "retry.hook.redelivery": "SPOOL_POLICY Redelivery",
+        "retry.hook.verdict": "Permanent Retry Throttled Unknown Unreadable Verdict",
+        "retry.outcome": "Delivered Outcome Rejected SendRejected Spooled",
+        "retry.policy": "SPOOL_STEPS_MS Exponential Fixed PolicyError RetryPolicy Table",
+        "retry.sink": "DeadEntry Death DelaySink Entry SinkClosed SinkError SinkFull SinkUnavailable",
+    },
+)
 
-    if name == "api":  # the PyPI package exposes it after ``import retry``
-        return import_module("retry.api")
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'retry' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+
+def __getattr__(name: str) -> object:
+    # the PyPI package exposes its module ``api`` after ``import retry``
+    return import_module("retry.api") if name == "api" else _export(name)
 
 
 def __dir__() -> list[str]:

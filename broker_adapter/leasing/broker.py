@@ -32,7 +32,7 @@ from broker_adapter.leasing.handles import HalfHandle, LeaseHandle, given_recall
 from broker_adapter.leasing.leases import MemberLeases
 from broker_adapter.leasing.member import GroupMember
 from broker_adapter.leasing.messages import delivery_of, message_of, send_receipt
-from broker_adapter.queue_client.membership import Membership
+from broker_adapter.queue_client import Membership
 from broker_adapter.queue_client.producer import Producer, ProducerOptions
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.live_clients import LiveClients

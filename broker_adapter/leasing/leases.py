@@ -22,8 +22,7 @@ from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.leasing.handles import LeaseHandle
-from broker_adapter.queue_client.consumer.owned import OwnedQueue
-from broker_adapter.queue_client.consumer.services import Busy, Work
+from broker_adapter.queue_client.consumer import Busy, OwnedQueue, Work
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.lease_timers import LeaseTimers
 from broker_adapter.runtime.live_clients import LiveClients

@@ -12,10 +12,9 @@ from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.classic import Filter, Start
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.leasing.leases import ATTEMPTS_MAX, HeldDelivery, MemberLeases, Wanted
-from broker_adapter.queue_client.balance.window import WindowBounds
-from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions
-from broker_adapter.queue_client.consumer.services import Service, Work
-from broker_adapter.queue_client.membership import Membership
+from broker_adapter.queue_client import Membership
+from broker_adapter.queue_client.balance import WindowBounds
+from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Service, Work
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.live_clients import LiveClients
 

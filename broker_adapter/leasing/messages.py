@@ -11,8 +11,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import BodyEncoding, Delivery, Envelope, Message, SendReceipt
 from broker_adapter.leasing.handles import recall_handle
 from broker_adapter.leasing.leases import HeldDelivery
-from broker_adapter.remoting.packing import unpack
-from broker_adapter.remoting.properties import DELIVER_AT_MS
+from broker_adapter.remoting import DELIVER_AT_MS, unpack
 from broker_adapter.wire.mapping import decode, encode
 
 

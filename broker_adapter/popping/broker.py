@@ -31,9 +31,8 @@ from broker_adapter.contracts.topics import check_topic
 from broker_adapter.contracts.transactions import Check, Half, TransactionalBroker
 from broker_adapter.popping.consumer import PopConsumer
 from broker_adapter.popping.received import received_of
-from broker_adapter.queue_client.consumer.options import ConsumerOptions
-from broker_adapter.queue_client.consumer.outcome import Handler
-from broker_adapter.queue_client.membership import GroupTaken
+from broker_adapter.queue_client import GroupTaken
+from broker_adapter.queue_client.consumer import ConsumerOptions, Handler
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 from broker_adapter.wire.mapping import encode

@@ -23,9 +23,7 @@ from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, DELAY_LEVEL
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.contracts.topics import check_group, check_topic
 from broker_adapter.popping.received import received_of, tags_of
-from broker_adapter.queue_client.consumer.options import ConsumerOptions
-from broker_adapter.queue_client.consumer.outcome import Handler, Later, Outcome, Suspend
-from broker_adapter.queue_client.consumer.services import Busy, handled
+from broker_adapter.queue_client.consumer import Busy, ConsumerOptions, Handler, Later, Outcome, Suspend, handled
 from broker_adapter.runtime.log import LibraryLog
 
 _BEAT_S = 10.0  # default of the official clients

@@ -8,8 +8,7 @@ from typing import Any
 
 from broker_adapter.contracts.endpoints import parse_endpoints
 from broker_adapter.popping.broker import PoppedBroker
-from broker_adapter.rocketmq.broker import RocketMQBroker
-from broker_adapter.rocketmq.proxies import ClusterOptions
+from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.log import LibraryLog
 

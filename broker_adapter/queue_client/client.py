@@ -29,12 +29,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from broker_adapter.contracts.classic import ClassicBroker, Filter
-from broker_adapter.queue_client.balance.environments import Environments, OwnEnvironment
-from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Handler
-from broker_adapter.queue_client.consumer.services import by_handler
+from broker_adapter.queue_client.balance import Environments, OwnEnvironment
+from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Handler, by_handler
 from broker_adapter.queue_client.membership import Intervals, Membership
-from broker_adapter.queue_client.producer import Producer, ProducerOptions
-from broker_adapter.queue_client.producer.producer import Checker
+from broker_adapter.queue_client.producer import Checker, Producer, ProducerOptions
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 

@@ -17,22 +17,52 @@ from __future__ import annotations
 
 from broker_adapter.remoting.admin import RemotingAdmin
 from broker_adapter.remoting.broker import RemotingBroker
-from broker_adapter.remoting.calls import RemotingOptions
+from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
 from broker_adapter.remoting.client import Pull, Queue, RemotingClient
-from broker_adapter.remoting.packing import Compression
+from broker_adapter.remoting.codes import Operation, Result
+from broker_adapter.remoting.packing import Compression, unpack
+from broker_adapter.remoting.properties import DELIVER_AT_MS, SYSTEM_PROPERTIES
+from broker_adapter.remoting.reading import Reading
+from broker_adapter.remoting.routes import READABLE, WRITABLE, Part
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, to_message
-from broker_adapter.remoting.survey import Survey
+from broker_adapter.remoting.survey import (
+    BrokerSeen,
+    GroupSeen,
+    MemberSeen,
+    Position,
+    QueueShares,
+    Survey,
+    TopicSeen,
+    version_text,
+)
 
 __all__ = [
+    "DELIVER_AT_MS",
+    "READABLE",
+    "SYSTEM_PROPERTIES",
+    "WRITABLE",
+    "BrokerSeen",
     "Compression",
+    "GroupSeen",
+    "MemberSeen",
+    "Operation",
+    "Part",
+    "Position",
     "Pull",
     "Queue",
+    "QueueShares",
+    "Reading",
     "RemotingAdmin",
     "RemotingBroker",
+    "RemotingCalls",
     "RemotingClient",
     "RemotingOptions",
+    "Result",
     "StoredMessage",
     "Survey",
+    "TopicSeen",
     "UnreadableMessage",
     "to_message",
+    "unpack",
+    "version_text",
 ]

@@ -17,6 +17,6 @@ from broker_adapter.runtime.extras import require
 require("a RocketMQ cluster behind its proxies", "client", "grpc", "google.protobuf")
 
 from broker_adapter.rocketmq.broker import RocketMQBroker  # noqa: E402 - after the check of the dependencies
-from broker_adapter.rocketmq.proxies import ClusterOptions  # noqa: E402
+from broker_adapter.rocketmq.proxies import ClusterOptions, Proxies  # noqa: E402
 
-__all__ = ["ClusterOptions", "RocketMQBroker"]
+__all__ = ["ClusterOptions", "Proxies", "RocketMQBroker"]

@@ -6,8 +6,9 @@ the exports of each package in here.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from broker_adapter.runtime.exports import lazy_exports
 
 if TYPE_CHECKING:
     from dmq.broker.broker import EmbeddedBroker
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedBroker", "EmbeddedClassic"]
 
-_MODULES = {"EmbeddedBroker": "broker", "EmbeddedClassic": "in_process_client"}
-
-
-def __getattr__(name: str) -> object:
-    """Import an export at its first use: a package in here does not load the whole broker."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "dmq.broker.broker": "EmbeddedBroker",
+        "dmq.broker.in_process_client": "EmbeddedClassic",
+    },
+)

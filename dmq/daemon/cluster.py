@@ -14,11 +14,7 @@ from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.runtime.clock import Clock
 from dmq.admin import admin_v1 as wire
 from dmq.broker import EmbeddedBroker
-from dmq.cluster.broker import ClusterBroker
-from dmq.cluster.cluster import Cluster
-from dmq.cluster.forwarder import Forwarder
-from dmq.cluster.inner import InnerTopic
-from dmq.cluster.retries_here import RetriesHere
+from dmq.cluster import Cluster, ClusterBroker, Forwarder, InnerTopic, RetriesHere
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.cluster_kind import KindWatch
 from dmq.daemon.cluster_options import grpc_options, remoting_options

@@ -8,9 +8,8 @@ from contextlib import suppress
 from enum import Enum
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
-from broker_adapter.remoting.calls import RemotingCalls
-from broker_adapter.remoting.codes import Operation, Result
-from broker_adapter.rocketmq.proxies import Proxies
+from broker_adapter.remoting import Operation, RemotingCalls, Result
+from broker_adapter.rocketmq import Proxies
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.config.settings import DaemonConfig

@@ -17,7 +17,7 @@ import structlog
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import SystemClock
 from dmq.broker import EmbeddedBroker, EmbeddedClassic
-from dmq.cluster.topic_migration import MovedTopics
+from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.broker import broker_of
 from dmq.daemon.opening import close_store, exporter_of, open_store

@@ -7,7 +7,7 @@ from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker import EmbeddedBroker
 from dmq.metrics.registry import Metrics
 from dmq.store.store import Store
-from dmq.trail.export.exporter import Exporter
+from dmq.trail.export import Exporter
 
 
 def follow(

@@ -14,7 +14,7 @@ from dmq.store.writer.operations import Put
 if TYPE_CHECKING:
     from dmq.broker import EmbeddedBroker
     from dmq.broker.topics import Catalog
-    from dmq.cluster.broker import ClusterBroker
+    from dmq.cluster import ClusterBroker
 
 
 def quotas_of(config: DaemonConfig, broker: EmbeddedBroker, names: Catalog | ClusterBroker) -> Quotas:

@@ -21,8 +21,7 @@ from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event, gap_event
-from dmq.trail.export.exporter import Exporter
-from dmq.trail.export.values import ExportOptions
+from dmq.trail.export import Exporter, ExportOptions
 from dmq.trail.ledger import LEDGER_KINDS
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.broker import EmbeddedBroker
-from dmq.cluster.topic_migration import MovedTopics
+from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon import gauges
@@ -41,7 +41,7 @@ from dmq.trail.events import EventKind, cell_event
 from dmq.version import version_here
 
 if TYPE_CHECKING:
-    from dmq.cluster.broker import ClusterBroker
+    from dmq.cluster import ClusterBroker
 
 EXIT_OK = 0
 EXIT_FAILED = 1

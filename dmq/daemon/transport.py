@@ -26,7 +26,7 @@ from dmq.rocketmq_server.sessions.sessions import Sessions
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 if TYPE_CHECKING:
-    from dmq.cluster.broker import ClusterBroker
+    from dmq.cluster import ClusterBroker
     from dmq.http2 import Limits
     from dmq.rocketmq_server.transport.http2_server import Port
 

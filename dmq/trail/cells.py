@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.trail.manifest import CellFile, Layout, read_cell, scan_manifest, sequences_of
-from dmq.trail.snapshots.taking import list_snapshots
+from dmq.trail.snapshots import list_snapshots
 
 
 class SnapshotOf(NamedTuple):

@@ -11,3 +11,36 @@
 No module here reads a clock, waits, or performs I/O. ``now_ms`` is monotonic with an arbitrary origin. Mutable state
 belongs to one event loop or thread.
 """
+
+from __future__ import annotations
+
+from broker_adapter.queue_client.balance.allocation import Averagely, Strategy
+from broker_adapter.queue_client.balance.environments import Environments, OwnEnvironment
+from broker_adapter.queue_client.balance.faults import RULES_4, RULES_5, FaultTable, RoundRobin
+from broker_adapter.queue_client.balance.queue_choice import avoiding_faults, avoiding_faults_4, by_hash, in_turn
+from broker_adapter.queue_client.balance.queue_locks import RENEW_MS, QueueLocks
+from broker_adapter.queue_client.balance.rebalance import IDLE_MS_MAX, changes
+from broker_adapter.queue_client.balance.window import CONSUME_MS_MAX, Window, WindowBounds, pause
+
+__all__ = [
+    "CONSUME_MS_MAX",
+    "IDLE_MS_MAX",
+    "RENEW_MS",
+    "RULES_4",
+    "RULES_5",
+    "Averagely",
+    "Environments",
+    "FaultTable",
+    "OwnEnvironment",
+    "QueueLocks",
+    "RoundRobin",
+    "Strategy",
+    "Window",
+    "WindowBounds",
+    "avoiding_faults",
+    "avoiding_faults_4",
+    "by_hash",
+    "changes",
+    "in_turn",
+    "pause",
+]

@@ -12,5 +12,20 @@ from __future__ import annotations
 from broker_adapter.queue_client.consumer.consumer import Consumer
 from broker_adapter.queue_client.consumer.options import ConsumerOptions
 from broker_adapter.queue_client.consumer.outcome import Handler, Later, Outcome, Suspend
+from broker_adapter.queue_client.consumer.owned import OwnedQueue
+from broker_adapter.queue_client.consumer.services import Busy, Service, Work, by_handler, handled
 
-__all__ = ["Consumer", "ConsumerOptions", "Handler", "Later", "Outcome", "Suspend"]
+__all__ = [
+    "Busy",
+    "Consumer",
+    "ConsumerOptions",
+    "Handler",
+    "Later",
+    "Outcome",
+    "OwnedQueue",
+    "Service",
+    "Suspend",
+    "Work",
+    "by_handler",
+    "handled",
+]

@@ -10,15 +10,13 @@ from broker_adapter.contracts.classic import Filter, HeldQueue, MemberState, Pre
 from broker_adapter.contracts.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import RETRY_PREFIX, check_group, check_topic, retry_topic
-from broker_adapter.queue_client.balance.queue_locks import RENEW_MS, QueueLocks
-from broker_adapter.queue_client.balance.rebalance import changes
-from broker_adapter.queue_client.balance.window import Window, pause
+from broker_adapter.queue_client import Membership
+from broker_adapter.queue_client.balance import RENEW_MS, QueueLocks, Window, changes, pause
 from broker_adapter.queue_client.consumer.failures import ConsumerFailures
 from broker_adapter.queue_client.consumer.offsets import BrokerOffsets, FileOffsets, Offsets
 from broker_adapter.queue_client.consumer.options import ConsumerOptions
 from broker_adapter.queue_client.consumer.owned import OwnedQueue
 from broker_adapter.queue_client.consumer.services import MakeService, Service, Work
-from broker_adapter.queue_client.membership import Membership
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from broker_adapter.contracts.classic import Outgoing, ReceivedMessage
 from broker_adapter.contracts.errors import BrokerError
 from broker_adapter.contracts.topics import retry_topic
-from broker_adapter.queue_client.membership import Membership
+from broker_adapter.queue_client import Membership
 from broker_adapter.runtime.log import LibraryLog
 
 _FIRST_LEVEL = 3  # of retries: 10 s; RocketMQ 5.5

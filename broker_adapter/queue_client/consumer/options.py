@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker_adapter.contracts.classic import Start
-from broker_adapter.queue_client.balance.allocation import Averagely, Strategy
-from broker_adapter.queue_client.balance.window import CONSUME_MS_MAX, WindowBounds
+from broker_adapter.queue_client.balance import CONSUME_MS_MAX, Averagely, Strategy, WindowBounds
 
 _ATTEMPTS_MAX = 16
 _EVER = 2**31 - 1

@@ -7,8 +7,7 @@ from collections import Counter
 
 from broker_adapter.contracts.classic import ReceivedMessage
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.queue_client.balance.rebalance import IDLE_MS_MAX
-from broker_adapter.queue_client.balance.window import Window
+from broker_adapter.queue_client.balance import IDLE_MS_MAX, Window
 
 
 class OwnedQueue:

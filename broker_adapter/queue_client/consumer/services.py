@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 from broker_adapter.contracts.classic import ReceivedMessage
 from broker_adapter.contracts.topics import RETRY_PREFIX
-from broker_adapter.queue_client.balance.queue_locks import QueueLocks
+from broker_adapter.queue_client.balance import QueueLocks
 from broker_adapter.queue_client.consumer.failures import ConsumerFailures
 from broker_adapter.queue_client.consumer.offsets import Offsets
 from broker_adapter.queue_client.consumer.options import ConsumerOptions

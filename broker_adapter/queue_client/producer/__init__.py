@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from broker_adapter.queue_client.producer.producer import Producer, ProducerOptions, TransactionReceipt
+from broker_adapter.queue_client.producer.producer import Checker, Producer, ProducerOptions, TransactionReceipt
 
-__all__ = ["Producer", "ProducerOptions", "TransactionReceipt"]
+__all__ = ["Checker", "Producer", "ProducerOptions", "TransactionReceipt"]

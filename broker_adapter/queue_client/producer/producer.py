@@ -26,10 +26,18 @@ from broker_adapter.contracts.message import Message
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import check_group, check_topic
-from broker_adapter.queue_client.balance.environments import Environments
-from broker_adapter.queue_client.balance.faults import RULES_4, RULES_5, FaultTable, RoundRobin
-from broker_adapter.queue_client.balance.queue_choice import avoiding_faults, avoiding_faults_4, by_hash, in_turn
-from broker_adapter.queue_client.membership import Membership
+from broker_adapter.queue_client import Membership
+from broker_adapter.queue_client.balance import (
+    RULES_4,
+    RULES_5,
+    Environments,
+    FaultTable,
+    RoundRobin,
+    avoiding_faults,
+    avoiding_faults_4,
+    by_hash,
+    in_turn,
+)
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 

@@ -14,13 +14,13 @@ from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.admin.operations.topic_quotas import fullest, refusals
 from dmq.broker import EmbeddedBroker
 from dmq.broker.topics import Names
-from dmq.cluster.inner import InnerTopic
+from dmq.cluster import InnerTopic
 from dmq.config.settings import DaemonConfig
 from dmq.errors import with_advice
 from dmq.metrics.registry import Metrics
 from dmq.metrics.usage import ProcessStatus
 from dmq.store.store import Store
-from dmq.trail.export.exporter import Exporter
+from dmq.trail.export import Exporter
 
 
 @dataclass

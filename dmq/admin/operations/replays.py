@@ -14,7 +14,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.requests import validate
-from dmq.cluster.inner import Fate, InnerTopic, TakenMessage
+from dmq.cluster import Fate, InnerTopic, TakenMessage
 from dmq.states import MessageState
 
 REPLAY_MAX: Final = 32  # messages of one call

@@ -17,7 +17,7 @@ from broker_adapter.contracts.classic import MessageQueue, Outgoing, ReceivedMes
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope, Message
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from broker_adapter.remoting.properties import SYSTEM_PROPERTIES
+from broker_adapter.remoting import SYSTEM_PROPERTIES
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import encode, message_of
 

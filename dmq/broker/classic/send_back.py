@@ -33,7 +33,7 @@ from dmq.broker.failures import FailedMessage, Failures, Outcomes
 from dmq.broker.groups import ATTEMPT_MAX
 from dmq.broker.handles import ReceiptHandles
 from dmq.broker.sending import Sends
-from dmq.broker.topics import Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
     queue_offset: int
 
 
-class SentBackMessages(Part):
+class SentBackMessages(BrokerPart):
     """Stores sent-back messages, durable on return. It belongs to the event loop."""
 
     def __init__(

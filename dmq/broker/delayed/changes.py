@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from dmq.broker.topics import Part, SharedParts
+from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
 from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
@@ -89,7 +89,7 @@ _ENDED = {
 _Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule | Changed]
 
 
-class DelayedMessages(Part):
+class DelayedMessages(BrokerPart):
     """Changes of pending messages. It belongs to the event loop; its answers are durable.
 
     Calls raise ``Refused`` for a topic that does not exist. A failed call may have changed some of the messages; a

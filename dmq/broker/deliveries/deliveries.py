@@ -20,7 +20,7 @@ from dmq.broker.filters import Filters
 from dmq.broker.groups import ATTEMPT_MAX, IN_HAND_SHARE, Lease, LeaseEnds, SubscribedQueue, Subscription, Subscriptions
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
 from dmq.broker.limits import GroupFlows
-from dmq.broker.topics import Part, SharedParts
+from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.writer.operations import Emit, Op
@@ -43,7 +43,7 @@ class ForwardedMessage(NamedTuple):
     offset: int
 
 
-class Deliveries(Part):
+class Deliveries(BrokerPart):
     """Delivery of messages to groups, and settlement of those deliveries. It belongs to the event loop."""
 
     def __init__(

@@ -17,7 +17,7 @@ from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_i
 from dmq.broker.filters import Filters, Passes
 from dmq.broker.groups import Lease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of
-from dmq.broker.topics import Names, Part, SharedParts
+from dmq.broker.topics import BrokerPart, Names, SharedParts
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Emit, Op
@@ -59,7 +59,7 @@ class _Taken(NamedTuple):
     lease: Lease
 
 
-class HandOut(Part):
+class HandOut(BrokerPart):
     """Delivery of messages to receives. It belongs to the event loop."""
 
     def __init__(

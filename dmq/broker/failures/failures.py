@@ -29,7 +29,7 @@ from dmq.broker.failures.failure_reasons import FailureReasons
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes, come_back
 from dmq.broker.groups import ATTEMPT_MAX, Lease, LeaseEnds, SubscribedQueue, Subscriptions
 from dmq.broker.handles import ReceiptHandles
-from dmq.broker.topics import Group, Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
 from dmq.store.schema.group import ExceptionRow, decode_exception
@@ -68,7 +68,7 @@ class FailedDelivery(NamedTuple):
     done: asyncio.Future[None]
 
 
-class Failures(Part):
+class Failures(BrokerPart):
     """Decides and commits the outcomes of failed deliveries. It belongs to the event loop."""
 
     def __init__(

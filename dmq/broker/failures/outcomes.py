@@ -15,7 +15,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.failure_log import FailureLog
 from dmq.broker.groups import ATTEMPT_MAX, Lease, SubscribedQueue, Subscriptions
-from dmq.broker.topics import Part, SharedParts
+from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.config.units import format_time
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import ExceptionRow
@@ -57,7 +57,7 @@ class FailedMessage(NamedTuple):
     history: History
 
 
-class Outcomes(Part):
+class Outcomes(BrokerPart):
     """Decides outcomes, and turns them into operations. It belongs to the event loop."""
 
     def __init__(self, shared: SharedParts, subscriptions: Subscriptions, *, levels_ms: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes
-from dmq.broker.topics import Group, Part, SharedParts
+from dmq.broker.topics import BrokerPart, Group, SharedParts
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.index import EntryState, failed_id
@@ -84,7 +84,7 @@ class _Retry(NamedTuple):
 _Instead = Callable[[_Retry], tuple[list[Op], list[Append | Tally]]]
 
 
-class WaitingRetries(Part):
+class WaitingRetries(BrokerPart):
     """Pending retries of all groups. It belongs to the event loop, and scans a limited number of rows in a call.
 
     Calls raise ``Refused`` for a group or a topic that does not exist, and for an invalid entry.

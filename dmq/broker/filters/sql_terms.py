@@ -59,7 +59,7 @@ class Kind(Enum):
 
 
 class FilterTerm(NamedTuple):
-    """Part of an expression. ``of`` is a condition, the name of a property, or the value of a literal."""
+    """BrokerPart of an expression. ``of`` is a condition, the name of a property, or the value of a literal."""
 
     kind: Kind
     of: Condition | str | _Number | None

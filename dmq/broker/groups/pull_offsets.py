@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.io import Place
-from dmq.broker.topics import Part, SharedParts, check_not_forwarder
+from dmq.broker.topics import BrokerPart, SharedParts, check_not_forwarder
 from dmq.store.schema.group import committed_key
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.writer.operations import Emit, Put
@@ -16,7 +16,7 @@ from dmq.trail.events import offset_set_event
 NOBODY = 2**64  # above all valid offsets
 
 
-class PullOffsets(Part):
+class PullOffsets(BrokerPart):
     """Store of committed offsets. Memory holds only the lowest offset set while retention examines a queue."""
 
     def __init__(

@@ -114,7 +114,7 @@ def readers_from(store: Store, start: bytes, limit: int) -> tuple[set[tuple[int,
 
 
 class Finished(NamedTuple):
-    """Part of a lane that its group has finished, and the approximate size of that part."""
+    """BrokerPart of a lane that its group has finished, and the approximate size of that part."""
 
     begin: int
     end: int

@@ -17,7 +17,7 @@ from dmq.broker.groups.queue_front import finished_by_all
 from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.groups.subscription import Readers, SubscribedQueue, Subscription
 from dmq.broker.io import LAG_MAX, Place
-from dmq.broker.topics import Group, Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
 from dmq.store.writer.operations import Appended, Emit, Op
@@ -28,7 +28,7 @@ GroupStart = Literal["earliest", "latest"]
 _RECHECK_MESSAGES: Final = 256
 
 
-class Subscriptions(Part):
+class Subscriptions(BrokerPart):
     """Registry and loader of subscriptions. It belongs to the event loop."""
 
     def __init__(

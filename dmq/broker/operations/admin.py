@@ -20,10 +20,10 @@ from dmq.broker.topics import (
     FLOW_STAYS,
     KEEP_STAYS,
     QUOTAS_STAY,
+    BrokerPart,
     FlowChange,
     Group,
     KeepChange,
-    Part,
     QuotaChange,
     ScheduleLimits,
     SharedParts,
@@ -54,7 +54,7 @@ class Unfinished(NamedTuple):
     unread: int
 
 
-class Operator(Part):
+class Operator(BrokerPart):
     """Operator calls on topics and groups. It belongs to the event loop."""
 
     def __init__(

@@ -34,7 +34,7 @@ from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to
 from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.io import look_at
 from dmq.broker.sending import Placement
-from dmq.broker.topics import FORWARDER_GROUP, Group, Part, SharedParts, Topic
+from dmq.broker.topics import FORWARDER_GROUP, BrokerPart, Group, SharedParts, Topic
 from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.schema.failure_reason import decode_reason
@@ -92,7 +92,7 @@ class _Row(NamedTuple):
 _UNREADABLE = QueuedMessage(0, 0, 0, b"", "", "", b"", None)
 
 
-class DeadLetters(Part):
+class DeadLetters(BrokerPart):
     """List calls and jobs on dead letters. It belongs to the event loop, and resumes stored jobs when created."""
 
     def __init__(

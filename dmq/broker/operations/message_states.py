@@ -24,7 +24,7 @@ from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.groups import progress as stored
 from dmq.broker.io import Place
 from dmq.broker.operations.progress import ProgressReader
-from dmq.broker.topics import Group, Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.states import MessageState
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import committed_range, decode_exception, decode_outcome, outcome_key, unpack_group_key
@@ -101,7 +101,7 @@ class _Kept(NamedTuple):
     is_acknowledged: bool  # finished at its last place, by the group itself for certain
 
 
-class GroupStates(Part):
+class GroupStates(BrokerPart):
     """Reader of message states. It belongs to the event loop, and reads a few rows for each known group."""
 
     def __init__(self, shared: SharedParts, subscriptions: Subscriptions, progress: ProgressReader) -> None:

@@ -25,7 +25,7 @@ from dmq.broker.handles import ReceiptHandles
 from dmq.broker.io import look_at
 from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.pulling import Tails
-from dmq.broker.topics import Group, Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema import keys
 from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
@@ -59,7 +59,7 @@ _PROCEDURES_MAX = 1_000_000
 _FAILED_PAUSE_S = 10.0
 
 
-class Procedures(Part):
+class Procedures(BrokerPart):
     """Starts and executes procedures. It belongs to the event loop, and resumes stored ones when created."""
 
     def __init__(

@@ -43,7 +43,7 @@ from dmq.broker.groups import (
 )
 from dmq.broker.io import Place
 from dmq.broker.operations.removal_jobs import Procedures
-from dmq.broker.topics import Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
@@ -92,7 +92,7 @@ class _Step(NamedTuple):
     ops: list[Op]
 
 
-class Retention(Part):
+class Retention(BrokerPart):
     """Removal of messages beyond the retention bounds. It belongs to the event loop."""
 
     def __init__(

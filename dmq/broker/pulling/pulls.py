@@ -21,7 +21,7 @@ from dmq.broker.groups import GroupQueue, PullOffsets, Settled
 from dmq.broker.io import Place, begin_of, messages_from, offset_stored_at
 from dmq.broker.pulling.members import MemberLocks, Members
 from dmq.broker.pulling.tail_waiters import Tail, Tails
-from dmq.broker.topics import Names, Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, Names, SharedParts, Topic
 from dmq.store.schema.record import QueuedMessage
 
 PASSED_OVER_MAX = 4096  # messages that one pull scans without a match
@@ -36,7 +36,7 @@ class _Queue(NamedTuple):
     settled: GroupQueue | None
 
 
-class Pulls(Part):
+class Pulls(BrokerPart):
     """Pull calls of clients. It belongs to the event loop."""
 
     def __init__(self, shared: SharedParts, *, filters: Filters, settled: Settled) -> None:

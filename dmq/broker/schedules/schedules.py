@@ -29,7 +29,7 @@ from dmq.broker.schedules.cron import (
     zone_of,
 )
 from dmq.broker.schedules.firing import changed_event, waiting_record
-from dmq.broker.topics import LIMITS_DEFAULT, Part, ScheduleLimits, SharedParts, Topic
+from dmq.broker.topics import LIMITS_DEFAULT, BrokerPart, ScheduleLimits, SharedParts, Topic
 from dmq.errors import StoreCorrupt, UnitRefused
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.index import Receipt
@@ -130,7 +130,7 @@ class _Found(NamedTuple):
     due_ms: int
 
 
-class Schedules(Part):
+class Schedules(BrokerPart):
     """Schedules of all topics, on the event loop. ``Refused`` and ``Overloaded`` leave everything unchanged."""
 
     def __init__(self, shared: SharedParts, limits: ScheduleLimits = LIMITS_DEFAULT) -> None:

@@ -11,7 +11,7 @@ from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind
 from dmq.broker.io import refusal_of
 from dmq.broker.limits import SendQuotas
 from dmq.broker.sending.placement import Placement, wrong_type
-from dmq.broker.topics import Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import MessageIdTaken, OverBound, StoreError
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
@@ -24,7 +24,7 @@ RECALL = HandleKind.RECALL  # enum members, looked up once
 QUEUED, WITHDRAWN, ABSORBED = EntryState.QUEUED, EntryState.WITHDRAWN, EntryState.ABSORBED
 
 
-class Sends(Part):
+class Sends(BrokerPart):
     """Sends of messages to topics, and their counters. It belongs to the event loop."""
 
     def __init__(self, shared: SharedParts, placement: Placement, handles: EntryHandles, quotas: TopicQuotas) -> None:

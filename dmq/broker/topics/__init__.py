@@ -15,7 +15,7 @@ from dmq.broker.topics.catalog import (
     ScheduleLimits,
     check_not_forwarder,
 )
-from dmq.broker.topics.part import Part, SharedParts
+from dmq.broker.topics.part import BrokerPart, SharedParts
 from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
 from dmq.broker.topics.settings import (
     FLOW_STAYS,
@@ -37,12 +37,12 @@ __all__ = [
     "QUEUES_DEFAULT",
     "QUOTAS_STAY",
     "AutoCreate",
+    "BrokerPart",
     "Catalog",
     "FlowChange",
     "Group",
     "KeepChange",
     "Names",
-    "Part",
     "QuotaChange",
     "ScheduleLimits",
     "SharedParts",

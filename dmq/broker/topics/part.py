@@ -16,7 +16,7 @@ class SharedParts(NamedTuple):
     reader: Reader
 
 
-class Part:
+class BrokerPart:
     """Part of the broker with the shared parts at hand. It belongs to the event loop."""
 
     def __init__(self, shared: SharedParts) -> None:

@@ -25,7 +25,7 @@ from broker_adapter.contracts.transactions import Check, Checker, Half, HalfRece
 from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.broker.io import look_at
 from dmq.broker.sending import Placement, Sends, body_of, failure_of, wrong_type
-from dmq.broker.topics import Part, SharedParts, Topic
+from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
 from dmq.config.units import format_time
 from dmq.errors import MessageIdTaken, OverBound
@@ -51,7 +51,7 @@ log = structlog.get_logger("dmq.broker")
 _TRIES_MAX = 16  # reads of an entry that moves between two of them
 
 
-class Transactions(Part):
+class Transactions(BrokerPart):
     """Acceptance and decision of half messages. It belongs to the event loop."""
 
     def __init__(

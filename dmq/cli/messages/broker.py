@@ -20,9 +20,16 @@ from dmq.cli.session.options import GroupArgument, Session, TopicArgument
 if TYPE_CHECKING:
     from broker_adapter.contracts.classic import Filter, HeldQueue
     from broker_adapter.contracts.message_queue import MessageQueue
-    from broker_adapter.remoting import Survey
-    from broker_adapter.remoting.routes import Part
-    from broker_adapter.remoting.survey import BrokerSeen, GroupSeen, MemberSeen, Position, QueueShares, TopicSeen
+    from broker_adapter.remoting import (
+        BrokerSeen,
+        GroupSeen,
+        MemberSeen,
+        Part,
+        Position,
+        QueueShares,
+        Survey,
+        TopicSeen,
+    )
 
 app = noun("broker")
 
@@ -210,7 +217,7 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _perm(part: Part) -> str:
-    from broker_adapter.remoting.routes import READABLE, WRITABLE
+    from broker_adapter.remoting import READABLE, WRITABLE
 
     return "r" * bool(part.perm & READABLE) + "w" * bool(part.perm & WRITABLE)
 
@@ -278,7 +285,7 @@ def _subscriptions(filters: Mapping[str, Filter]) -> list[dict[str, Any]]:
 
 
 def _member(member: MemberSeen) -> dict[str, Any]:
-    from broker_adapter.remoting.survey import version_text
+    from broker_adapter.remoting import version_text
 
     state = member.state
     return {

@@ -28,11 +28,10 @@ from dmq.cli.session.cluster import ClusterAccess, asking_cluster
 from dmq.cli.session.options import Consent, Session, with_reason
 
 if TYPE_CHECKING:
-    from broker_adapter.remoting import StoredMessage, UnreadableMessage
-    from broker_adapter.remoting.reading import Reading
+    from broker_adapter.remoting import Reading, StoredMessage, UnreadableMessage
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client.client import AdminClient
-    from dmq.trail.export.fetched import Spared
+    from dmq.trail.export import Spared
 
 app = single()
 
@@ -110,8 +109,7 @@ def replay(
     tally = _Tally()
 
     async def run(client: AdminClient) -> Reading:
-        from broker_adapter.remoting import RemotingClient
-        from broker_adapter.remoting.reading import Reading
+        from broker_adapter.remoting import Reading, RemotingClient
 
         async with RemotingClient(options) as cluster:
             reading = Reading(cluster, check_topic(inner_topic), since_ms, until_ms)
@@ -208,7 +206,7 @@ class _Call:
 
 
 def _spared(trails: list[Path] | tuple[()], lost: list[str] | tuple[()]) -> Spared:
-    from dmq.trail.export.fetched import Spared, spared_by
+    from dmq.trail.export import Spared, spared_by
 
     if not trails:
         return Spared()

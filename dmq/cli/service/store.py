@@ -55,7 +55,7 @@ def backup(
 def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
     with stopped(data):
         from dmq.store.backup import back_up_stopped
-        from dmq.trail.snapshots.layout import open_quiet, read_cut
+        from dmq.trail.snapshots import open_quiet, read_cut
 
         clock = SystemClock()
         started_s = clock.monotonic_s()

@@ -218,7 +218,7 @@ def snapshot(
 
 def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
     from broker_adapter.runtime.clock import SystemClock
-    from dmq.trail.snapshots.taking import snapshot_of
+    from dmq.trail.snapshots import snapshot_of
 
     with stopped(data):
         reached = _export_all(data, trail)
@@ -253,7 +253,7 @@ def export(
 
 
 def _export_all(data: Path, trail: Path) -> int:
-    from dmq.trail.export.exporter import export_all
+    from dmq.trail.export import export_all
 
     return export_all(data, trail, role="spool" if _is_of_spool(data) else "daemon")
 
@@ -412,7 +412,7 @@ def _read_back(
     session: Session, trail: Path, remoting: RemotingOptions, into: Path, timeout_s: float
 ) -> dict[str, object]:
     """Read back from the cluster the messages that the trail names; end the command if none could be read."""
-    from dmq.trail.export.verification import read_back
+    from dmq.trail.export import read_back
 
     with Progress("reading the cluster", quiet=session.as_json) as progress:
         try:

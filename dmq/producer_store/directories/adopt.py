@@ -30,7 +30,7 @@ from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import TakenMark
 from dmq.store.writer.operations import Delete, Op, Put
 from dmq.store.writer.writer import Unit
-from dmq.trail.export.values import TrailUnavailable
+from dmq.trail.export import TrailUnavailable
 from retry.sink import Entry
 
 log = LibraryLog("dmq.producer_store")

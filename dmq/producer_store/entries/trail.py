@@ -17,7 +17,7 @@ from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 
 if TYPE_CHECKING:
-    from dmq.trail.export.exporter import Exporter
+    from dmq.trail.export import Exporter
 
 CLOSE_S = 10.0
 _LIBRARIES = ("pyarrow", "numpy")
@@ -72,6 +72,6 @@ class SpoolTrail:
     def _made(self, store: Store) -> Exporter | None:
         if self.path is None:
             return None
-        from dmq.trail.export.exporter import Exporter, ExportOptions
+        from dmq.trail.export import Exporter, ExportOptions
 
         return Exporter(store, self.path, ExportOptions(role="spool", every_s=self._every_s))

@@ -11,7 +11,7 @@ from dmq.broker.groups import Subscriptions
 from dmq.broker.io import look_at
 from dmq.errors import StoreError
 from dmq.store.store import Store
-from dmq.trail.snapshots.taking import SnapshotExporter, SnapshotResult, Taker, list_snapshots
+from dmq.trail.snapshots import SnapshotExporter, SnapshotResult, Taker, list_snapshots
 
 log = structlog.get_logger("dmq.daemon")
 

@@ -44,7 +44,7 @@ from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, 
 from dmq.store.writer.recount import KnownIds, copies_of, recount_queues
 from dmq.trail.ledger import read_books
 from dmq.trail.manifest import Layout, scan_manifest
-from dmq.trail.snapshots.taking import cell_of
+from dmq.trail.snapshots import cell_of
 
 
 def check_store(path: Path, tell: Tell) -> Checked:

@@ -40,7 +40,7 @@ from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix,
 from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
 from dmq.store.writer.operations import Restore
-from dmq.trail.snapshots.taking import cell_of
+from dmq.trail.snapshots import cell_of
 
 REPORT_FILE = "SALVAGE.json"
 

@@ -13,7 +13,7 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.replication.objects import ObjectStore
 from dmq.store.files.durable import make_directory, sync_directory, sync_file
 from dmq.trail.manifest import Layout, Listed, read_cell, read_manifest, sequences_of
-from dmq.trail.snapshots.layout import MANIFEST
+from dmq.trail.snapshots import MANIFEST
 
 log = LibraryLog("dmq.trail")
 
