@@ -19,8 +19,8 @@ from broker_adapter.runtime.exports import lazy_exports
 
 if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     raise ImportError(
-        "files of PyPI's package 'retry' lie over those of Rock-DMQ's package of that name, or were removed with it; "
-        "mend it with: pip install --force-reinstall --no-deps rock-dmq (which offers all that 'retry' does)"
+        "PyPI's package 'retry' has overwritten or removed files of Rock-DMQ's package 'retry'; "
+        "fix it with: pip install --force-reinstall --no-deps rock-dmq (it has the whole API of 'retry')"
     )
 
 if TYPE_CHECKING:

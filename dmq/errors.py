@@ -51,7 +51,7 @@ class StoreFailed(StoreError):
 class StoreFull(StoreFailed):
     """No space or no quota is left on the file system."""
 
-    advice = "make room on that file system, then start again: nothing that was acknowledged is lost"
+    advice = "free space on that file system, then start again; no acknowledged data is lost"
 
 
 class StoreNoDescriptors(StoreFailed):
@@ -64,33 +64,35 @@ class StoreBroken(StoreFailed):
     """The disk, or the device in its place, reports an error of its own."""
 
     advice = (
-        "look at the kernel's log and replace the disk; 'dmq store salvage' saves what can be read, "
-        "of a spool 'dmq spool salvage'"
+        "check the kernel's log and replace the disk; 'dmq store salvage' recovers the readable rows, "
+        "for a spool 'dmq spool salvage'"
     )
 
 
 class StoreCorrupt(StoreError):
     """The store is damaged."""
 
-    advice = "'dmq store check' lists the damage; restore a backup, or 'dmq store salvage' saves what can be read"
+    advice = (
+        "'dmq store check' lists the damage; restore a backup, or use 'dmq store salvage' to recover the readable rows"
+    )
 
 
 class SpoolCorrupt(StoreCorrupt):
     """A directory of a spool is damaged."""
 
-    advice = "'dmq spool check' lists the damage, 'dmq spool salvage' saves what can be read"
+    advice = "'dmq spool check' lists the damage, 'dmq spool salvage' recovers the readable entries"
 
 
 class StoreLocked(StoreError):
     """Another process uses this directory."""
 
-    advice = "one process at a time can have it: end that one, or choose another directory"
+    advice = "only one process can use a directory: end the other one, or choose another directory"
 
 
 class StoreReadOnly(StoreError):
     """The directory is not writable."""
 
-    advice = "check who owns it and how it is mounted: the user that serves must own it, on a file system it can write"
+    advice = "check owner and mount options: the user of the daemon must own it, on a writable file system"
 
 
 class FormatUnsupported(StoreError):
@@ -124,7 +126,7 @@ class OverBound(StoreError):
         """``what`` is ``"entries"``, ``"bytes"`` or ``"closed"``; ``next_due_ms`` is the approximate due time of the
         next entry.
         """
-        super().__init__(f"scope {scope}: {waiting} {what} wait, {more} more would be above {limit}")
+        super().__init__(f"scope {scope}: {waiting} {what} pending, {more} more would exceed {limit}")
         self.scope = scope
         self.what = what
         self.waiting = waiting

@@ -67,7 +67,7 @@ class _Rules:
             each.name for each in fields(self) if each.name in of_time and getattr(self, each.name) != each.default
         ]
         if given:
-            raise TypeError(f"policy says when to try again: {', '.join(given)} cannot be given beside it")
+            raise TypeError(f"policy replaces other arguments: {', '.join(given)} cannot be combined with it")
 
     def pauses(self) -> Iterator[float]:
         """Yield the seconds to wait before each further attempt; stop after the last allowed attempt."""

@@ -115,7 +115,7 @@ class MemorySink:
         def put() -> Held | None:
             _check(entry)
             if is_held and not self._can_hold:
-                raise SinkError("this sink cannot hold")
+                raise SinkError("this sink does not support holding")
             name = (entry.type_name, entry.key)
             of_key = [] if entry.is_new and not entry.key else [row for row in self._rows.values() if row.name == name]
             if not entry.is_new and any(row.entry.uid == entry.uid for row in of_key):
@@ -332,4 +332,4 @@ def advance(redelivery: Redelivery, clock: ManualClock, ms: int, *, step_ms: int
 
 def _check(entry: Entry) -> None:
     if len(entry.uid) != UID_BYTES or not entry.type_name or len(entry.key.encode()) > KEY_BYTES_MAX:
-        raise SinkError("the entry breaks a rule of entries")
+        raise SinkError("invalid entry")

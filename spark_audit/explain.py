@@ -42,7 +42,7 @@ def main(
     ``progress`` (stderr) receives a progress line once a second. A message that is only in a snapshot counts as found.
     """
     if not message_id or not (trail / "events").is_dir():
-        out.write(f"explain: {trail} is no trail: it has no events\n" if message_id else "explain: no message id\n")
+        out.write(f"explain: {trail} is not a trail: it has no events\n" if message_id else "explain: no message id\n")
         return USAGE
     told = explained(message_id, trail, sys.stderr if progress is None else progress, grace_ms)
     if as_json:
@@ -211,7 +211,7 @@ def _timeline(told: dict[str, Any]) -> Iterator[str]:
         for gap in [gap for gap in gaps if gap["cell"] == event["cell"] and gap["first"] <= event["sequence"]]:
             gaps.remove(gap)
             yield _gap_line(gap)
-        undone = " - UNDONE: the store was put back to before this" if event["is_undone"] else ""
+        undone = " - UNDONE: the store was restored to an earlier state" if event["is_undone"] else ""
         yield f"{text.utc(event['at_ms']).removesuffix(' UTC'):<23}  {event['words']}{undone}"
         topic = event["topic"] or "no topic"
         yield (
@@ -237,10 +237,10 @@ def _snapshot_lines(snapshots: Sequence[dict[str, Any]], events: Sequence[Row]) 
             continue
         head = f"snapshot of cell {cell} at sequence {text.count(shot['sequence'])}, {text.utc(shot['taken_ms'])}:"
         if not shot["entries"]:
-            yield f"{head} does not hold it as something that waits"
+            yield f"{head} does not contain it as pending"
         for entry in shot["entries"]:
             of = f" for group {entry['group']}" if entry["group"] else ""
-            stranded = ", STRANDED: nobody will ever look at it" if entry["is_stranded"] else ""
+            stranded = ", STRANDED: no scan reaches it" if entry["is_stranded"] else ""
             kind = f"{entry['kind']}{of} of {entry['topic']}"
             failed = text.plural(entry["attempt"], "attempt")
             yield f"{head} holds it as {kind}, due {text.utc(entry['due_ms'])}, {failed} failed{stranded}"

@@ -127,7 +127,7 @@ def list_trail(engine: Engine, trail: str) -> TrailListing:
     root, paths = engine.walk(trail)
     files, damages = _event_files(paths)
     if not files and not any(path.startswith(("cells/", "events/")) for path, _ in paths):
-        raise TrailError(f"{trail}: no trail is there (neither events nor cells)")
+        raise TrailError(f"{trail}: no trail found (neither events nor cells)")
     patterns = (_MANIFEST_PATH, _SNAPSHOT_PATH, _CELL_PATH, _RETIRED_PATH)
     wanted = [path for path, _ in paths if any(each.fullmatch(path) for each in patterns)]
     texts = engine.texts(root, wanted)
@@ -210,7 +210,7 @@ def _event_files(paths: Iterable[tuple[str, int]]) -> tuple[list[EventFile], lis
 def _event_file(path: str, size: int) -> EventFile:
     match = _EVENTS_PATH.fullmatch(path)
     if match is None or not 0 < int(match[5]) <= int(match[6]) < _NUMBERS_END:
-        raise _Damaged("its name is not that of a file of events")
+        raise _Damaged("its name is not that of an event file")
     return EventFile(path, unquote(match[2]), int(match[5]), int(match[6]), size)
 
 

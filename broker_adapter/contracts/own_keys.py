@@ -51,7 +51,7 @@ def check_own_key_of(properties: Mapping[str, str]) -> None:
     if OWN_KEY in properties:
         check_own_key(properties[OWN_KEY], f"property {OWN_KEY}")
     elif ON_SAME_KEY in properties:
-        why = f"property {ON_SAME_KEY} says nothing without property {OWN_KEY}"
+        why = f"property {ON_SAME_KEY} has no effect without property {OWN_KEY}"
         raise Refused(Rule.PROPERTY_KEY, why, value=wish)
 
 

@@ -178,7 +178,7 @@ class LeasingBroker:
                 or each.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
                 for each in envelopes
             ):
-                why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
+                why = "RocketMQ accepts several messages in one send only if all are normal messages of one topic"
                 raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
             if sum(len(each.body) for each in messages) > BODY_BYTES_MAX:
                 why = "the messages of one send are too large together: send them one by one"
@@ -207,7 +207,7 @@ class LeasingBroker:
         """Implement ``TransactionalBroker.prepare``, for one half message without a delay."""
         (half, *others) = halves
         if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
-            why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
+            why = "RocketMQ accepts one half message per send, without a delay or a message group"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
         await self._join_producers()
         message = message_of(half.envelope)
@@ -359,7 +359,7 @@ class LeasingBroker:
     def _leases(self, group: str, receipt_handle: str) -> MemberLeases:
         member = self._members.get(group)
         if member is None or member.leases is None:
-            why = f"nobody receives for group {group!r} here now, so what it had comes again"
+            why = f"group {group!r} has no receives here now; its messages are redelivered"
             raise Refused(Rule.RECEIPT_HANDLE, why, value=receipt_handle)
         return member.leases
 

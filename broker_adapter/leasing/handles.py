@@ -35,7 +35,7 @@ class LeaseHandle(NamedTuple):
                 raise ValueError(kind)
             return cls(MessageQueue(topic, broker, _number(queue_id)), _number(offset), run, _number(number))
         except ValueError:
-            raise Refused(Rule.RECEIPT_HANDLE, "this adapter never gave it", value=text) from None
+            raise Refused(Rule.RECEIPT_HANDLE, "not issued by this adapter", value=text) from None
 
 
 class HalfHandle(NamedTuple):
@@ -62,7 +62,7 @@ class HalfHandle(NamedTuple):
             queue = MessageQueue(topic, str(broker), int(queue_id))
             return cls(queue, int(queue_offset), str(offset_id), str(message_id), str(transaction_id), is_asked is True)
         except (ValueError, TypeError, OverflowError, RecursionError):
-            why = f"this adapter never gave it for topic {topic}"
+            why = f"not issued by this adapter for topic {topic}"
             raise Refused(Rule.TRANSACTION_ID, why, value=text) from None
 
     @property
@@ -95,7 +95,7 @@ def given_recall_handle(text: str) -> str:
     """Return the broker's handle in our recall handle; ``Refused(REQUEST)`` for an invalid one."""
     kind, _, given = text.partition(" ")
     if kind != _RECALL or not given:
-        raise Refused(Rule.REQUEST, "this adapter never gave it", value=text)
+        raise Refused(Rule.REQUEST, "not issued by this adapter", value=text)
     return given
 
 

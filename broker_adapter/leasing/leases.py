@@ -317,7 +317,7 @@ class MemberLeases:
             unasked_ms = now_ms - self._asked_ms.get(topic, 0)
             count = sum(each.is_waiting for each in waiting)
             if count and unasked_ms >= _TOLD_MS:
-                why = "its queues are this member's, and nobody receives: all consumers of a group need the same topics"
+                why = "this member owns queues without receives: all consumers of a group need the same topics"
                 _log.warning("topic_not_received", group=self._for.group, topic=topic, waiting=count, why=why)
             for held in list(waiting) if unasked_ms >= _UNWANTED_MS else ():
                 is_retry = held.owned.queue.topic.startswith(RETRY_PREFIX)
@@ -348,7 +348,7 @@ class MemberLeases:
             raise
         held.is_leaving = is_taken
         if not is_taken:
-            raise BrokerUnavailable(f"no broker takes message {held.received.message.message_id} back now")
+            raise BrokerUnavailable(f"no broker accepts message {held.received.message.message_id} back now")
         self._finish(held)
 
     async def _expired(self, held: HeldDelivery) -> None:

@@ -80,7 +80,9 @@ class PoppedBroker:
         here.
         """
         if group in self._consumers:
-            raise GroupTaken(f"this client has a consumer of group {group!r} already: one consumer takes many topics")
+            raise GroupTaken(
+                f"this client has a consumer of group {group!r} already; one consumer can have many topics"
+            )
         consumer = PopConsumer(
             self._broker,
             group,
@@ -244,7 +246,7 @@ class PoppedBroker:
         raise self._no_queues("send_back")
 
     def _no_queues(self, what: str) -> BrokerError:
-        return Refused(Rule.UNSUPPORTED, "this broker hands out messages, and no queues", value=what)
+        return Refused(Rule.UNSUPPORTED, "this broker distributes messages, not queues", value=what)
 
 
 def _ids(messages: Sequence[Outgoing]) -> str:

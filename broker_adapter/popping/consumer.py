@@ -57,7 +57,7 @@ class PopConsumer:
         if type(options.strategy) is not type(_DEFAULTS.strategy):
             cannot.append("strategy")
         if cannot:
-            raise ValueError(f"this broker hands out messages by itself, so it takes no {', '.join(cannot)}")
+            raise ValueError(f"this broker distributes messages itself and does not support {', '.join(cannot)}")
         self._broker = broker
         self._broker_name = broker_name
         self._client_id = client_id
@@ -115,7 +115,7 @@ class PopConsumer:
                 break
         self._settings = self._broker.group_settings(self.group, topics)
         if self._options.in_order and not self._settings.is_fifo:
-            why = "the broker does not serve the group in order: say so there; messages of one message group may pass"
+            why = "the broker does not serve the group in order: set it there, or messages may overtake each other"
             _log.warning("group_not_in_order", group=self.group, why=why)
 
     async def _receive_again(self, wanted: Subscription) -> None:

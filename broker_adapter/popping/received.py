@@ -15,7 +15,7 @@ def received_of(delivery: Delivery, broker: str) -> ReceivedMessage:
     try:
         message = decode(delivery.payload)
     except DecodeError as error:
-        unreadable = f"it is no message: {error}"
+        unreadable = f"it is not a message: {error}"
     earlier = delivery.dead_letter.attempts if delivery.dead_letter is not None else 0
     return ReceivedMessage(
         message=message,

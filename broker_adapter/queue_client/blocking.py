@@ -118,9 +118,7 @@ class BlockingClient:
     def _wait(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError(
-                "a blocking call in a coroutine of the client's own would never end: await connect() there"
-            )
+            raise RuntimeError("a blocking call in a coroutine of the client would never end; await connect() there")
         if not self._thread.is_alive():
             coroutine.close()
             raise BrokerAway("the client is closed")

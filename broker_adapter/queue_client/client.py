@@ -184,12 +184,12 @@ async def connect(
         kinds = ", ".join(sorted(known)) or "none is installed"
         raise ValueError(f"the address of a broker begins with its kind and a colon ({kinds}); got {address!r}")
     if scheme in _WITHOUT_QUEUES and (environment or environments):
-        raise ValueError(f"{scheme}: has no environments, because the broker chooses the queues: give neither")
+        raise ValueError(f"{scheme} does not support environments")
     shared = Environments(names=tuple(environments), queues_each=queues_each) if environments else None
     if environment and (shared is None or environment not in shared.names):
         raise ValueError(f"environment {environment!r} is not in the list of environments {list(environments)!r}")
     if shared is not None and not environment:
-        raise ValueError(f"which of the environments {list(environments)!r} is this client in? give environment")
+        raise ValueError(f"environments requires environment; choose one of {list(environments)!r}")
     opener: Opener = known[scheme].load()
     broker = await opener(rest.removeprefix("//"), client_id=_client_id(environment), **options)
     return Client(broker, _EMBEDDED if scheme == "embedded" else None, shared)

@@ -104,7 +104,7 @@ class Membership:
     async def add_producer(self, group: str, on_check: Callable[[TransactionCheck], None]) -> None:
         """Join a producer group: brokers may then send transaction checks for it."""
         if group in self._producers:
-            raise GroupTaken(f"this client has a producer of group {group!r} already: use that one")
+            raise GroupTaken(f"this client has a producer of group {group!r} already; use it")
         self._producers[group] = on_check
         self._run()
         await self.beat()
@@ -113,7 +113,7 @@ class Membership:
         """Join a consumer group; ``member`` receives the notifications of brokers for the group."""
         if presence.group in self._consumers:
             raise GroupTaken(
-                f"this client has a consumer of group {presence.group!r} already: one consumer takes many topics"
+                f"this client has a consumer of group {presence.group!r} already; one consumer can have many topics"
             )
         self._consumers[presence.group] = (presence, member)
         self._run()

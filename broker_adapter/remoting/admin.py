@@ -201,7 +201,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         try:
             (found,) = decode_messages(answer.body)
         except ValueError:
-            raise FrameBroken(f"{place.host} answers a question for one message with several, or none") from None
+            raise FrameBroken(f"{place.host} answered a query for one message with several messages, or none") from None
         return found
 
     # -- positions and members ----------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         if not brokers or not known.keys() >= set(brokers):
             known = (await self.cluster()).addresses  # drops brokers that are gone
         if not known:
-            raise BrokerUnavailable("the name servers know no broker yet, or none any more")
+            raise BrokerUnavailable("the name servers know no broker")
         unknown = set(brokers) - known.keys()
         if unknown:
             raise Refused(Rule.NOT_FOUND, "the name servers know no broker of this name", value=min(unknown))
@@ -355,5 +355,5 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
 def _int(found: Mapping[str, Any], name: str, what: str) -> int:
     value = found.get(name, 0)
     if type(value) is not int:
-        raise unreadable(what, f"{name} is no number")
+        raise unreadable(what, f"{name} is not a number")
     return value

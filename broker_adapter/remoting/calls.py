@@ -192,7 +192,7 @@ def number_of(answer: RemotingFrame, name: str, address: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise FrameBroken(f"{address} answers {text[:40]!r} for {name}, which is no number") from None
+        raise FrameBroken(f"{address} answers {text[:40]!r} for {name}, which is not a number") from None
 
 
 def _tls(options: RemotingOptions) -> ssl.SSLContext | None:

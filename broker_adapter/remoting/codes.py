@@ -100,7 +100,7 @@ _NO_SQL_TEXT = "does not support consumer to filter"
 def error_of(answer: RemotingFrame, address: str, operation: int) -> BrokerError:
     """Return the error for an answer; its ``code`` is the result code."""
     code, text = answer.code, " ".join(answer.remark.split())[:_TEXT_CHARS_MAX]
-    said = f"{text or 'no reason given'} ({code}, said by {address} to operation {int(operation)})"
+    said = f"{text or 'no reason given'} ({code}, from {address} for operation {int(operation)})"
     if code in _RULES:
         return Refused(_RULES[code], said, code=code)
     if code in _TOO_MANY:

@@ -215,11 +215,11 @@ class _Link:
             if error.partial:
                 why = "it was closed by its peer in the middle of a frame"
         except FrameBroken as broken:
-            why = f"what came is not the classic protocol: {broken}"
+            why = f"the input is not the classic protocol: {broken}"
         except OSError as error:
             why = _text(error)
         except Exception as error:  # noqa: BLE001 - a bug of ours: without this reader no answer is received
-            why = f"what came could not be served: {type(error).__name__}: {error}"
+            why = f"the command could not be served: {type(error).__name__}: {error}"
         self._broke(self, why)
 
     def _heard(self, frame: RemotingFrame) -> None:

@@ -106,13 +106,13 @@ def _of_json(header: bytes, body: bytes) -> RemotingFrame:
     try:
         found = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise FrameBroken(f"the header is no JSON: {str(error)[:_SHOWN_CHARS]}") from None
+        raise FrameBroken(f"the header is not JSON: {str(error)[:_SHOWN_CHARS]}") from None
     if not isinstance(found, dict):
-        raise FrameBroken("the header is no JSON object")
+        raise FrameBroken("the header is not a JSON object")
     numbers = [found.get(name, 0) for name in ("code", "opaque", "flag", "version")]
     fields, remark = found.get("extFields") or {}, found.get("remark") or ""
     if not all(type(each) is int for each in numbers) or not isinstance(fields, dict) or not isinstance(remark, str):
-        raise FrameBroken("the header has a field of another type than it should")
+        raise FrameBroken("a header field has the wrong type")
     code, opaque, flag, version = numbers
     return RemotingFrame(
         code=code,

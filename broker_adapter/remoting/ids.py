@@ -81,7 +81,7 @@ def broker_of_handle(recall_handle: str) -> str:
     except ValueError:
         form = broker = ""
     if form != "v1":
-        raise Refused(Rule.REQUEST, "a recall handle as RocketMQ 5 gives it", value=recall_handle)
+        raise Refused(Rule.REQUEST, "the recall handle is not one of RocketMQ 5", value=recall_handle)
     return broker
 
 

@@ -26,7 +26,7 @@ def decode_object(body: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise unreadable(what, error) from None
     if not isinstance(found, dict):
-        raise unreadable(what, "it is no JSON object")
+        raise unreadable(what, "it is not a JSON object")
     return found
 
 

@@ -57,15 +57,15 @@ def unpack(body: bytes, bits: int) -> bytes:
     try:
         method = Compression(number) if number else Compression.ZLIB
     except ValueError:
-        raise ValueError(f"its body is compressed with method {number}, which is not read") from None
+        raise ValueError(f"its body is compressed with method {number}, which is not supported") from None
     try:
         unpacked, is_whole = _UNPACKED[method](body)
     except ImportError:
         raise ValueError(f"its body is compressed with {method.name}: {command('classic')} to read it") from None
     if len(unpacked) > BODY_BYTES_MAX:
-        raise ValueError(f"its body has more than {BODY_BYTES_MAX} bytes once it is unpacked")
+        raise ValueError(f"its decompressed body has more than {BODY_BYTES_MAX} bytes")
     if not is_whole:
-        raise ValueError("its compressed body ends in the middle")
+        raise ValueError("its compressed body is truncated")
     return unpacked
 
 
@@ -85,7 +85,7 @@ def _lz4(body: bytes) -> tuple[bytes, bool]:
     try:
         unpacked = unpacking.decompress(body, BODY_BYTES_MAX + 1)
     except RuntimeError as error:
-        raise ValueError(f"its body is no LZ4: {error}") from None
+        raise ValueError(f"its body is not LZ4: {error}") from None
     return bytes(unpacked), bool(unpacking.eof)
 
 
@@ -100,7 +100,7 @@ def _zstd(body: bytes) -> tuple[bytes, bool]:
             if unpacking.eof or len(unpacked) > BODY_BYTES_MAX:
                 break
     except zstandard.ZstdError as error:
-        raise ValueError(f"its body is no Zstandard: {error}") from None
+        raise ValueError(f"its body is not Zstandard: {error}") from None
     return bytes(unpacked), unpacking.eof
 
 

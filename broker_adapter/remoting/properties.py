@@ -60,7 +60,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
-        raise Refused(Rule.PROPERTY_KEY, f"half a character in a property: {error.reason}") from None
+        raise Refused(Rule.PROPERTY_KEY, f"incomplete character in a property: {error.reason}") from None
     if len(encoded) > PROPERTIES_BYTES_MAX:
         why = "all properties of a message together, its tag and keys too"
         raise Refused(Rule.PROPERTIES_SIZE, why, value=len(encoded), limit=f"{PROPERTIES_BYTES_MAX} bytes")
@@ -77,7 +77,7 @@ def of_message(message: Message, message_id: str) -> dict[str, str]:
     """Return the properties of a message in RocketMQ's form; ``Refused(PROPERTY_KEY)`` for a reserved name."""
     taken = SYSTEM_PROPERTIES.intersection(message.properties)
     if taken:
-        raise Refused(Rule.PROPERTY_KEY, "RocketMQ keeps this name for itself", value=min(taken))
+        raise Refused(Rule.PROPERTY_KEY, "this name is reserved by RocketMQ", value=min(taken))
     own = {_TAGS: message.tag, _KEYS: " ".join(message.keys), _MESSAGE_GROUP: message.message_group}
     return {
         **message.properties,

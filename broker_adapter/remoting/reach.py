@@ -43,7 +43,7 @@ class Reach:
         self.answered(address, why)
 
     def is_away(self, brokers: Collection[str], names: Collection[str]) -> bool:
-        """Return True if no broker answers; if no broker is known yet, if no name server answers."""
+        """Return True if no broker answers or, before a broker is known, no name server."""
         return all(each in self._errors for each in brokers or names)
 
     def looked(self, address: str) -> bool:

@@ -74,7 +74,7 @@ def _parts(found: Mapping[str, Any], addresses: Mapping[str, Mapping[int, str]])
         broker, perm = str(each["brokerName"]), int(each["perm"])
         counts = int(each["readQueueNums"]), int(each["writeQueueNums"])
         if not all(0 <= count <= _QUEUES_MAX for count in counts):
-            raise FrameBroken(f"broker {broker} is said to have {counts[0]} and {counts[1]} queues of one topic")
+            raise FrameBroken(f"broker {broker} is reported with {counts[0]} and {counts[1]} queues of one topic")
         read, written = counts[0] if perm & READABLE else 0, counts[1] if perm & WRITABLE else 0
         yield Part(broker, read, written, addresses.get(broker, {}), perm)
 

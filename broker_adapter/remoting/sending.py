@@ -84,7 +84,7 @@ def send_batch(
         properties = _properties(group, outgoing, message_id)
         is_delayed = known.DELIVER_AT_MS in properties or known.DELAY_LEVEL in properties
         if is_delayed or outgoing.is_half or outgoing.message.body_encoding is BodyEncoding.GZIP or len(topics) > 1:
-            why = "a batch has messages of one topic, none of them delayed, compressed or part of a transaction"
+            why = "a batch cannot have messages of several topics, or delayed, compressed or half messages"
             raise Refused(Rule.REQUEST, why, value=message_id)
         items += encode_item(_checked(outgoing.message.body), known.encode_properties(properties))
     fields = _fields(group, queue, {"WAIT": "true"}, now_ms=now_ms, bits=0)
@@ -176,7 +176,7 @@ def _fields(
 
 def _checked(body: bytes) -> bytes:
     if not body:
-        raise Refused(Rule.BODY_EMPTY, "a message has a body of one byte at least")
+        raise Refused(Rule.BODY_EMPTY, "the message body is empty; at least 1 byte is required")
     if len(body) > BODY_BYTES_MAX:
         raise Refused(Rule.BODY_SIZE, "the body", value=len(body), limit=f"{BODY_BYTES_MAX} bytes")
     return body

@@ -62,10 +62,10 @@ def decode_messages(content: bytes) -> Iterator[StoredMessage | UnreadableMessag
     at = 0
     while at < len(content):
         if at + _SIZE.size > len(content):
-            raise FrameBroken(f"half a message: {len(content) - at} bytes at the end")
+            raise FrameBroken(f"truncated message: {len(content) - at} bytes at the end")
         (size,) = _SIZE.unpack_from(content, at)
         if not _HEAD.size <= size <= len(content) - at:
-            raise FrameBroken(f"a message of {size} bytes, of which {len(content) - at} are there")
+            raise FrameBroken(f"truncated message: {len(content) - at} of {size} bytes")
         yield _decode(content[at : at + size])
         at += size
 
@@ -86,7 +86,7 @@ def _decode(raw: bytes) -> StoredMessage | UnreadableMessage:
     """Decode one message; raise ``FrameBroken`` if not even its offset can be read."""
     _, magic, crc, queue_id, _, queue_offset, log_offset, bits, born_at_ms = _HEAD.unpack_from(raw)
     if magic not in _MAGICS:
-        raise FrameBroken(f"a message does not begin as one: magic {magic:#010x}")
+        raise FrameBroken(f"not a message: magic {magic:#010x}")
     stored_at_ms, offset_id = 0, ""
     try:
         born_host, at = _host(raw, _HEAD.size, is_v6=bool(bits & _BORN_V6))
@@ -100,9 +100,9 @@ def _decode(raw: bytes) -> StoredMessage | UnreadableMessage:
         topic, at = _part(raw, at, ">B" if _MAGICS[magic] == 1 else ">H")
         text, at = _part(raw, at, ">H")
         if at != len(raw):
-            raise ValueError(f"{len(raw) - at} bytes are left behind its properties")
+            raise ValueError(f"{len(raw) - at} bytes follow its properties")
         if bits & _BATCH:
-            raise ValueError("it is a batch in one message, which is not read")
+            raise ValueError("it is a batch in one message, which is not supported")
         if zlib.crc32(body) & _CRC_BITS != crc:
             raise ValueError("its body is damaged: the checksum differs")
         properties = known.decode_properties(text)

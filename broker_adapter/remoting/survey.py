@@ -268,7 +268,7 @@ class Survey:
             broker: each[MASTER] for broker, each in (await self._admin.cluster()).addresses.items() if MASTER in each
         }
         if not found:
-            raise BrokerUnavailable("the name servers know no broker yet, or none any more")
+            raise BrokerUnavailable("the name servers know no broker")
         return found
 
     async def _masters_of(self, topic: str) -> Mapping[str, str]:

@@ -30,7 +30,9 @@ def end_fields(
         offset_id, queue_offset = check.message.offset_id, check.message.queue_offset
         message_id, transaction_id = check.message.message.message_id, check.transaction_id
     if not offset_id:
-        raise Refused(Rule.TRANSACTION_ID, "the receipt is of no half message: it has no offset id", value=message_id)
+        raise Refused(
+            Rule.TRANSACTION_ID, "the receipt is not of a half message: it has no offset id", value=message_id
+        )
     return {
         "topic": receipt.queue.topic,
         "bname": receipt.queue.broker if check is None else check.broker,
@@ -49,10 +51,10 @@ def check_of(request: RemotingFrame, broker: str) -> TransactionCheck:
     try:
         (stored,) = decode_messages(request.body)
     except ValueError:
-        raise FrameBroken("a question about a transaction has not one message") from None
+        raise FrameBroken("transaction check without exactly one message") from None
     group = stored.properties.get(PRODUCER_GROUP, "") if isinstance(stored, StoredMessage) else ""
     if not isinstance(stored, StoredMessage) or not group:
-        raise FrameBroken(f"a question about a transaction whose message cannot be read: {stored}")
+        raise FrameBroken(f"transaction check of an unreadable message: {stored}")
     queue = MessageQueue(stored.topic, broker, stored.queue_id)
     transaction_id = request.fields.get("transactionId") or stored.message_id
     return TransactionCheck(group, received(stored, queue), transaction_id, broker)

@@ -55,9 +55,9 @@ class Name(NamedTuple):
             (checked,) = parse_endpoints(address)
             ends = _length(client_chars), _length(client_chars) + _length(id_chars)
         except ValueError:
-            raise Refused(rule, "this adapter never gave it", value=handle) from None
+            raise Refused(rule, "not issued by this adapter", value=handle) from None
         if checked != address or ends[1] >= len(rest):
-            raise Refused(rule, "this adapter never gave it", value=handle)
+            raise Refused(rule, "not issued by this adapter", value=handle)
         return cls(address, rest[: ends[0]], rest[ends[0] : ends[1]], rest[ends[1] :])
 
 

@@ -181,13 +181,13 @@ class RocketMQBroker:
             any(each.topic != first.topic for each in envelopes)
             or any(each.message_type is not MessageType.NORMAL for each in envelopes)
         ):
-            why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
+            why = "RocketMQ accepts several messages in one send only if all are normal messages of one topic"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
         now_ms = self._clock.now_ms()
         outgoing = [GatheredSend(each, _as_sent(each, now_ms)) for each in envelopes]
         if len(outgoing) > 1:
             if len({_is_packed(each) for each in outgoing}) > 1:
-                why = "RocketMQ takes all messages of one send for packed if the first one is: send the others apart"
+                why = "RocketMQ treats all messages of a send as compressed if the first one is: send them separately"
                 raise Refused(Rule.MESSAGE_CORRUPTED, why, value="GZIP and IDENTITY")
             return await self._send_together(outgoing)
         if not _goes_with_others(outgoing[0]):
@@ -235,7 +235,7 @@ class RocketMQBroker:
         """Implement ``TransactionalBroker.prepare``, for one half message without a delay."""
         (half, *others) = halves
         if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
-            why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
+            why = "RocketMQ accepts one half message per send, without a delay or a message group"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
         message = _as_sent(half.envelope, self._clock.now_ms())
         message.system_properties.message_type = wire.TRANSACTION
@@ -385,7 +385,7 @@ class RocketMQBroker:
         for attempts_left in range(self.proxies.options.sends_max, 0, -1):
             addresses = self._all_of((await self.routes.of(topic)).writable())
             if not addresses:
-                raise Refused(Rule.FORBIDDEN, "the cluster lets nobody write to the topic", value=topic)
+                raise Refused(Rule.FORBIDDEN, "the cluster allows no writes to the topic", value=topic)
             if message_group:  # no fallback to another proxy: it would break the order
                 addresses = [place_of_message_group(message_group, addresses)]
             others = [each for each in addresses if each not in tried] or addresses
@@ -461,7 +461,7 @@ class RocketMQBroker:
         route = await self.routes.of(topic)
         addresses = self._all_of(route.readable())
         if not addresses:
-            raise Refused(Rule.FORBIDDEN, "the cluster lets nobody read the topic", value=topic)
+            raise Refused(Rule.FORBIDDEN, "the cluster allows no reads of the topic", value=topic)
         return addresses
 
     def _polls_of(self, asked: _Asked) -> Polls:
@@ -621,7 +621,7 @@ def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
     try:
         message = wire.Message.FromString(envelope.payload)
     except DecodeError:
-        raise Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message", value=envelope.message_id) from None
+        raise Refused(Rule.MESSAGE_CORRUPTED, "the payload is not a message", value=envelope.message_id) from None
     message.topic.Clear()
     message.topic.name = envelope.topic
     system = message.system_properties

@@ -87,7 +87,7 @@ def error_of(status: wire.Status, address: str) -> BrokerError | None:
     code = int(status.code)
     if code == wire.OK:
         return None
-    said = f"{_text(status.message)} ({code}, said by {address})"
+    said = f"{_text(status.message)} ({code}, from {address})"
     if code in RULES:
         return Refused(RULES[code], said, code=code)
     if code in _TOO_MANY:

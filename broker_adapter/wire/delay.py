@@ -58,7 +58,7 @@ def wrap(message: Message, deliver_at_ms: int, *, inner_topic: str = INNER_TOPIC
     """
     _check_topic(message.topic, inner_topic)
     if not 0 <= deliver_at_ms <= DELIVER_AT_MS_MAX:
-        raise Refused(Rule.DELIVERY_TIME, "deliver_at_ms lies outside of the years 1970 to 9999", value=deliver_at_ms)
+        raise Refused(Rule.DELIVERY_TIME, "deliver_at_ms is outside the years 1970 to 9999", value=deliver_at_ms)
     properties = {**message.properties, TOPIC: message.topic, DELIVER_AT_MS: str(deliver_at_ms)}
     return replace(message, topic=inner_topic, deliver_at_ms=0, properties=properties)
 
@@ -74,7 +74,7 @@ def unwrap(payload: bytes, inner_topic: str = INNER_TOPIC) -> Wrapped:
     elif message.body.lstrip()[:1] == b"{":
         wrapped = _of_json(message)
     else:
-        why = f"it has no property {TOPIC}, and its body is no JSON object"
+        why = f"it has no property {TOPIC}, and its body is not a JSON object"
         raise Refused(Rule.MESSAGE_CORRUPTED, why, value=_shown(message.body))
     _check_topic(wrapped.topic, inner_topic)
     wrapped.message.topic.Clear()
@@ -93,7 +93,7 @@ def _of_properties(message: wire.Message) -> Wrapped:
 def _of_json(message: wire.Message) -> Wrapped:
     found = _object(message.body)
     if unknown := sorted(found.keys() - _FIELDS):
-        raise _wrong(f"a field is not known, allowed are {', '.join(sorted(_FIELDS))}", unknown[0])
+        raise _wrong(f"unknown field; allowed: {', '.join(sorted(_FIELDS))}", unknown[0])
     times = {field: _number(field, found[field]) for field in _TIMES.values() if field in found}
     message.body = _body(found)
     system = message.system_properties
@@ -103,7 +103,7 @@ def _of_json(message: wire.Message) -> Wrapped:
         system.message_group = message_group
     keys = found.get("keys", [])
     if not isinstance(keys, list) or not all(isinstance(each, str) for each in keys):
-        raise _wrong("keys is not a list of texts", keys)
+        raise _wrong("keys is not a list of strings", keys)
     system.keys.extend(keys)
     for name, value in _texts(found).items():
         message.user_properties[name] = value
@@ -113,28 +113,28 @@ def _of_json(message: wire.Message) -> Wrapped:
 def _object(body: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
-            raise ValueError("a name is there twice")
+            raise ValueError("duplicate name")
         return dict(pairs)
 
     try:
         found = json.loads(body, object_pairs_hook=once)
         json.dumps(found, ensure_ascii=False).encode()  # JSON can hold a lone surrogate, no message can
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"the body is no JSON that can be read: {error}", _shown(body)) from None
+        raise _wrong(f"the body is not readable JSON: {error}", _shown(body)) from None
     assert isinstance(found, dict), "it began with a brace"
     return found
 
 
 def _body(found: Mapping[str, Any]) -> bytes:
     if ("body" in found) == ("text" in found):
-        raise _wrong("one of body (base64) and text is needed", sorted({"body", "text"} & found.keys()))
+        raise _wrong("either body (base64) or text is required", sorted({"body", "text"} & found.keys()))
     if "text" in found:
         body = _text(found, "text").encode()
     else:
         try:
             body = binascii.a2b_base64(_text(found, "body"), strict_mode=True)
         except (binascii.Error, ValueError) as error:
-            raise _wrong(f"body is no base64: {error}", str(found["body"])[:_SHOWN_CHARS]) from None
+            raise _wrong(f"body is not base64: {error}", str(found["body"])[:_SHOWN_CHARS]) from None
     if not body or len(body) > BODY_BYTES_MAX:
         raise Refused(Rule.BODY_SIZE, f"the body has 1 to {BODY_BYTES_MAX} bytes", value=len(body))
     return body
@@ -143,14 +143,14 @@ def _body(found: Mapping[str, Any]) -> bytes:
 def _texts(found: Mapping[str, Any]) -> Mapping[str, str]:
     properties = found.get("properties", {})
     if not isinstance(properties, dict) or not all(isinstance(each, str) for each in properties.values()):
-        raise _wrong("properties is not an object of texts", _shown(repr(properties).encode()))
+        raise _wrong("properties is not an object of strings", _shown(repr(properties).encode()))
     return properties
 
 
 def _text(found: Mapping[str, Any], name: str) -> str:
     value = found.get(name, "")
     if not isinstance(value, str):
-        raise _wrong(f"{name} is no text", _shown(repr(value).encode()))
+        raise _wrong(f"{name} is not a string", _shown(repr(value).encode()))
     return value
 
 
@@ -164,14 +164,14 @@ def _number(name: str, value: object) -> int:
 
 def _one(times: dict[str, int]) -> dict[str, int]:
     if len(times) > 1:
-        raise Refused(Rule.DELIVERY_TIME, "it says more than once when it is due", value=", ".join(sorted(times)))
+        raise Refused(Rule.DELIVERY_TIME, "more than one delivery time", value=", ".join(sorted(times)))
     return times
 
 
 def _check_topic(topic: str, inner_topic: str) -> None:
     check_topic(topic)
     if topic == inner_topic or topic.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX)):
-        why = "the inner topic, retries and dead letters cannot be meant"
+        why = "the target cannot be the inner topic, a retry topic or a dead-letter topic"
         raise Refused(Rule.TOPIC, why, value=topic)
 
 

@@ -104,10 +104,12 @@ def read(path: Path) -> Keys:
         with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise AclError(f"{path} is no regular file")
+                raise AclError(f"{path} is not a regular file")
             if state.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
                 mode = stat.S_IMODE(state.st_mode)
-                raise AclError(f"{path} holds secrets and is open to others (mode {mode:04o}): chmod 600 {path}")
+                raise AclError(
+                    f"{path} contains secrets and others can access it (mode {mode:04o}); run: chmod 600 {path}"
+                )
             content = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise AclError(f"the file of access keys {path} cannot be read: {error.strerror}") from error
@@ -116,7 +118,7 @@ def read(path: Path) -> Keys:
     try:
         return parse(content.decode())
     except UnicodeDecodeError:
-        raise AclError(f"{path} is not in UTF-8") from None
+        raise AclError(f"{path} is not UTF-8 text") from None
     except ValueError as error:  # tomllib's error is a ValueError
         raise AclError(f"{path}: {error}") from None
 
@@ -127,7 +129,7 @@ def parse(text: str) -> Keys:
     _check_names(document, {"signature_window", "keys"}, "")
     tables = document.get("keys", {})
     if not isinstance(tables, dict) or not tables:
-        raise ValueError("there is no access key: a table such as [keys.shop] is expected")
+        raise ValueError("no access key; expected a table such as [keys.shop]")
     by_name = {name: _access_key(name, table) for name, table in tables.items()}
     return Keys(by_name=by_name, window_ms=_window_ms(document.get("signature_window")))
 
@@ -151,20 +153,20 @@ def _window_ms(value: object) -> int | None:
 def _access_key(name: str, table: object) -> AccessKey:
     where = f"keys.{name}"
     if not is_access_key(name):
-        raise ValueError(f"{where}: an access key is 1 to 128 visible ASCII characters but , and /")
+        raise ValueError(f"{where}: invalid access key; expected 1 to 128 visible ASCII characters without , and /")
     if not isinstance(table, dict):
-        raise ValueError(f"{where}: a table is expected")
+        raise ValueError(f"{where}: expected a table")
     _check_names(table, {"secret", "admin", "role", "bodies", "topics", "groups"}, where)
     secret, is_admin = table.get("secret"), table.get("admin", False)
     if not isinstance(secret, str) or not 1 <= len(secret) <= _SECRET_CHARS_MAX:
-        raise ValueError(f"{where}: secret: a string of 1 to {_SECRET_CHARS_MAX} characters is expected")
+        raise ValueError(f"{where}: secret: expected a string of 1 to {_SECRET_CHARS_MAX} characters")
     if not isinstance(is_admin, bool):
-        raise ValueError(f"{where}: admin: true or false is expected")
+        raise ValueError(f"{where}: admin: expected true or false")
     role, with_bodies = _role(where, table, is_admin=is_admin)
     given = [(kind, table.get(f"{kind}s", {})) for kind in (TOPIC, GROUP)]
     rules = tuple(rule for kind, each in given for rule in _rules(where, kind, each, is_operator=role == OPERATOR))
     if role == OPERATOR and not any(OPERATE in rule.actions for rule in rules):
-        raise ValueError(f"{where}: an operator looks after topics or groups: give it ADMIN on some")
+        raise ValueError(f"{where}: role operator requires ADMIN on at least one topic or group")
     return AccessKey(
         name=name,
         secret=secret.encode(),
@@ -178,32 +180,32 @@ def _access_key(name: str, table: object) -> AccessKey:
 def _role(where: str, table: Mapping[str, Any], *, is_admin: bool) -> tuple[str, bool]:
     role, with_bodies = table.get("role", ADMINISTRATOR if is_admin else ""), table.get("bodies", False)
     if "role" in table and role not in ROLES:
-        raise ValueError(f"{where}: role: {', '.join(ROLES)} are the roles")
+        raise ValueError(f"{where}: unknown role {role!r:.40}; expected {', '.join(ROLES)}")
     if "admin" in table and "role" in table and is_admin != (role == ADMINISTRATOR):
-        raise ValueError(f"{where}: admin and role contradict each other: leave admin out")
+        raise ValueError(f"{where}: admin and role contradict each other; remove admin")
     if not isinstance(with_bodies, bool):
-        raise ValueError(f"{where}: bodies: true or false is expected")
+        raise ValueError(f"{where}: bodies: expected true or false")
     if "bodies" in table and role in {"", ADMINISTRATOR}:
-        raise ValueError(f"{where}: bodies goes with role = viewer or operator")
+        raise ValueError(f"{where}: bodies requires role = viewer or operator")
     return role, with_bodies
 
 
 def _rules(where: str, kind: str, table: object, *, is_operator: bool) -> list[Rule]:
     if not isinstance(table, dict):
-        raise ValueError(f'{where}: {kind}s: a table such as {{ "orders-*" = "SUB" }} is expected')
+        raise ValueError(f'{where}: {kind}s: expected a table such as {{ "orders-*" = "SUB" }}')
     rules = []
     for pattern, value in table.items():
         here = f"{where}: {kind}s: {pattern!r}"
         if not _PATTERN.fullmatch(pattern):
-            raise ValueError(f"{here}: a pattern holds letters, digits and any of % | _ - *")
+            raise ValueError(f"{here}: invalid pattern; allowed are letters, digits and % | _ - *")
         actions = frozenset(value.split("|")) if isinstance(value, str) else frozenset()
         if not actions or not actions <= ACTIONS[kind]:
             known = sorted(ACTIONS[kind])
-            raise ValueError(f"{here}: {', '.join(known)} or several, such as {'|'.join(known[:2])}, are expected")
+            raise ValueError(f"{here}: expected {', '.join(known)}, or several, such as {'|'.join(known[:2])}")
         if ADMIN in actions and is_operator:
             actions |= {OPERATE}
         elif ADMIN in actions and kind == TOPIC:
-            raise ValueError(f'{here}: ADMIN on a topic takes role = "operator"')
+            raise ValueError(f'{here}: ADMIN on a topic requires role = "operator"')
         rules.append(Rule(kind, pattern, actions))
     return rules
 

@@ -79,7 +79,7 @@ class Authenticator:
         try:
             now = self._current().by_name.get(key.name)
             if now is None or now.secret != key.secret:
-                raise unauthorized("the access key is no longer good")
+                raise unauthorized("the access key was removed or changed")
             self._check(now, needs)
         except Refused as refused:
             self._tell(rpc, key, refused)
@@ -98,7 +98,7 @@ class Authenticator:
         key = keys.by_name.get(claim.access_key, _NOBODY)
         is_right = hmac.compare_digest(signature_of(key.secret, claim.date_time), claim.signature)
         if not is_right or key is _NOBODY:
-            raise unauthorized("the access key is not known, or the signature was not made with its secret")
+            raise unauthorized("unknown access key, or a signature with another secret")
         if keys.window_ms is not None:
             away_ms = abs(dated_ms(claim.date_time) - self._clock.now_ms())
             if away_ms > keys.window_ms:

@@ -39,19 +39,19 @@ def claim_of(header: Header) -> Claim:
         raise unauthorized(f"the metadata entry {AUTHORIZATION_HEADER} is too long")
     algorithm, _, rest = authorization.strip().partition(" ")
     if algorithm != ALGORITHM:
-        raise unauthorized(f"{ALGORITHM} is the one signature that is known here")
+        raise unauthorized(f"unknown signature algorithm; expected {ALGORITHM}")
     parts = dict(_pair(part) for part in rest.split(","))
     access_key = parts.get("credential", "").partition("/")[0]
     if not access_key:
         raise unauthorized("the client has no access key: set its credentials")
     if parts.get("signedheaders", DATE_TIME_HEADER).lower() != DATE_TIME_HEADER:
-        raise unauthorized(f"{DATE_TIME_HEADER} is what must be signed, and nothing else")
+        raise unauthorized(f"the signature must cover {DATE_TIME_HEADER} and nothing else")
     if not date_time or len(date_time) > _DATE_TIME_CHARS_MAX:
         raise unauthorized(f"the metadata entry {DATE_TIME_HEADER} is missing or too long")
     try:
         return Claim(access_key, date_time, bytes.fromhex(parts.get("signature", "")))
     except ValueError:
-        raise unauthorized("the signature is not in hexadecimal digits") from None
+        raise unauthorized("the signature is not hexadecimal") from None
 
 
 def dated_ms(date_time: str) -> int:
@@ -59,7 +59,7 @@ def dated_ms(date_time: str) -> int:
     try:
         when = datetime.fromisoformat(date_time)
     except ValueError:
-        raise unauthorized(f"{DATE_TIME_HEADER} is no time: 20240131T120000Z is expected") from None
+        raise unauthorized(f"invalid {DATE_TIME_HEADER}; expected a time such as 20240131T120000Z") from None
     return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // _MS
 
 

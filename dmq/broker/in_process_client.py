@@ -86,7 +86,7 @@ class EmbeddedClassic:
         group = topic.removeprefix(RETRY_PREFIX)
         if group != topic:
             if group not in self._broker.names.groups:
-                raise Refused(Rule.TOPIC_UNKNOWN, "there is no such group", value=topic)
+                raise Refused(Rule.TOPIC_UNKNOWN, "unknown group", value=topic)
             found = await self._broker.catalog.retry_topic(group)
         else:
             found = await self._broker.catalog.topic(topic)
@@ -139,7 +139,7 @@ class EmbeddedClassic:
         self._check_open()
         self._topic_of(queue)
         if not messages or (len(messages) > 1 and any(each.is_half or self._is_delayed(each) for each in messages)):
-            raise Refused(Rule.REQUEST, "a batch is of messages that are neither delayed nor half", value=len(messages))
+            raise Refused(Rule.REQUEST, "a batch cannot contain delayed or half messages", value=len(messages))
         sending = self._send_half(group, queue, messages[0]) if messages[0].is_half else self._send(queue, messages)
         if one_way:
             call = self._begin(sending)
@@ -219,7 +219,7 @@ class EmbeddedClassic:
         """As ``ClassicBroker.pull``."""
         self._check_open()
         if group not in self._groups:
-            raise Refused(Rule.REQUEST, "no heartbeat of this client named the group yet", value=group)
+            raise Refused(Rule.REQUEST, "this client has not sent a heartbeat for the group", value=group)
         asked = _subscription(queue, wanted)
         try:
             pulled = await self._run(self._pulls.pull(asked, queue_offset, batch_max=batch_max, wait_ms=wait_ms))
@@ -274,7 +274,9 @@ class EmbeddedClassic:
         topic = self._broker.catalog.known_topic(queue.topic)
         if not 0 <= queue.queue_id < topic.queues or queue.broker != BROKER:
             limit = f"broker {BROKER}, queues 0..{topic.queues - 1}"
-            raise Refused(Rule.REQUEST, f"{queue.topic} has no such queue", value=tuple(queue[1:]), limit=limit)
+            raise Refused(
+                Rule.REQUEST, f"{queue.topic} has no queue with this number", value=tuple(queue[1:]), limit=limit
+            )
         return topic
 
     def _check_open(self) -> None:

@@ -109,8 +109,8 @@ def _no_unicode(text: str) -> str:
     """Return the name of the variable with invalid UTF-8, whose value may be secret; otherwise quote the argument."""
     for name, value in sorted(os.environ.items()):
         if name.startswith("DMQ_") and not value.isascii() and (value in text or text in value):
-            return f"{name} is no text in UTF-8"
-    return f"an argument is no text in UTF-8: {text!r:.80}"
+            return f"{name} is not a string in UTF-8"
+    return f"an argument is not UTF-8 text: {text!r:.80}"
 
 
 def _missing(error: ModuleNotFoundError) -> str:

@@ -225,7 +225,7 @@ def failure_of(answer: Any) -> SinkError | None:  # noqa: ANN401 - one class of 
     code = int(status.code)
     if code in {wire.OK, wire.MESSAGE_NOT_FOUND}:
         return None
-    text = f"the daemon says {code}: {status.message}"
+    text = f"the daemon answered {code}: {status.message}"
     if 42900 <= code < 43000:
         return SinkFull(text, limit="daemon")
     if 41300 <= code < 41400:

@@ -159,7 +159,7 @@ class DeadSet:
             if job is not None and job.state != admin_wire.RUNNING:
                 break
             if self._clock.monotonic_s() >= until_s or self._closing.wait(_LOOK_S):
-                raise SinkUnavailable("the daemon has not ended the redrive in time; it may go on")
+                raise SinkUnavailable("the redrive did not finish in time; the daemon may continue it")
         return job.done
 
     @staticmethod

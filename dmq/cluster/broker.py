@@ -157,7 +157,11 @@ class ClusterBroker:
         if len(own) == len(envelopes):
             return self._local.send(envelopes)
         if own:
-            raise Refused(Rule.UNSUPPORTED, "one send goes to the cluster or stays here", value=own[0].topic)
+            raise Refused(
+                Rule.UNSUPPORTED,
+                "one request cannot contain both messages for the cluster and messages to keep",
+                value=own[0].topic,
+            )
         if not any(each.deliver_at_ms or (each.own_key and not each.topic.startswith(_DERIVED)) for each in envelopes):
             self._local.quotas.spend_at_once(envelopes)
             return self._pass_on(envelopes)

@@ -169,7 +169,7 @@ class InnerTopic:
         """
         wrapped = unwrap(delivery.payload, self.topic)
         if makes_schedule(wrapped.message.user_properties):
-            raise Refused(Rule.PROPERTY_KEY, "a schedule is made by a send to this daemon, and not through this topic")
+            raise Refused(Rule.PROPERTY_KEY, "a schedule requires a direct send to this daemon, not the inner topic")
         stored_at_ms = delivery.stored_at_ms or self._clock.now_ms()
         due_ms = wrapped.deliver_at_ms
         if wrapped.delay_level:

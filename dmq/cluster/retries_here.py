@@ -350,4 +350,4 @@ class RetriesHere:
 
 
 def _given_back(handle: str) -> Refused:
-    return Refused(Rule.RECEIPT_HANDLE, "the message was given back and will be delivered again", value=handle)
+    return Refused(Rule.RECEIPT_HANDLE, "the message was returned and will be delivered again", value=handle)

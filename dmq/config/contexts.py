@@ -102,12 +102,12 @@ class Chosen(NamedTuple):
             tls = None
         else:
             if (what.tls_cert is None) != (what.tls_key is None):
-                raise ContextError("a client certificate and its key go together: --tls-cert and --tls-key")
+                raise ContextError("a client certificate requires its key, and the reverse: --tls-cert and --tls-key")
             tls = ClientTls(
                 ca=what.tls_ca, certificate=what.tls_cert, key=what.tls_key, server_name=what.tls_server_name
             )
         if not (what.access_key.isascii() and what.access_key.isprintable()):
-            raise ContextError(f"an access key has printable ASCII characters, and {what.access_key!r:.80} has others")
+            raise ContextError(f"invalid access key {what.access_key!r:.80}; expected printable ASCII characters")
         secret = _secret_of(what) if what.access_key else ""
         return Target(what.address or ADDRESS_DEFAULT, tls, what.access_key, secret)
 
@@ -206,7 +206,7 @@ def target_of(name: str = "") -> Target:
     contexts = load()
     name = name or os.environ.get(CONTEXT_VARIABLE, "") or contexts.current
     if not name:
-        raise ContextError("no context is chosen: name one, set DMQ_CONTEXT, or run 'dmq context use NAME'")
+        raise ContextError("no context is selected: name one, set DMQ_CONTEXT, or run 'dmq context use NAME'")
     return choose(Said(f"context {name}", contexts.get(name))).target()
 
 
@@ -225,7 +225,7 @@ class Contexts:
         found = self.by_name.get(name)
         if found is None:
             known = ", ".join(sorted(self.by_name)) or "none"
-            raise ContextUnknown(f"there is no context {name!r} in {path_of_file()}; known: {known}")
+            raise ContextUnknown(f"unknown context {name!r} in {path_of_file()}; known: {known}")
         return found
 
     def holding(self, name: str, context: Context) -> Contexts:
@@ -263,7 +263,9 @@ def load(*, to_change: bool = False) -> Contexts:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ContextError(f"{path} may hold secrets and is open to others (mode {mode:04o}): chmod 600 {path}")
+                raise ContextError(
+                    f"{path} may contain secrets and others can access it (mode {mode:04o}); run: chmod 600 {path}"
+                )
             content = file.read(_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
@@ -287,7 +289,7 @@ def changing() -> Iterator[list[Contexts]]:
     """
     path = path_of_file()
     if not path.is_absolute():
-        raise ContextError("this user has no home: say where contexts are to be kept with XDG_CONFIG_HOME")
+        raise ContextError("this user has no home directory; set XDG_CONFIG_HOME")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path.parent / ".contexts.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -333,16 +335,16 @@ def _plain(context: Context) -> dict[str, object]:
 
 def _parse(document: object) -> Contexts:
     if not isinstance(document, dict) or document.get("version") != _VERSION:
-        raise ValueError(f"a JSON object with version {_VERSION} is expected; a newer dmq may have written it")
+        raise ValueError(f"expected a JSON object with version {_VERSION}; a newer dmq may have written it")
     tables, current = document.get("contexts", {}), document.get("current", "")
     if not isinstance(tables, dict) or not isinstance(current, str):
-        raise ValueError("contexts: an object is expected, and current: a name")
+        raise ValueError("expected an object 'contexts' and a name 'current'")
     return Contexts(current=current, by_name={name: _context(name, table) for name, table in tables.items()})
 
 
 def _context(name: str, table: object) -> Context:
     if not _NAME.fullmatch(name) or not isinstance(table, dict):
-        raise ValueError(f"context {name[:64]!r}: a name of letters and digits and an object are expected")
+        raise ValueError(f"context {name[:64]!r}: expected a name of letters and digits, and an object")
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key == "tls" and isinstance(value, bool):
@@ -352,7 +354,7 @@ def _context(name: str, table: object) -> Context:
         elif key in _WORDS and isinstance(value, str):
             values[key] = value
         else:
-            raise ValueError(f"context {name!r}: {str(key)[:64]!r} is unknown, or not what is expected there")
+            raise ValueError(f"context {name!r}: {str(key)[:64]!r} is unknown or has an invalid value")
     if values.get("address"):
         try:
             parse_address(values["address"])

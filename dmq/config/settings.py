@@ -144,7 +144,7 @@ def _path(value: object) -> object:
     try:
         path = Path(value).expanduser()
     except RuntimeError:  # the only error of the library
-        raise ValueError(f"{Path(value).parts[0]} is the home directory of no user that is known here") from None
+        raise ValueError(f"{Path(value).parts[0]} names the home directory of an unknown user") from None
     if any(len(os.fsencode(name)) > _NAME_BYTES_MAX for name in path.parts) or len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise ValueError(f"allowed: {_PATH_BYTES_MAX} bytes, and {_NAME_BYTES_MAX} of each name in it")
     return path
@@ -210,7 +210,7 @@ def _topic_patterns(value: object) -> object:
     written = value if isinstance(value, (list, tuple)) else [value]
     names = [each for each in written if isinstance(each, str)]
     if len(names) < len(written):
-        raise ValueError("names of topics are expected, or how they begin and *, such as orders;bills*")
+        raise ValueError("expected topic names or prefixes, for example orders;bills*")
     return parse_topic_patterns(";".join(names))
 
 
@@ -460,7 +460,7 @@ class DaemonConfig(BaseSettings):
                 raise ValueError(
                     f"broker = {kind} needs {key}, {what}"
                     if self.broker == kind
-                    else f"{key} is of broker = {kind} only; broker is {self.broker}"
+                    else f"{key} requires broker = {kind}; broker is {self.broker}"
                 )
         given = [
             key
@@ -468,42 +468,42 @@ class DaemonConfig(BaseSettings):
             if getattr(self, key)
         ]
         if given and self.broker == "embedded":
-            raise ValueError(f"{given[0]} is of a cluster, and with broker = embedded there is none")
+            raise ValueError(f"{given[0]} requires a cluster; broker is embedded")
         if self.cluster_tls_ca is not None and not self.cluster_tls:
-            raise ValueError("cluster_tls_ca says whom to trust in TLS, and cluster_tls is false: set it to true")
+            raise ValueError("cluster_tls_ca requires TLS; set cluster_tls to true")
         if (self.cluster_access_key is None) != (self.cluster_secret_key is None):
-            raise ValueError("cluster_access_key and cluster_secret_key go together")
+            raise ValueError("cluster_access_key and cluster_secret_key require each other")
         if self.embedded_topics != TopicPatterns() and self.broker == "embedded":
-            raise ValueError("embedded_topics needs a cluster; with broker = embedded every topic is embedded")
+            raise ValueError("embedded_topics requires a cluster; broker is embedded")
         if self.embedded_topics.has(self.inner_topic):
             raise ValueError(f"inner_topic {self.inner_topic!r} is the cluster's, so it cannot be in embedded_topics")
         if self.inner_topic != "off" and self.broker == "embedded":
-            raise ValueError("inner_topic is one of a cluster's, and with broker = embedded there is none")
+            raise ValueError("inner_topic requires a cluster; broker is embedded")
         return self
 
     @model_validator(mode="after")
     def _check_backups(self) -> DaemonConfig:
         """Raise for backups without a folder or a rule, and for two rules."""
         if self.backup_every is not None and self.backup_at is not None:
-            raise ValueError("backup_every and backup_at say both when backups are made: one of them is allowed")
+            raise ValueError("backup_every and backup_at exclude each other")
         is_on = self.backup_every is not None or self.backup_at is not None
         if is_on and self.backup_dir is None:
-            raise ValueError("backup_every and backup_at need backup_dir, a folder that is there, on another disk")
+            raise ValueError("backup_every and backup_at require backup_dir, an existing folder on another disk")
         if self.backup_dir is not None and not is_on:
             raise ValueError("backup_dir needs backup_every, such as 6h, or backup_at, such as '0 3 * * *'")
         if self.backup_dir is not None and _resolved(self.backup_dir).is_relative_to(_resolved(self.data)):
-            raise ValueError(f"backup_dir {self.backup_dir} lies in the data directory: a backup needs another place")
+            raise ValueError(f"backup_dir {self.backup_dir} is inside the data directory; set it to another folder")
         if self.backup_zone != "UTC" and self.backup_at is None:
-            raise ValueError("backup_zone is the time zone of backup_at, which is not given")
+            raise ValueError("backup_zone requires backup_at")
         return self
 
     @model_validator(mode="after")
     def _check_tls(self) -> DaemonConfig:
         """Raise for a key without a certificate, and for client certificates without TLS."""
         if self.tls_client_ca is not None and (self.transport == "grpcio" or self.tls_certificate == "off"):
-            raise ValueError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
+            raise ValueError("tls_client_ca requires TLS and the transport http2")
         if isinstance(self.tls_certificate, Path) and self.transport == "grpcio":
-            raise ValueError("tls_certificate needs the transport http2: grpcio speaks plain text only")
+            raise ValueError("tls_certificate requires the transport http2; grpcio supports plain text only")
         if self.tls_key is not None and not isinstance(self.tls_certificate, Path):
             raise ValueError(
                 f"tls_key is the key of a tls_certificate that is a file, and tls_certificate = {self.tls_certificate}"
@@ -537,7 +537,7 @@ class DaemonConfig(BaseSettings):
         if missing:
             raise ValueError(
                 f"listen = {self.listen} serves other hosts without {' and '.join(missing)}: set that up, listen on "
-                "127.0.0.1, or say insecure = true (DMQ_INSECURE=true, --insecure) where the network is to be trusted"
+                "127.0.0.1, or set insecure = true (DMQ_INSECURE=true, --insecure) in a trusted network"
             )
         return self
 
@@ -597,7 +597,7 @@ def load_with_origins(
             values[key] = value
             origins[key] = "--" + key.replace("_", "-")
     for key in [key for key, value in values.items() if not _is_unicode(value)]:  # as the system decodes other bytes
-        problems.append(f"{origins[key]}: {key} = {ascii(values.pop(key))[:_VALUE_CHARS_MAX]}: it is no UTF-8")
+        problems.append(f"{origins[key]}: {key} = {ascii(values.pop(key))[:_VALUE_CHARS_MAX]}: not UTF-8")
     try:
         config = DaemonConfig(**values)  # type: ignore[arg-type]  # the model is what checks them
     except ValidationError as error:
@@ -619,7 +619,7 @@ def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, 
     except (FileNotFoundError, NotADirectoryError):
         # Only the default file may be missing: a named file must exist.
         if config_file is not None or os.environ.get("DMQ_CONFIG"):
-            problems.append(f"{path}: no such configuration file")
+            problems.append(f"the configuration file {path} does not exist")
         return {}
     except OSError as error:
         problems.append(f"{path}: {error.strerror or error}")

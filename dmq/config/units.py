@@ -115,9 +115,9 @@ def parse_sent_around(text: str) -> At | After:
 
 def _checked_ms(epoch_ms: int) -> int:
     if epoch_ms < _INSTANT_MS_MIN:
-        raise ValueError("epoch milliseconds are expected, these look like seconds")
+        raise ValueError("expected epoch milliseconds; the value looks like seconds")
     if epoch_ms > DELIVER_AT_MS_MAX:
-        raise ValueError("the time lies past the year 9999")
+        raise ValueError("the time is after the year 9999")
     return epoch_ms
 
 
@@ -207,7 +207,9 @@ def parse_topic_patterns(text: str) -> TopicPatterns:
     patterns = [each.strip() for each in text.replace(",", ";").split(";")]
     for each in patterns:
         if not _TOPIC_PATTERN.fullmatch(each):
-            raise ValueError(f"{each!r:.80} is no topic; names are expected, or how they begin and *, as orders;bills*")
+            raise ValueError(
+                f"{each!r:.80} is not a topic pattern; expected topic names or prefixes, for example orders;bills*"
+            )
     prefixes = sorted({each[:-1] for each in patterns if each.endswith("*")})
     return TopicPatterns(frozenset(each for each in patterns if not each.endswith("*")), tuple(prefixes))
 

@@ -125,7 +125,7 @@ def check_folder(key: str, path: Path) -> None:
         what = "is a link that leads to nothing" if place.is_symlink() else "is a file"
         raise DmqError(f"{path} cannot be the directory of {key}: {place} {what}")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise DmqError(f"{path} cannot be written: the user that serves may not write {place}")
+        raise DmqError(f"{path} cannot be written: this user has no write permission on {place}")
     if not os.statvfs(place).f_blocks:  # /proc and /sys, where root has write permission but cannot create directories
         raise DmqError(f"{path} cannot be the directory of {key}: the file system of {place} stores no files")
 
@@ -133,7 +133,7 @@ def check_folder(key: str, path: Path) -> None:
 def _check_exists(path: Path) -> None:
     if not (path / CELL_FILE).exists():
         raise DmqError(
-            f"{path} holds no store, and must_exist is set: mount its volume, or start once without must_exist "
+            f"{path} contains no store, and must_exist is set: mount its volume, or start once without must_exist "
             "to create an empty store"
         )
 
@@ -204,11 +204,11 @@ def _bind(family: int, place: tuple[object, ...]) -> None:
 
 def _taken(key: str, address: Address, what: str, error: OSError) -> DmqError:
     if error.errno == errno.EADDRINUSE:
-        return AddressInUse(f"{address} is in use by another process ({what}): end that one, or set {key}")
+        return AddressInUse(f"{address} is in use by another process ({what}): end that process, or set {key}")
     return DmqError(
         f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host"
     )
 
 
 def _refuse_same(address: Address) -> None:
-    raise DmqError(f"listen and metrics_listen are both {address}: give one of them another port")
+    raise DmqError(f"listen and metrics_listen are both {address}: set another port for one of them")

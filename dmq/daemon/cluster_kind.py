@@ -24,7 +24,7 @@ class ServerKind(Enum):
     PROXY = "a RocketMQ proxy"
     NAME_SERVER = "a RocketMQ name server"
     BROKER = "a RocketMQ broker"
-    OTHER = "a gRPC server that is no RocketMQ proxy"
+    OTHER = "a gRPC server, not a RocketMQ proxy"
     NONE = "no RocketMQ server"
 
 

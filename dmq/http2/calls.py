@@ -149,7 +149,11 @@ class Calls:
                 stream.waits_since_s = now_s
             elif now_s - stream.waits_since_s > self._connection.limits.request_s + owed / _BYTES_PER_S_MIN:
                 _cancel(stream)
-                what = "the answer was not taken in time" if stream.pending else "the request was not whole in time"
+                what = (
+                    "the answer was not taken in time"
+                    if stream.pending
+                    else "the request was incomplete after the time limit"
+                )
                 self._out.end(stream, Status.DEADLINE_EXCEEDED, what)
 
     def let_go(self, account: Account) -> None:
@@ -157,7 +161,9 @@ class Calls:
         for stream in list(self._connection.streams.values()):
             if stream.account is account and (stream.pending or (stream.unread and not stream.is_ended)):
                 _cancel(stream)
-                text = "others need the room of what this connection has waiting: send or read faster, or less at once"
+                text = (
+                    "the buffered bytes of this connection are needed by others: send or read faster, or less at once"
+                )
                 self._out.end(stream, Status.RESOURCE_EXHAUSTED, text)
         self._flush_soon()
 
@@ -367,7 +373,7 @@ class _Requests:
                 return message
             if stream.is_ended:
                 if stream.body:
-                    raise CallEnded(Status.INTERNAL, "a request that ends inside a message")
+                    raise CallEnded(Status.INTERNAL, "request ends inside a message")
                 raise StopAsyncIteration
             stream.reader = asyncio.get_running_loop().create_future()
             try:

@@ -106,7 +106,7 @@ class Connection:
     def check(self, now_s: float) -> None:
         """End the connection if its header block is incomplete after the time limit."""
         if self._block is not None and now_s > self._block_until_s:
-            self.end(ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block that does not become whole"))
+            self.end(ConnectionFault(Code.ENHANCE_YOUR_CALM, "unfinished header block"))
 
     def take_changed(self) -> list[Stream]:
         """Return the streams with news. The caller processes each one and sets its ``news`` to 0."""
@@ -236,14 +236,14 @@ class Connection:
             start = at + HEAD_BYTES
             stop = start + (high << 8 | low)
             if stop - start > frames.FRAME_BYTES:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame larger than we take")
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "frame above the maximum size")
             if stop > end:
                 break
             at = stop
             if self._block is not None and kind != frames.CONTINUATION:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame inside a header block")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "other frame inside a header block")
             if kind != frames.SETTINGS and not self.control.has_settings:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS behind the preface")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")
             stream_id &= frames.STREAM_MAX
             self._left -= 1
             try:
@@ -276,10 +276,10 @@ class Connection:
             return
         self._left -= size // _DATA_BYTES_PER_UNIT
         if stream.is_ended:
-            raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA behind the end of the request")
+            raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA after the end of the request")
         stream.receive_left -= size
         if stream.receive_left < 0:
-            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "more DATA than the window of the stream")
+            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "DATA above the window of the stream")
         if flags & frames.PADDED:
             start, stop = without_padding(data, start, stop)
             size = stop - start
@@ -325,11 +325,11 @@ class Connection:
     def _count_body(self, stream: Stream, size: int, *, ends: bool) -> None:
         stream.body_left -= size
         if stream.body_left < 0 or (ends and stream.body_left):
-            raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "not as much DATA as the content-length says")
+            raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "amount of DATA differs from content-length")
 
     def _on_headers(self, data: bytes, start: int, stop: int, flags: int, stream_id: int) -> None:
         if not stream_id & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS on a stream that no client can open")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS on a stream number reserved for the server")
         if flags & _WRAPPED:
             if flags & frames.PADDED:
                 start, stop = without_padding(data, start, stop)
@@ -351,12 +351,12 @@ class Connection:
         opened_id, opened_flags, count = self._block_head
         block = self._block
         if block is None or stream_id != opened_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without a header block")
         count += 1
         block += payload
         self._hold_block(len(payload))
         if count > self.limits.continuations or len(block) > self.limits.header_block_max:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block without end")
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "header block of too many frames")
         self._block_head = (stream_id, opened_flags, count)
         if flags & frames.END_HEADERS:
             self._drop_block()
@@ -364,7 +364,7 @@ class Connection:
 
     def _hold_block(self, size: int) -> None:
         if not self._lists.take(size):
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many bytes of headers are waiting")
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many bytes of unfinished headers")
         self.out.lists_held += size
 
     def _drop_block(self) -> None:
@@ -404,7 +404,7 @@ class Connection:
         list_bytes += _STREAM_BYTES
         out = self.out
         if out.lists_held + list_bytes > self.limits.lists_per_connection or not self._lists.take(list_bytes):
-            raise StreamFault(stream_id, Code.ENHANCE_YOUR_CALM, "too many bytes of headers are waiting")
+            raise StreamFault(stream_id, Code.ENHANCE_YOUR_CALM, "too many bytes of unfinished headers")
         out.lists_held += list_bytes
         try:
             self._open(stream_id, names, values, list_bytes, is_whole=is_whole, ends=ends)
@@ -436,7 +436,7 @@ class Connection:
             if values[shape.path] in _EMPTY_VALUES:
                 raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "an empty path")
             if shape.te >= 0 and values[shape.te] not in _TRAILERS and _text(stream, shape.te) != "trailers":
-                raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "te may only say trailers")
+                raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "te allows only trailers")
             if shape.content_length >= 0:
                 stream.body_left = _content_length(stream)
                 if ends:
@@ -448,12 +448,12 @@ class Connection:
 
     def _on_trailers(self, stream: Stream, names: tuple[str, ...], *, ends: bool) -> None:
         if stream.is_ended:
-            raise StreamFault(stream.id, Code.STREAM_CLOSED, "HEADERS behind the end of the request")
+            raise StreamFault(stream.id, Code.STREAM_CLOSED, "HEADERS after the end of the request")
         if not ends:
-            raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "trailers that are not the end")
+            raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "trailers without the end of the request")
         for name in names:
             if regular_fault(name):  # this also refuses a colon
-                raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a trailer that may not be one")
+                raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "header not allowed as a trailer")
         if stream.body_left > 0:
             self._count_body(stream, 0, ends=True)
         stream.is_ended = True
@@ -469,7 +469,7 @@ class Connection:
         elif kind == frames.CONTINUATION:
             self._on_continuation(payload, flags, stream_id)
         elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a client does not push")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
         else:
             if kind == frames.SETTINGS:
                 waiting = len(self.out.blocked) + len(self.out.shut)
@@ -491,7 +491,7 @@ class Connection:
         size = number & WINDOW_MAX
         if stream_id == 0:
             if size == 0:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a WINDOW_UPDATE of nothing")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self.out.widen(size)
             return
         self._check_not_idle(stream_id)
@@ -499,12 +499,12 @@ class Connection:
         if stream is None:
             return
         if size == 0:
-            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a WINDOW_UPDATE of nothing")
+            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
         self.out.widen_one(stream, size)
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self.last_id or not stream_id & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that nobody opened")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "frame of a stream that was never opened")
 
 
 def _text(stream: Stream, index: int) -> str:
@@ -517,5 +517,5 @@ def _text(stream: Stream, index: int) -> str:
 def _content_length(stream: Stream) -> int:
     text = _text(stream, stream.shape.content_length)
     if not text.isascii() or not text.isdecimal() or len(text) > _CONTENT_LENGTH_DIGITS:
-        raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a content-length that is not a number")
+        raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "invalid content-length")
     return int(text)

@@ -83,13 +83,13 @@ class Control:
 
     def _on_settings(self, payload: bytes, flags: int, stream_id: int, now_s: float) -> None:
         if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS on a stream")
         self._settings.spend(now_s)
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an acknowledgement with settings")
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS acknowledgement with content")
             if not self.has_settings:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS behind the preface")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")
             return
         if len(payload) % frames.SETTING.size:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
@@ -99,24 +99,24 @@ class Control:
         for name, value in frames.SETTING.iter_unpack(payload):
             if name == frames.INITIAL_WINDOW_SIZE:
                 if value > frames.WINDOW_MAX:
-                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window above the largest")
+                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "initial window above the maximum")
                 window = value  # the last one in a frame is effective
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.FRAME_BYTES <= value <= frames.FRAME_BYTES_LEGAL:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame size that may not be")
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "frame size outside the allowed range")
                 # With larger frames one stream could delay the others.
                 out.frame_bytes = min(value, 4 * frames.FRAME_BYTES)
             elif name == frames.ENABLE_PUSH and value > 1:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is yes or no")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH must be 0 or 1")
         out.rewindow(window)
         out.put(frames.SETTINGS_ACK)  # before the DATA that a wider window allows
         out.pump()
 
     def _on_ping(self, payload: bytes, flags: int, stream_id: int, *, now_s: float, last_id: int) -> None:
         if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a PING of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PING of a wrong size")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING of a wrong size")
         if not flags & frames.ACK:
             self._pings.spend(now_s)
             self._out.put(frames.ping(payload, is_answer=True))
@@ -136,28 +136,28 @@ class Control:
 def number_of(payload: bytes) -> int:
     """Return the number that is the whole payload. Raises ConnectionFault."""
     if len(payload) != 4:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a wrong size")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "frame of a wrong size")
     return int.from_bytes(payload, "big")
 
 
 def without_padding(data: bytes, start: int, stop: int) -> tuple[int, int]:
     """Return the start and end of the payload without its padding. Raises ConnectionFault."""
     if start >= stop or (padding := data[start]) >= stop - start:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than frame")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding longer than the frame")
     return start + 1, stop - padding
 
 
 def check_priority(payload: bytes, stream_id: int) -> None:
     """Check the priority at the start of a payload; its value is ignored. Raises ConnectionFault or StreamFault."""
     if len(payload) < PRIORITY_BYTES:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame too short for its priority")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "frame too short for its priority")
     if int.from_bytes(payload[:4], "big") & frames.STREAM_MAX == stream_id:
-        raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a stream that depends on itself")
+        raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "stream that depends on itself")
 
 
 def _check_priority_frame(payload: bytes, stream_id: int) -> None:
     if stream_id == 0:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of the connection")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY on stream 0")
     if len(payload) != PRIORITY_BYTES:
-        raise StreamFault(stream_id, Code.FRAME_SIZE_ERROR, "a PRIORITY of a wrong size")
+        raise StreamFault(stream_id, Code.FRAME_SIZE_ERROR, "PRIORITY of a wrong size")
     check_priority(payload, stream_id)

@@ -63,7 +63,7 @@ def _examine(names: tuple[str, ...]) -> HeaderShape:
     for index, name in enumerate(names):
         if name.startswith(":"):
             if has_regular:
-                return HeaderShape("a pseudo-header behind a header")
+                return HeaderShape("pseudo-header after a header")
             if name not in _PSEUDO_NAMES:
                 return HeaderShape("an unknown pseudo-header")
             if name in at:

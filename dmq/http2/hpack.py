@@ -105,13 +105,13 @@ class Decoder:
                         field, at = self._literal(block, at)
                         append(field)
                     elif fields:
-                        raise HpackFault("a change of the table's size inside a block")
+                        raise HpackFault("table size update inside a header block")
                     else:
                         at = self._resize(block, at)
                 if at < end and len(fields) > self._fields_max:
-                    raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block of too many fields")
+                    raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many header fields in one block")
         except IndexError:  # an explicit check would cost as much as the rest of a field
-            raise HpackFault("an index that is in no table") from None
+            raise HpackFault("index outside the header tables") from None
         if not fields:
             return (), (), True
         # The upper bound is sufficient for almost every block, and cheaper than a sum.
@@ -131,7 +131,7 @@ class Decoder:
     def _literal(self, block: bytes, at: int) -> tuple[Field, int]:
         first = block[at]
         if first == 0x80:
-            raise HpackFault("an index that is in no table")
+            raise HpackFault("index outside the header tables")
         mask = 0x3F if first & 0x40 else 0x0F
         index = first & mask
         at += 1
@@ -160,7 +160,7 @@ class Decoder:
         if index <= _STATIC_SIZE:
             return STATIC[index]
         if index - _STATIC_SIZE > len(self._entries):
-            raise HpackFault("an index that is in no table")
+            raise HpackFault("index outside the header tables")
         return self._entries[_STATIC_SIZE - index]
 
     def _name(self, wire: bytes) -> str:
@@ -168,7 +168,7 @@ class Decoder:
         if name is None:
             self.name_bytes_left -= len(wire)
             if self.name_bytes_left < 0:
-                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "new header names of too many bytes")
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many bytes of new header names")
             name = _new_name(wire)
         return name
 
@@ -189,7 +189,7 @@ class Decoder:
         if size == 0x1F:
             size, at = _integer(block, at, 0x1F)
         if size > TABLE_BYTES:
-            raise HpackFault("a table larger than the one we offered")
+            raise HpackFault("dynamic table above the offered size")
         self._size_max = size
         while self._size > size:
             self._size -= self._entries.pop(0)[2]
@@ -204,7 +204,7 @@ def _integer(block: bytes, at: int, start: int) -> tuple[int, int]:
     shift = 0
     while True:
         if at >= len(block):
-            raise HpackFault("a block that ends inside a number")
+            raise HpackFault("header block ends inside an integer")
         byte = block[at]
         at += 1
         value += (byte & 0x7F) << shift
@@ -212,7 +212,7 @@ def _integer(block: bytes, at: int, start: int) -> tuple[int, int]:
         if byte < 0x80:
             break
         if shift > 28:
-            raise HpackFault("a number that is too long")
+            raise HpackFault("integer of too many bytes")
     if value > _INTEGER_MAX:
         raise HpackFault("a number that is too large")
     return value, at
@@ -221,14 +221,14 @@ def _integer(block: bytes, at: int, start: int) -> tuple[int, int]:
 def _text_end(block: bytes, at: int) -> tuple[int, int]:
     """Return the end offset of the text at ``at``, and its length."""
     if at >= len(block):
-        raise HpackFault("a block that ends before a text")
+        raise HpackFault("header block ends before a string")
     length = block[at] & 0x7F
     at += 1
     if length == 0x7F:
         length, at = _integer(block, at, 0x7F)
     end = at + length
     if end > len(block):
-        raise HpackFault("a block that ends inside a text")
+        raise HpackFault("header block ends inside a string")
     return end, length
 
 
@@ -236,7 +236,7 @@ def _text(wire: bytes) -> bytes:
     end, length = _text_end(wire, 0)
     raw = wire[end - length : end]
     if length > _CODE_BYTES_MAX and wire[0] & 0x80:
-        raise HpackFault("a value in Huffman code that is too long to decode")
+        raise HpackFault("Huffman value too long to decode")
     return huffman_decode(raw) if wire[0] & 0x80 else raw
 
 

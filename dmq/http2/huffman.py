@@ -76,7 +76,7 @@ def decode(raw: bytes) -> bytes:
         state, piece = _leaps.get(state << 8 | byte) or _leap(state, byte)
         pieces.append(piece)
     if state not in _ENDS:
-        raise HpackFault("wrong padding of a Huffman text")
+        raise HpackFault("invalid padding of a Huffman string")
     return b"".join(pieces)
 
 
@@ -85,7 +85,7 @@ def _leap(state: int, byte: int) -> tuple[int, bytes]:
     for nibble in (byte >> 4, byte & 15):
         state, symbol = _STEPS[16 * state + nibble]
         if symbol == _BAD:
-            raise HpackFault("the end-of-string symbol in a Huffman text")
+            raise HpackFault("end-of-string symbol in a Huffman string")
         if symbol != _MORE:
             piece += bytes((symbol,))
     leap = _leaps[key] = state, piece

@@ -56,10 +56,10 @@ def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     body = stream.body
     size = len(body)
     if size < PREFIX_BYTES:
-        raise CallEnded(Status.INTERNAL, "a request without a message")
+        raise CallEnded(Status.INTERNAL, "request without a message")
     length = _size(stream)
     if length != size - PREFIX_BYTES:
-        raise CallEnded(Status.INTERNAL, "a request of other than one message")
+        raise CallEnded(Status.INTERNAL, "request with more than one message")
     message = body[PREFIX_BYTES:] if isinstance(body, bytes) else bytes(memoryview(body)[PREFIX_BYTES:])
     flag = body[0]
     stream.body = b""
@@ -94,27 +94,27 @@ def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes
 def _size(stream: Stream) -> int:
     body = stream.body
     if body[0] > 1:
-        raise CallEnded(Status.INTERNAL, "a message with an unknown flag")
+        raise CallEnded(Status.INTERNAL, "message with an unknown flag")
     size = int.from_bytes(body[1:PREFIX_BYTES], "big")
     if size > stream.request_max:
-        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {stream.request_max} are taken")
+        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"message of {size} bytes; the maximum is {stream.request_max}")
     return size
 
 
 def _plain(message: bytes, encoding: str, size_max: int) -> bytes:
     """Decompress a message into at most ``size_max`` bytes, and at most a plausible multiple of its size."""
     if encoding in _NOT_COMPRESSED:
-        raise CallEnded(Status.INTERNAL, "a compressed message of a call that names no compression")
+        raise CallEnded(Status.INTERNAL, "compressed message in a call without grpc-encoding")
     size_max = min(size_max, max(INFLATED_FREE_BYTES, len(message) * INFLATED_RATIO))
     inflate = zlib.decompressobj(_GZIP)
     try:
         plain = inflate.decompress(message, size_max + 1)
     except zlib.error as error:
-        raise CallEnded(Status.INTERNAL, "a message that is not gzip") from error
+        raise CallEnded(Status.INTERNAL, "message is not gzip") from error
     if len(plain) > size_max:
         raise CallEnded(
             Status.RESOURCE_EXHAUSTED, f"{len(message)} bytes that become more than {size_max} when decompressed"
         )
     if not inflate.eof or inflate.unused_data:
-        raise CallEnded(Status.INTERNAL, "a truncated gzip message")
+        raise CallEnded(Status.INTERNAL, "truncated gzip message")
     return plain

@@ -102,16 +102,16 @@ class Methods:
             if shape.encoding >= 0:
                 encoding = value_of(values[shape.encoding])
         except HpackFault as fault:
-            raise CallEnded(Status.INTERNAL, "a header that cannot be decoded") from fault
+            raise CallEnded(Status.INTERNAL, "header that cannot be decoded") from fault
         if encoding not in _ENCODINGS:
-            raise Unserved("this compression is not known", ACCEPTED)
+            raise Unserved("unknown compression", ACCEPTED)
         return method, path, encoding
 
     def _find(self, wire: bytes) -> tuple[Method, str]:
         path = value_of(wire)
         method = self._by_path.get(path)
         if method is None:
-            raise Unserved("this method is not known")
+            raise Unserved("unknown method")
         if len(self._by_wire) < self._wires_max:
             self._by_wire[wire] = method, path
         return method, path

@@ -226,7 +226,7 @@ class Outbound:
         was_shut = self.send_left <= 0
         self.send_left += size
         if self.send_left > WINDOW_MAX:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of the connection above the largest")
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "connection window above the maximum")
         if was_shut:
             self.pump()
 
@@ -237,7 +237,7 @@ class Outbound:
         if window + self.granted_max > WINDOW_MAX:  # the largest grant may belong to a closed stream
             self.granted_max = max((stream.granted for stream in self.streams.values()), default=0)
             if window + self.granted_max > WINDOW_MAX:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of a stream above the largest")
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "stream window above the maximum")
         if is_wider and self.shut:
             opened = [stream for stream in self.shut.values() if stream.granted + window > 0]
             for stream in opened:
@@ -250,7 +250,7 @@ class Outbound:
         if stream.granted > self.granted_max:
             self.granted_max = stream.granted
             if stream.granted + self.window > WINDOW_MAX:
-                raise StreamFault(stream.id, Code.FLOW_CONTROL_ERROR, "a window above the largest")
+                raise StreamFault(stream.id, Code.FLOW_CONTROL_ERROR, "window above the maximum")
         if stream.pending:
             self.shut.pop(stream.id, None)
             if self._go(stream):

@@ -158,9 +158,7 @@ class Consumer:
         """
         with self._life:
             if self._client is not None or self._is_stopping:
-                raise _StartedBefore(
-                    f"the consumer of {self.group} was started or stopped before, which it is once: make another one"
-                )
+                raise _StartedBefore(f"the consumer of {self.group} was started or stopped before; create another one")
             try:
                 from dmq.integrations.push_client import push_client
             except ModuleNotFoundError as error:
@@ -475,7 +473,7 @@ def _target(environ: Mapping[str, str] | None) -> Target:
     target = target_described_by(os.environ if environ is None else environ)
     if target.tls is not None and (target.tls.ca or target.tls.certificate or target.tls.server_name):
         raise EnvironmentInvalid(
-            "the official Python client takes no certificates of ours: leave DMQ_TLS_CA, DMQ_TLS_CLIENT_CERT and "
-            "DMQ_TLS_SERVER_NAME out, and name the authority to trust in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+            "the official Python client does not support certificates: unset DMQ_TLS_CA, DMQ_TLS_CLIENT_CERT and "
+            "DMQ_TLS_SERVER_NAME, and name the trusted authority in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
         )
     return target

@@ -104,7 +104,7 @@ def hook_described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, 
     unknown = sorted(name for name in said if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in _OWN)
     if unknown:
         known = ", ".join(f"{_PREFIX}{each}" for each in sorted(_OWN))
-        raise EnvironmentInvalid(f"{unknown[0]} is no setting of the hook; there are {known}")
+        raise EnvironmentInvalid(f"{unknown[0]} is not a setting of the hook; known: {known}")
     options = _read(said, _OF_HOOK)
     policy = _read(said, _OF_POLICY)
     if policy:
@@ -116,13 +116,10 @@ def hook_described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, 
         return _spool(said[_SPOOL], of_spool), options
     if of_spool:
         name = next(f"{_PREFIX}{each}" for each, (option, _) in _OF_SPOOL.items() if option in of_spool)
-        raise EnvironmentInvalid(
-            f"{name} is {said[name]!r:.80}, and counts for a spool only: set {_SPOOL} to its folder"
-        )
+        raise EnvironmentInvalid(f"{name} is {said[name]!r:.80}, but requires a spool: set {_SPOOL} to its folder")
     if not (said.get("DMQ_ADDRESS") or said.get("DMQ_CONTEXT")):
         raise EnvironmentInvalid(
-            f"nothing says where the hook keeps messages: set {_SPOOL} to a folder, or DMQ_ADDRESS or DMQ_CONTEXT "
-            "to a daemon"
+            f"no sink for the hook: set {_SPOOL} to a folder, or DMQ_ADDRESS or DMQ_CONTEXT to a daemon"
         )
     return _daemon(said), options
 

@@ -224,7 +224,7 @@ class Spool:
                 if ticket.ending is not None:
                     return ticket.ending
                 if ticket.is_lost:
-                    raise StoreCorrupt(f"the entry lies in a directory that is damaged: {self.damaged}")
+                    raise StoreCorrupt(f"the directory of the entry is damaged: {self.damaged}")
                 if ticket.is_gone or entries.out.get(ticket.mark) is not ticket:
                     done.set_result(None)
                 else:
@@ -337,14 +337,14 @@ def _check(entry: Entry) -> None:
     if len(entry.key.encode()) > KEY_BYTES_MAX:
         raise ValueError(f"a key has at most {KEY_BYTES_MAX} bytes: {entry.key[:40]!r}...")
     if entry.attempts < 0:
-        raise ValueError(f"there are no {entry.attempts} attempts")
+        raise ValueError(f"invalid number of attempts {entry.attempts}")
     _check_time(entry.created_at_ms)
     _check_time(entry.due_at_ms)
 
 
 def _check_time(at_ms: int) -> None:
     if not 0 <= at_ms < _TIME_END_MS:
-        raise ValueError(f"{at_ms} is no time in milliseconds since 1970")
+        raise ValueError(f"{at_ms} is not a time in milliseconds since 1970")
 
 
 def _promise() -> Future[Any]:

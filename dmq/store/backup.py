@@ -128,7 +128,7 @@ def _take_place(part: Path) -> None:
     except FileExistsError:
         is_left = not part.is_symlink() and part.is_dir() and ((part / _MARK).is_file() or not any(part.iterdir()))
         if not is_left:
-            text = f"{part} is in the way and was not made by an unfinished copy: move it, or copy to another name"
+            text = f"{part} exists and is not an unfinished backup; move it, or choose another name"
             raise TargetTaken(text) from None
         part.chmod(0o700)
     (part / _MARK).touch(mode=0o600)
@@ -137,11 +137,11 @@ def _take_place(part: Path) -> None:
 def check_place(target: Path, of: Path | None) -> None:
     """Raise ``TargetTaken`` if a copy of ``of`` cannot be written to ``target``. Nothing is created."""
     if of is not None and target.resolve().is_relative_to(of.resolve()):
-        raise TargetTaken(f"{target} lies in the store itself: a copy needs a place of its own")
+        raise TargetTaken(f"{target} is inside the store; choose another folder")
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise TargetTaken(f"{target} is there and not empty: a copy needs a new folder")
+        raise TargetTaken(f"{target} exists and is not empty; choose a new folder")
     if not target.parent.is_dir():
-        why = "none is made, for it may lie on a disk that is not mounted"
+        why = "it is not created, because its disk may not be mounted"
         raise TargetTaken(f"there is no folder {target.parent} for the copy: mount its disk, or make the folder; {why}")
 
 
@@ -156,7 +156,7 @@ def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = l
     linked_bytes = 0
     for each in database_files(source):
         if not is_wanted():
-            raise StoreFailed("the copy was given up half-way")
+            raise StoreFailed("the copy was cancelled")
         if each.suffix == ".sst" and _link(each, target / each.name):
             linked_bytes += each.stat().st_size
             continue

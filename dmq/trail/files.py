@@ -63,7 +63,7 @@ def verify_events(layout: Layout, path: Path, first: int, last: int) -> Listed:
     version = (file.schema_arrow.metadata or {}).get(b"rockdmq.trail_version", b"").decode()
     names = table.schema.names
     if version != TRAIL_VERSION or len(names) < COLUMNS_MIN or names != SCHEMA.names[: len(names)]:
-        raise ValueError(f"{path} is no file of events of version {TRAIL_VERSION}")
+        raise ValueError(f"{path} is not an event file of version {TRAIL_VERSION}")
     sequences, at_ms = table["sequence"].to_numpy(), table["at_ms"].to_numpy()
     if not np.array_equal(sequences, np.arange(first, last + 1)):
         raise ValueError(f"{path} does not hold the events {first} to {last}")

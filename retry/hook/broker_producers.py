@@ -130,12 +130,11 @@ def _only_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Mes
     message = args[0] if args else given.pop("message", None)
     if given.pop("choose", None) is not None:
         raise TypeError(
-            "a function that chooses the queue cannot be kept: give the message a message_group, or send it with the "
-            "producer itself"
+            "a function that chooses the queue cannot be kept: use a message_group, or send without the hook"
         )
     how = {name: value for name in ("delay_level", "timeout_ms") if (value := given.pop(name, None)) is not None}
     if not isinstance(message, Message) or len(args) > 1 or given:
-        raise TypeError("durable() knows send(message, delay_level=..., timeout_ms=...) of this producer")
+        raise TypeError("durable() supports send(message, delay_level=..., timeout_ms=...) of this producer")
     if not message.topic or not message.body:
         raise ValueError("the message has no topic or no body")
     return message, how

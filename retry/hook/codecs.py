@@ -79,7 +79,7 @@ class PlainCodec:
                 raise Unreadable(f"the call has version {plain['v']!r:.20}, known is {_VERSION}")
             args, kwargs = plain["a"], plain["k"]
             if not isinstance(args, list) or not isinstance(kwargs, dict):
-                raise TypeError("not the form of a call")
+                raise TypeError("not a stored call")
             return Arguments(
                 args=tuple(_from_json(one) for one in args),
                 kwargs={name: _from_json(one) for name, one in kwargs.items()},
@@ -120,7 +120,7 @@ def _to_json(value: Any, where: str, depth: int) -> Any:  # noqa: ANN401 - any v
         return value
     if kind is float:
         if not math.isfinite(value):
-            raise ValueError(f"{where} holds {value}, which JSON cannot")
+            raise ValueError(f"{where} holds {value}, which JSON does not support")
         return value
     if kind in {bytes, bytearray, memoryview}:
         return {"$b": base64.b64encode(value).decode()}
@@ -133,7 +133,7 @@ def _to_json(value: Any, where: str, depth: int) -> Any:  # noqa: ANN401 - any v
         plain = {name: _to_json(one, where, depth + 1) for name, one in value.items()}
         return {"$d": plain} if any(name.startswith("$") for name in plain) else plain
     raise TypeError(
-        f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot be kept: give durable() a codec for it"
+        f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot be kept: pass a codec to durable()"
     )
 
 

@@ -21,4 +21,4 @@ def described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, Any]]
     for each in entry_points(group=_GROUP, name=_NAME):
         read: _Reader = each.load()
         return read(environ)
-    raise EnvironmentInvalid("nothing here opens sinks by the environment: install rock-dmq anew, or give a sink")
+    raise EnvironmentInvalid("no sink for environment variables is installed: reinstall rock-dmq, or pass a sink")

@@ -128,7 +128,7 @@ def takes_attempt(function: HandlerFunction) -> bool:
     is_open = any(one.kind is one.VAR_POSITIONAL for one in parameters)
     unfilled = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
     if len(needed) > 2 or unfilled or not (places or is_open):
-        raise TypeError(f"a handler takes (payload) or (payload, attempt), not {inspect.signature(function)}")
+        raise TypeError(f"a handler accepts (payload) or (payload, attempt), not {inspect.signature(function)}")
     return len(needed) == 2 or (len(places) >= 2 and places[1].name == "attempt")
 
 

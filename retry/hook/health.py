@@ -68,7 +68,9 @@ def judge_health(metrics: HookMetrics, sink_error: str | None, ages: Ages, oldes
     elif metrics.waiting is None:
         reasons.append("the sink does not answer")
     if metrics.oldest_age_s is not None and metrics.oldest_age_s > oldest_max_s:
-        of_waiting.append(f"the oldest message waits for {metrics.oldest_age_s:.0f} s, more than {oldest_max_s:.0f} s")
+        of_waiting.append(
+            f"the oldest message is pending for {metrics.oldest_age_s:.0f} s, more than {oldest_max_s:.0f} s"
+        )
     reasons += [
         f"destination {name} is away" for name, state in metrics.breakers.items() if state is not BreakerState.CLOSED
     ]

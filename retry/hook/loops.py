@@ -54,7 +54,7 @@ class Loops:
         try:
             while not wait([running], LOOK_S).done:
                 if self._is_over(loop) and not wait([running], LOOK_S).done:
-                    raise LoopEnded("the event loop ended before the handler had returned")
+                    raise LoopEnded("the event loop ended before the handler returned")
             try:
                 result, error = running.result()
             except CancelledError:

@@ -160,7 +160,7 @@ class RocketMqCodec:
             for name, value in head["properties"].items():
                 message.add_property(name, value)
         except Exception as error:
-            raise Unreadable(f"the client does not take a kept message: {error}") from error
+            raise Unreadable(f"the client does not accept the stored message: {error}") from error
         return Arguments(args=(message,))
 
 
@@ -169,9 +169,9 @@ def _only_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa
     message = args[0] if args else given.pop("message", None)
     transaction = args[1] if len(args) > 1 else given.pop("transaction", None)
     if transaction is not None:
-        raise TypeError("a message of a transaction cannot be kept: send it with the producer itself")
+        raise TypeError("a message of a transaction cannot be kept: send it without the hook")
     if message is None or given or len(args) > 2:
-        raise TypeError("durable() knows send(message) of this producer")
+        raise TypeError("durable() supports send(message) of this producer")
     return message
 
 

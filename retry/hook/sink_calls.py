@@ -149,7 +149,7 @@ def _result_of(asked: Future[Any], done: Future[_T], patience: CallPatience) -> 
     if done.done():  # finished at the last moment, or the sink itself raised a timeout
         return done.result()
     if asked.cancel():
-        raise SinkNotAsked(f"the sink answered others for {patience.timeout_s:g} s, and was not asked")
+        raise SinkNotAsked(f"the sink was busy for {patience.timeout_s:g} s; the call was not made")
     raise SinkUnavailable(f"the sink gave no answer within {patience.timeout_s:g} s")
 
 

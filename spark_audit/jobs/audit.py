@@ -206,7 +206,7 @@ def _read_through(raw: Table, options: Options, kept: AuditState | None, retired
     if not undone:
         return _Told(scan, counts, rare, of_cells, [], scan.rows, of_cells)
     if kept is not None:
-        raise _StartOver("a store was put back to an earlier state")
+        raise _StartOver("a store was restored to an earlier state")
     standing = pipeline.scan_rows(raw.where(~is_undone(undone)), options)
     of_files = rare.where(is_undone(undone) & kind_in(*_OF_FILES))
     left = [
@@ -264,14 +264,14 @@ def _new_files(listing: TrailListing, kept: AuditState | None) -> list[EventFile
     for path in sorted(gone):
         cell, last = health.cell_of(path), health.span_of(path)[1]
         if last > retired.get(cell, 0):
-            raise _StartOver(f"{path} was taken in and is gone")
+            raise _StartOver(f"{path} was read before and is missing")
     new = [file for file in there if file.path not in taken]
     upto: dict[str, int] = {}
     for path in taken:
         upto[health.cell_of(path)] = max(upto.get(health.cell_of(path), 0), health.span_of(path)[1])
     for file in new:
         if file.first <= upto.get(file.cell, 0):
-            raise _StartOver(f"{file.path} is new and does not lie behind what was taken in")
+            raise _StartOver(f"{file.path} is new and not after the files read before")
     return new
 
 
@@ -299,7 +299,7 @@ def _check_subscriptions(kept: AuditState | None, rare: Sequence[Row]) -> None:
             raise _StartOver(f"topic {row['topic']} was removed, or is read from elsewhere")
         top = kept.queues.tops.get((row["cell"], row["topic"], row["queue_id"]))
         if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top.offset:
-            raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
+            raise _StartOver(f"group {row['group']} begins at messages read before its creation")
 
 
 def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``

@@ -327,7 +327,7 @@ def sound_snapshots(
         for snapshot in newest:
             if doubts[snapshot.cell]:
                 detail = f"{snapshot.path}: {', '.join(doubts[snapshot.cell])}"
-                found.append(finding("UNPROVEN", "the snapshot is not what was written", snapshot.cell, detail))
+                found.append(finding("UNPROVEN", "the snapshot was altered", snapshot.cell, detail))
             else:
                 sound.append(snapshot)
                 left[snapshot.cell] = []
@@ -526,7 +526,7 @@ def _gaps(
             between.append(Gap(cell, upto + 1, first - 1, "no file"))
         upto = max(upto, last)
     if snapshot is not None and snapshot.sequence > upto:
-        between.append(Gap(cell, upto + 1, snapshot.sequence, "behind the end, the snapshot knows more"))
+        between.append(Gap(cell, upto + 1, snapshot.sequence, "after the end, the snapshot has later events"))
     inside = [gap for gap in files.gaps if gap.cell == cell]
     retired = _retired(listing, cell)
     joined = join_gaps([*told, *(gap for gap in missing if gap.last > retired), *inside, *between])

@@ -251,7 +251,7 @@ def read_findings(  # noqa: PLR0917 - facts about groups
     parts = (
         ("ILLEGAL", "a group begins beyond the end of the queue", beyond),
         ("ILLEGAL", "a group left an offset that the later snapshot calls unfinished", unfinished),
-        ("UNPROVEN", "the snapshot names a group that no event lets read the queue", strangers),
+        ("UNPROVEN", "the snapshot names a group without an event that starts its reading", strangers),
     )
     return [
         finding(kind, rule, cell, f"queue {queue_id}", topic=topic, group=group)

@@ -26,15 +26,15 @@ class LedgerTable:
 
 _ENDS = ("lost", "inconclusive")
 SCHEDULED = LedgerTable(
-    title="Scheduled: what was accepted for a delivery time",
-    note="Late, early and twice are told of what was fired, or scheduled twice; they are no part of the sum.",
+    title="Scheduled: messages accepted for a delivery time",
+    note="Late, early and duplicated messages are counted in addition; they are not part of the sum.",
     words=("topic",),
     sum_of="scheduled",
     parts=("fired", "cancelled", "expired", "pending", "overdue", *_ENDS),
     aside=("late", "early", "duplicated", "accepted_at_once"),
 )
 FIRED = LedgerTable(
-    title="Fired: what each group was meant to finish",
+    title="Fired: messages for each group",
     note="Per topic and group; every message that became visible to the group, from the place on where it subscribed.",
     words=("topic", "group"),
     sum_of="fired",
@@ -42,7 +42,7 @@ FIRED = LedgerTable(
     aside=("duplicated",),
 )
 SPOOLED = LedgerTable(
-    title="Spooled: what producers stored because a send failed",
+    title="Spooled: messages that producers stored because a send failed",
     note="Per spool and type of entry.",
     words=("cell", "type"),
     sum_of="spooled",
@@ -50,7 +50,7 @@ SPOOLED = LedgerTable(
     aside=(),
 )
 CLUSTER = LedgerTable(
-    title="In the cluster: what was forwarded, or may have been",
+    title="In the cluster: messages forwarded, or possibly forwarded",
     note="Found by its id when the topics were read back. Not there: was in doubt only. Not read back: removed by the "
     "cluster's retention, or not reached in time. Copies are those that a send in doubt explains.",
     words=("topic",),

@@ -14,7 +14,7 @@ LABEL_MAX = 48
 _LETTERS = "ABCDEFG"
 _NOT_FIRED = (
     (Look("gone", "cancelled or expired"), ("cancelled", "expired")),
-    (Look("wait", "not due yet, still waits", is_hatched=True), ("pending",)),
+    (Look("wait", "not due yet, pending", is_hatched=True), ("pending",)),
     (Look("bad", "overdue, lost or inconclusive", is_hatched=True), ("overdue", "lost", "inconclusive")),
 )
 _HEIGHT = 250

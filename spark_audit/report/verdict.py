@@ -26,7 +26,7 @@ _TOLD = (
     ("ORPHAN", "without a beginning", "without a beginning"),
     ("LEDGER", "ledger that does not add up", "ledgers that do not add up"),
     ("RETIRED_CELL", "retired cell", "retired cells"),
-    ("PUT_BACK", "time that a store was put back", "times that a store was put back"),
+    ("PUT_BACK", "restore of a store", "restores of stores"),
 )
 
 

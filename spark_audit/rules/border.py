@@ -91,7 +91,7 @@ def border_findings(compared: Table) -> Table:
     lost = compared.where(F.col("state") == "lost").select(
         "*",
         F.lit("LOST").alias("kind"),
-        F.lit("the cluster said OK and does not have it").alias("rule"),
+        F.lit("the cluster answered OK and does not have it").alias("rule"),
         F.concat(F.lit("forwarded to "), at, F.lit("; every queue of the topic rules it out")).alias("detail"),
     )
     twice = compared.where(F.col("surplus") > 0).select(

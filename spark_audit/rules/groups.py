@@ -295,7 +295,7 @@ def group_findings(facts: Table) -> Table:
             (orphans > 0) & ~unclear & ~F.col("is_retired"),
             "ORPHAN",
             F.when(F.col("orphan_exits") > 0, F.lit("left a place it was not at")).otherwise(
-                F.lit("a copy that nobody made")
+                F.lit("a copy without a failure")
             ),
             F.lit(""),
         ),

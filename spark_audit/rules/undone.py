@@ -52,7 +52,7 @@ def undone_findings(forgotten: Table, standing: Table, subscriptions: Table, ret
     return found.select(
         F.lit("INCONCLUSIVE").alias("kind"),
         F.when(F.col("cell").isin(*retired, ""), "open when its cell was retired, and not accepted again")
-        .otherwise(F.lit("accepted, and its store was put back to before that"))
+        .otherwise(F.lit("accepted, and its store was restored to an earlier state"))
         .alias("rule"),
         F.lit("").alias("detail"),
         *_PLACE,

@@ -167,7 +167,7 @@ def convict(trail: Path, cell: str, folder: Path, sent: list[str]) -> None:
     lines = (folder / "out" / "findings.jsonl").read_text(encoding="utf-8").splitlines()
     lost = [each for each in map(json.loads, lines) if each["kind"] == "LOST"]
     assert [(each["message_id"], each["rule"]) for each in lost] == [
-        (unpack_id(victim.as_py()), "the cluster said OK and does not have it")
+        (unpack_id(victim.as_py()), "the cluster answered OK and does not have it")
     ]
     (row,) = json.loads((folder / "out" / "report.json").read_text(encoding="utf-8"))["cluster"]
     assert (row["sent"], row["there"], row["lost"], row["elsewhere"], row["duplicated"]) == (10, 9, 1, 0, 0)

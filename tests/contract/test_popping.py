@@ -428,7 +428,7 @@ async def test_what_cannot_hold_here_is_refused_by_name(clients: Popping) -> Non
     with pytest.raises(Refused) as caught:
         await client._membership.broker.queue_range(queue)
     assert caught.value.rule is Rule.UNSUPPORTED
-    with pytest.raises(ValueError, match="rocketmq: has no environments"):
+    with pytest.raises(ValueError, match="rocketmq does not support environments"):
         await connect("rocketmq://127.0.0.1:8081", environment="dev", environments=["dev"])
     with pytest.raises(ValueError, match="no such option of rocketmq: queues"):
         await connect("rocketmq://127.0.0.1:8081", queues=3)

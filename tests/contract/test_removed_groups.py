@@ -96,7 +96,7 @@ async def test_the_topic_of_dead_letters_goes_when_its_group_has_gone(rig: Embed
     await rig.broker.operator.create_topic("elsewhere", queues=0, message_type=None)
     job = await start(rig, replace(SLOW, to_topic="elsewhere"))
     await until(lambda: job_now(rig, job).done == 1)
-    with pytest.raises(Refused, match="a job is at work"):
+    with pytest.raises(Refused, match="a job on the dead letters"):
         await rig_operator.remove_topic(DEAD, is_forced=True)
     await rig.broker.dead_letters.stop(job.job_id)
     await finish(rig, PURGE)
@@ -126,7 +126,7 @@ async def test_a_group_goes_with_its_dead_letters(rig: EmbeddedRig) -> None:
     await receive(rig, group=UNDERTAKER, topic=DEAD)
     await finish(rig, replace(REDRIVE, filter=only("m-0")))
     job = await start(rig, SLOW)
-    with pytest.raises(Refused, match="a job is at work"):
+    with pytest.raises(Refused, match="a job on the dead letters"):
         await rig.broker.operator.remove_group(GROUP, is_forced=True, with_dead_letters=True)
     await rig.broker.dead_letters.stop(job.job_id)
     left = await letter_ids(rig)

@@ -300,25 +300,25 @@ async def test_what_cannot_be_is_refused_and_leaves_nothing(rig: EmbeddedRig) ->
     """Rules, names, topics; the error says what is allowed."""
     now_ms = rig.clock.now_ms()
     bad: list[tuple[str, dict[str, Any]]] = [
-        ("one of them, and not both", {"every_ms": 0}),
-        ("one of them, and not both", {"every_ms": 1_000, "cron": "* * * * *"}),
+        ("either an interval or a cron", {"every_ms": 0}),
+        ("either an interval or a cron", {"every_ms": 1_000, "cron": "* * * * *"}),
         ("1000 to", {"every_ms": 999}),
-        ("is no minute", {"cron": "60 * * * *"}),
+        ("invalid minute", {"cron": "60 * * * *"}),
         ("is not known on this host", {"cron": "* * * * *", "zone": "Nowhere/X"}),
-        ("time zone is for a cron", {"zone": "UTC"}),
-        ("never occurs", {"cron": "0 0 30 2 *"}),
-        ("never occurs", {"end_ms": now_ms - 1}),
+        ("time zone requires a cron", {"zone": "UTC"}),
+        ("no occurrence", {"cron": "0 0 30 2 *"}),
+        ("no occurrence", {"end_ms": now_ms - 1}),
         ("ends before it starts", {"start_ms": now_ms + 9, "end_ms": now_ms + 8}),
         ("the jitter", {"jitter_ms": 1_001}),
         ("the count", {"count": -1}),
         ("the start", {"start_ms": -1}),
-        ("nothing to send to", {"topic": "%DLQ%workers"}),
+        ("cannot send to a retry", {"topic": "%DLQ%workers"}),
         ("illegal characters", {"topic": "no such"}),
     ]
     for text, facts in bad:
         assert text in str(await refused(rig, "bad", **facts)), facts
     for name in ("", " ", "a b", "x" * 128, "\ud800"):
-        with pytest.raises(Refused, match="cannot have this name"):
+        with pytest.raises(Refused, match="invalid schedule name"):
             await rig.broker.schedules.add(wanted(name))
     assert not rig.broker.names.topics
     assert check_rows(rig) == {}

@@ -131,7 +131,7 @@ def test_somebody_else_answers() -> None:
     server.start()
     with (
         AdminClient(f"127.0.0.1:{port}", timeout_s=10) as client,
-        pytest.raises(CallFailed, match="no Rock-DMQ daemon"),
+        pytest.raises(CallFailed, match="not a Rock-DMQ daemon"),
     ):
         client.status()
     server.stop(0).wait()

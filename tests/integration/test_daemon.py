@@ -76,8 +76,9 @@ def test_a_second_daemon_on_the_same_directory_is_refused(daemon: Daemon, data: 
     """One line that names the directory and the process that has it, exit code 1; the first one goes on."""
     ended = run_to_end(data, _ANY)
     assert ended.returncode == 1
-    assert f"{data} is in use by another process (pid {daemon.pid}) (one process at a time can have it: " in _refusal(
-        ended
+    assert (
+        f"{data} is in use by another process (pid {daemon.pid}) (only one process can use a directory: "
+        in _refusal(ended)
     )
     with WireClient(daemon.address) as client:
         assert client.send(a_message(_TOPIC, "still-there")).status.code == wire.OK

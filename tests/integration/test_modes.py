@@ -75,7 +75,7 @@ def test_a_backup_takes_no_foreign_part(tmp_path: Path, kind: str) -> None:
     else:
         part.write_text("precious", encoding="ascii")
     before = sorted(str(each) for each in tmp_path.rglob("*"))
-    with pytest.raises(TargetTaken, match="in the way"):
+    with pytest.raises(TargetTaken, match="is not an unfinished backup"):
         back_up_stopped(tmp_path / "cell", tmp_path / "copy")
     assert sorted(str(each) for each in tmp_path.rglob("*")) == before
 

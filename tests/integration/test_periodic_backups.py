@@ -77,7 +77,7 @@ def in_this_process() -> Iterator[None]:
 
     def look_through(_: BackupFolder, target: Path) -> None:
         if check_store(target, lambda _: None).findings.count:
-            raise StoreCorrupt("the new backup is not whole, and was removed")
+            raise StoreCorrupt("the new backup is incomplete and was removed")
 
     with patch.object(BackupFolder, "_look_through", look_through):
         yield
@@ -328,7 +328,7 @@ def test_what_a_kill_left_is_swept_and_never_counts(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_not_mounted_gets_nothing(tmp_path: Path) -> None:
     """A folder that is missing at the start is refused, and not made; one that goes later is not made either."""
-    with pytest.raises(DmqError, match="is not there: mount its disk"):
+    with pytest.raises(DmqError, match="does not exist: mount its disk"):
         BackupFolder(tmp_path / "missing", 1)
     assert not (tmp_path / "missing").exists()
 

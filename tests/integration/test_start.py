@@ -120,7 +120,7 @@ def test_a_new_store_is_announced_and_can_be_refused(tmp_path: Path) -> None:
     """Danger: a daemon whose volume is not mounted opened an empty store and said nothing."""
     data = tmp_path / "data"
     refused = run_command("serve", "--data", str(data), "--must-exist", cwd=tmp_path)
-    assert (refused.returncode, "holds no store, and must_exist is set" in refused.stderr) == (1, True), refused
+    assert (refused.returncode, "contains no store, and must_exist is set" in refused.stderr) == (1, True), refused
     assert not data.exists()
     with Daemon(data) as daemon:
         assert daemon.event("store_created")["path"] == str(data)

@@ -204,7 +204,7 @@ def test_what_cannot_be_is_refused(store: Store, tmp_path: Path, monkeypatch: py
     for target in (tmp_path / "file", tmp_path / "link", tmp_path, data / "copy", data):
         with pytest.raises(TargetTaken):
             back_up(store, data, target)
-    with pytest.raises(TargetTaken, match="mount its disk, or make the folder"):
+    with pytest.raises(TargetTaken, match="mount its disk, or create the folder"):
         back_up(store, data, tmp_path / "not" / "mounted" / "copy")
     with pytest.raises(StoreLocked):
         back_up_stopped(data, tmp_path / "copy")

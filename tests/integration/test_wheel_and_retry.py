@@ -90,7 +90,7 @@ def test_both_orders(wheels: Path, tmp_path: Path) -> None:
     there.serves_both()
     there.pip("install", "--no-deps", "--force-reinstall", "retry")
     assert there.run(_USES).stdout == "kept\n"
-    told = re.search(r"mend it with: pip (install [\w -]+?) \(", there.says())
+    told = re.search(r"fix it with: pip (install [\w -]+?) \(", there.says())
     assert told is not None
     there.pip(*told[1].split())
     there.serves_both()

@@ -67,7 +67,7 @@ class Letter:
     reason: Reason | None = Reason.FORWARDED
     key: str = "a"
     wave: int = 0  # in the order of which they die, a second apart
-    is_readable: bool = True  # else its payload is no message
+    is_readable: bool = True  # else the payload is not a message
     is_settled: bool = False  # it was purged before the job
 
 

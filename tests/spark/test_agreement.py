@@ -133,7 +133,7 @@ def test_a_store_that_was_put_back_accuses_nobody(engine: Engine, tmp_path: Path
     hand.snapshot([hand.held(1, 400)], floor=4, end=4)
     hand.end(1_000)
     outcome = run_audit(engine, str(tmp_path), Options())
-    gone = "accepted, and its store was put back to before that"
+    gone = "accepted, and its store was restored to an earlier state"
     assert said(outcome) == {("one", "INCONCLUSIVE", gone), ("one", "PUT_BACK", "the store was put back")}
     assert sorted(each["message_id"] for each in outcome.findings if each["kind"] == "INCONCLUSIVE") == [
         "message-20",
@@ -157,7 +157,7 @@ def test_a_store_is_put_back_and_that_is_undone(engine: Engine, tmp_path: Path) 
     hand.snapshot([hand.held(1, 900_000)])
     hand.end(1_000)
     outcome = run_audit(engine, str(tmp_path), Options())
-    gone = "accepted, and its store was put back to before that"
+    gone = "accepted, and its store was restored to an earlier state"
     found = [(each["rule"], each["message_id"], each["detail"]) for each in outcome.findings]
     assert found == [(gone, "message-2", ""), ("the store was put back", None, "sequences 3 to 4")]
 
@@ -228,7 +228,7 @@ def test_a_snapshot_that_is_not_what_was_written_accuses_nobody(engine: Engine, 
     older, newer = sorted((tmp_path / "snapshots" / "cell=one").iterdir())
     shutil.copy(older / "entries.parquet", newer / "entries.parquet")
     outcome = run_audit(engine, str(tmp_path), Options())
-    assert said(outcome) == {("one", "UNPROVEN", "the snapshot is not what was written")}
+    assert said(outcome) == {("one", "UNPROVEN", "the snapshot was altered")}
     assert (outcome.exit_code, outcome.report["cells"][0]["snapshot_sequence"]) == (30, sound)
 
 
@@ -265,7 +265,7 @@ def test_a_head_that_contradicts_its_snapshot_is_found(engine: Engine, tmp_path:
         change_head(head, cell)
         path.write_text(json.dumps(head), encoding="utf-8")
     outcome = run_audit(engine, str(tmp_path), Options(verify=verify))
-    rule = "the snapshot is not what was written"
+    rule = "the snapshot was altered"
     assert [(each["cell"], each["kind"], each["rule"], each["detail"]) for each in outcome.findings] == [
         (cell, "UNPROVEN", rule, f"snapshots/cell={cell}/{3:020}: {why}") for cell, why in sorted(HEADS.items())
     ]

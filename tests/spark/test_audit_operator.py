@@ -183,7 +183,7 @@ def redrive(daemon: Daemon, client: WireClient) -> dict[str, Any]:
     send(client, LETTERS, 0, 16)
     assert len(client.drain(LETTERS, OTHER, 16)) == 16
     forward(client, group, 16)
-    assert "redriven 4, passed over 12" in dmq(daemon, "dead", "redrive", group, *ids_of(0, 4))
+    assert "redriven 4, skipped 12" in dmq(daemon, "dead", "redrive", group, *ids_of(0, 4))
     assert client.receive(LETTERS, OTHER) == []
     assert len(client.drain(LETTERS, group, 3)) >= 3
     daemon.kill()

@@ -150,7 +150,7 @@ def floor_lowered(told: Story) -> Story:
 
 ORPHAN = ("ORPHAN", "left a place it was not at")
 HOLE = ("UNPROVEN", "no event names an offset of a queue")
-UNKNOWN_GROUP = ("UNPROVEN", "the snapshot names a group that no event lets read the queue")
+UNKNOWN_GROUP = ("UNPROVEN", "the snapshot names a group without an event that starts its reading")
 BEYOND = ("ILLEGAL", "a group begins beyond the end of the queue")
 UNFINISHED = ("ILLEGAL", "a group left an offset that the later snapshot calls unfinished")
 LOST = ("LOST", "finished by the snapshot, without an exit")

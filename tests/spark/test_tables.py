@@ -120,7 +120,7 @@ def replace_in(trail: Path, path: str, old: str, new: str) -> None:
         (
             lambda trail: files_of(trail, "daemon-0")[0].rename(files_of(trail, "daemon-0")[0].parent / "x.parquet"),
             "daemon-0",
-            "its name is not that of a file of events",
+            "its name is not that of an event file",
         ),
     ],
 )

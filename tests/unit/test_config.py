@@ -102,9 +102,9 @@ def test_a_variable_is_written_as_in_the_file(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the default file may be absent."""
-    assert problems(config_file=Path("gone.toml")) == ["gone.toml: no such configuration file"]
+    assert problems(config_file=Path("gone.toml")) == ["the configuration file gone.toml does not exist"]
     monkeypatch.setenv("DMQ_CONFIG", "gone-too.toml")
-    assert problems() == ["gone-too.toml: no such configuration file"]
+    assert problems() == ["the configuration file gone-too.toml does not exist"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_commands_read_from_the_environment_stops_no_daemon(monkeypatch: py
 def test_embedded_topics_are_refused_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a cluster the setting would say nothing; the refusal says what is needed."""
     monkeypatch.setenv("DMQ_EMBEDDED_TOPICS", "orders;bills*")
-    assert "embedded_topics needs a cluster" in problems()[0]
+    assert "embedded_topics requires a cluster" in problems()[0]
     monkeypatch.setenv("DMQ_BROKER", "rocketmq")
     monkeypatch.setenv("DMQ_ENDPOINTS", "127.0.0.1:8081")
     assert load().embedded_topics.has("bills-2026")
@@ -243,10 +243,10 @@ def test_what_is_no_path_is_refused(key: str, value: object) -> None:
     [
         ("False", "if a file or folder has this name, write ./False"),  # what a variable says for a switch
         ("NONE", "write ./NONE"),
-        ("~nobody-has-this-name/x", "~nobody-has-this-name is the home directory of no user that is known here"),
+        ("~nobody-has-this-name/x", "~nobody-has-this-name names the home directory of an unknown user"),
         (f"a/{'x' * 256}", "255 of each name"),
         ("a/" * 2_000, "3840 bytes"),
-        ("a\udcffb", "it is no UTF-8"),
+        ("a\udcffb", "not UTF-8"),
     ],
 )
 @pytest.mark.parametrize("key", ["data", "trail", "acl", "backup_dir"])
@@ -308,9 +308,9 @@ def test_when_backups_are_made_is_a_text(key: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"tls_client_ca": "ca.pem", "tls_certificate": "off"}, "tls_client_ca asks clients for certificates"),
-        ({"tls_client_ca": "ca.pem", "transport": "grpcio"}, "tls_client_ca asks clients for certificates"),
-        ({"tls_certificate": "own.pem", "transport": "grpcio"}, "tls_certificate needs the transport http2"),
+        ({"tls_client_ca": "ca.pem", "tls_certificate": "off"}, "tls_client_ca requires TLS and the transport http2"),
+        ({"tls_client_ca": "ca.pem", "transport": "grpcio"}, "tls_client_ca requires TLS and the transport http2"),
+        ({"tls_certificate": "own.pem", "transport": "grpcio"}, "tls_certificate requires the transport http2"),
     ],
 )
 def test_certificates_that_nobody_would_see_are_refused(flags: dict[str, object], said: str) -> None:
@@ -399,22 +399,22 @@ def test_a_file_of_access_keys_is_named_or_off(monkeypatch: pytest.MonkeyPatch) 
     ("flags", "expected"),
     [
         ({"broker": "rocketmq"}, "needs endpoints"),
-        ({"endpoints": "127.0.0.1:8081"}, "endpoints is of broker = rocketmq only; broker is embedded"),
+        ({"endpoints": "127.0.0.1:8081"}, "endpoints requires broker = rocketmq; broker is embedded"),
         ({"broker": "rocketmq", "endpoints": "127.0.0.1"}, "host:port is expected"),
         ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081;"}, "host:port is expected"),
         ({"broker": "rocketmq-remoting"}, "needs namesrv"),
-        ({"broker": "rocketmq-remoting", "endpoints": "127.0.0.1:8081"}, "endpoints is of broker = rocketmq only"),
-        ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "namesrv": "127.0.0.1:9876"}, "namesrv is of broker"),
-        ({"inner_topic": "dmq_inner_topic"}, "broker = embedded there is none"),
+        ({"broker": "rocketmq-remoting", "endpoints": "127.0.0.1:8081"}, "endpoints requires broker = rocketmq"),
+        ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "namesrv": "127.0.0.1:9876"}, "namesrv requires broker"),
+        ({"inner_topic": "dmq_inner_topic"}, "inner_topic requires a cluster"),
         (
             {"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "cluster_access_key": "key"},
-            "cluster_access_key and cluster_secret_key go together",
+            "cluster_access_key and cluster_secret_key require each other",
         ),
-        ({"cluster_access_key": "key"}, "cluster_access_key is of a cluster, and with broker = embedded there is none"),
-        ({"cluster_tls": "true"}, "cluster_tls is of a cluster"),
+        ({"cluster_access_key": "key"}, "cluster_access_key requires a cluster; broker is embedded"),
+        ({"cluster_tls": "true"}, "cluster_tls requires a cluster"),
         (
             {"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "cluster_tls_ca": "ca.pem"},
-            "cluster_tls is false: set it to true",
+            "set cluster_tls to true",
         ),
     ],
 )

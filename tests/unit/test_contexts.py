@@ -135,7 +135,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was() -> None:
 
 def test_the_hooks_client_comes_from_a_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By name, by the variable, or the current one; without any it says what to do."""
-    with pytest.raises(ContextError, match="no context is chosen"):
+    with pytest.raises(ContextError, match="no context is selected"):
         target_of()
     keep("one", Context(address="one:1"))
     keep("two", Context(address="two:1"))

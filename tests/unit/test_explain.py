@@ -304,17 +304,17 @@ UNDECIDED = {"group": "unresolved-transactions", "attempt": 15, "detail": 3, "en
         ),
         (
             (event(3, "ROLLED_BACK", entry=7),),
-            ["its transaction was rolled back: nobody gets it"],
+            ["its transaction was rolled back"],
             ["was rolled back [rule: ROLLED_BACK ends the waiting]"],
         ),
         (
             (event(3, "TX_GIVEN_UP", **UNDECIDED),),
-            ["nobody decided its transaction, after check 15: to %DLQ%unresolved-transactions at offset 3"],
+            ["its transaction was not decided, after check 15: to %DLQ%unresolved-transactions at offset 3"],
             ["is a dead letter in %DLQ%unresolved-transactions [rule: TX_GIVEN_UP ends the waiting]"],
         ),
         (
             (event(3, "TX_TOO_OLD", **UNDECIDED),),
-            ["nobody decided its transaction in time: to %DLQ%unresolved-transactions at offset 3"],
+            ["its transaction was not decided in time: to %DLQ%unresolved-transactions at offset 3"],
             ["is a dead letter in %DLQ%unresolved-transactions [rule: TX_TOO_OLD ends the waiting]"],
         ),
     ],
@@ -325,7 +325,7 @@ def test_a_transaction_in_plain_words(
     """From the half message to its one end, and to what it becomes."""
     write(tmp_path, HALF, *rows)
     lines = said(tmp_path).splitlines()
-    half = "accepted as a half message: nobody sees it, and its producers are asked at 2026-11-21 00:00:06 UTC"
+    half = "accepted as a half message: invisible; its producers are asked at 2026-11-21 00:00:06 UTC"
     assert [line[25:] for line in lines[2 : 4 + 2 * len(rows) : 2]] == [half, *said_of_it]
     assert lines[-len(outcome) :] == [f"orders: {each}" for each in outcome]
 

@@ -42,7 +42,7 @@ def replaced(name: str, value: str | None) -> Fields:
     [
         ([":method", ":scheme"], "missing"),
         ([":method", ":method", ":scheme", ":path"], "twice"),
-        ([":method", ":scheme", "a", ":path"], "behind a header"),
+        ([":method", ":scheme", "a", ":path"], "after a header"),
         ([":method", ":scheme", ":path", ":status"], "unknown"),
         ([":method", ":scheme", ":path", "Upper"], "characters"),
         ([":method", ":scheme", ":path", ""], "characters"),

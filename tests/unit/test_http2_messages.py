@@ -182,5 +182,5 @@ def test_the_bound_of_a_message_is_that_of_its_call() -> None:
     stream_id = peer.open()
     peer.stream(stream_id).request_max = 1000
     peer.data(stream_id, grpc_message(b"x" * 1001), ends=True)
-    with pytest.raises(CallEnded, match="1000 are taken"):
+    with pytest.raises(CallEnded, match="maximum is 1000"):
         only_message(peer.connection, peer.stream(stream_id), "")

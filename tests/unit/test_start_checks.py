@@ -15,7 +15,7 @@ from dmq.rocketmq_server.transport.tls import self_signed
 
 
 def _store_that_must_exist(folder: Path) -> tuple[str, str]:
-    return "must_exist = true", f"{folder / 'data'} holds no store, and must_exist is set: mount its volume"
+    return "must_exist = true", f"{folder / 'data'} contains no store, and must_exist is set: mount its volume"
 
 
 def _key_that_is_none(folder: Path) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def _key_that_is_none(folder: Path) -> tuple[str, str]:
 def _certificate_that_is_none(folder: Path) -> tuple[str, str]:
     path = folder / "wrong.pem"
     path.write_text("no certificate", encoding="utf-8")
-    return f"tls_certificate = '{path}'", "no certificate and key in PEM"
+    return f"tls_certificate = '{path}'", "not a certificate and a key in PEM"
 
 
 def _file_in_the_way(folder: Path) -> tuple[str, str]:
@@ -69,7 +69,7 @@ def _cluster_authority_that_is_none(folder: Path) -> tuple[str, str]:
 def _one_port_for_two(folder: Path) -> tuple[str, str]:
     return (
         "listen = '127.0.0.1:7'\nmetrics_listen = '127.0.0.1:7'",
-        "are both 127.0.0.1:7: give one of them another port",
+        "are both 127.0.0.1:7: set another port for one of them",
     )
 
 
@@ -91,7 +91,7 @@ def _backups_in_no_zone(folder: Path) -> tuple[str, str]:
 
 
 def _backups_to_a_disk_that_is_not_mounted(folder: Path) -> tuple[str, str]:
-    return _backups(folder, to="backups/nothing"), "nothing is not there: mount its disk, or make the folder"
+    return _backups(folder, to="backups/nothing"), "nothing does not exist: mount its disk, or create the folder"
 
 
 def _backups_to_a_file(folder: Path) -> tuple[str, str]:

@@ -132,7 +132,7 @@ def _by_room(things: Sequence[_T], room_of: Callable[[_T], str]) -> dict[str, Se
     for thing in things:
         room = room_of(thing)
         if not room:
-            raise ValueError(f"no machine room is known of {thing}; every queue and every client needs one")
+            raise ValueError(f"unknown machine room of {thing}; every queue and every client needs one")
         found[room].append(thing)
     return dict(found)
 

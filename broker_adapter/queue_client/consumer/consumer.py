@@ -304,7 +304,7 @@ class Consumer:
                     queue=str(queue),
                     was=owned.window.next_offset,
                     now=pulled.next_offset,
-                    why="the broker has nothing at the offset that this group was to go on at",
+                    why="the broker has no message at the committed offset of this group",
                 )
                 owned.move(pulled.next_offset, self._now_ms())
                 self._hurry.set()

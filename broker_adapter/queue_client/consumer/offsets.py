@@ -37,7 +37,7 @@ class Offsets(Protocol):
         ...
 
     def note(self, queue: MessageQueue, offset: int) -> None:
-        """Note an offset; a lower one is ignored."""
+        """Record an offset; a lower one is ignored."""
         ...
 
     def move(self, queue: MessageQueue, offset: int) -> None:
@@ -183,7 +183,7 @@ def _read(path: Path) -> dict[MessageQueue, int]:
         return {MessageQueue(str(topic), str(broker), int(number)): int(at) for topic, broker, number, at in rows}
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is no file of offsets ({error}): restore it, or remove it to begin where new clients do"
+            f"{path} is not a file of offsets ({error}): restore it, or remove it to start like a new client"
         ) from None
 
 

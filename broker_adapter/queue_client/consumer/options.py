@@ -39,9 +39,9 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         if self.is_broadcast and self.offsets_path is None:
-            raise ValueError("broadcasting keeps its offsets in a file of its own: give offsets_path")
+            raise ValueError("broadcasting requires offsets_path, its file of offsets")
         if self.start is Start.TIMESTAMP and self.start_at_ms <= 0:
-            raise ValueError("Start.TIMESTAMP needs start_at_ms, the time to begin at, in epoch milliseconds")
+            raise ValueError("Start.TIMESTAMP requires start_at_ms, in epoch milliseconds")
         for name in ("batch_max", "pull_max", "handlers_max"):
             if not 1 <= getattr(self, name) <= 1024:
                 raise ValueError(f"{name} must be 1 to 1024; got {getattr(self, name)}")

@@ -71,7 +71,7 @@ class ProducerOptions:
                 f"attempts_max and timeout_ms must be 1 or more; got {self.attempts_max}, {self.timeout_ms}"
             )
         if bool(self.environment) != (self.environments is not None):
-            raise ValueError("an environment needs the list of all environments beside it, and the list needs one")
+            raise ValueError("environment and environments require each other")
 
 
 class TransactionReceipt(NamedTuple):
@@ -160,7 +160,7 @@ class Producer:
         """
         if not 0 <= delay_level <= len(DELAY_LEVELS_MS):
             limit = f"1 to {len(DELAY_LEVELS_MS)}"
-            raise Refused(Rule.DELIVERY_TIME, "no such delay level", value=delay_level, limit=limit)
+            raise Refused(Rule.DELIVERY_TIME, "unknown delay level", value=delay_level, limit=limit)
         message = self._named(message)
         if delay_level and since_ms:
             since_ms = min(since_ms, self._clock.now_ms())  # the clock may have been set back
@@ -178,7 +178,9 @@ class Producer:
     async def send_batch(self, messages: Sequence[Message], *, timeout_ms: int | None = None) -> QueueReceipt:
         """Store messages of one topic in one queue, all or none. Delayed messages are ``Refused``, as in RocketMQ."""
         if not messages or len({each.topic for each in messages}) > 1:
-            raise Refused(Rule.REQUEST, "a batch has messages of one topic", value=len(messages), limit="1 or more")
+            raise Refused(
+                Rule.REQUEST, "a batch cannot have messages of several topics", value=len(messages), limit="1 or more"
+            )
         if any(each.deliver_at_ms for each in messages):
             raise Refused(Rule.DELIVERY_TIME, "messages of a batch cannot be delayed: send them one by one")
         batch = [Outgoing(message=self._named(each)) for each in messages]
@@ -317,7 +319,7 @@ class Producer:
     def _chosen(self, queues: Sequence[MessageQueue], message: Message, choose: Chooser | None) -> MessageQueue | None:
         if choose is not None:
             if queues[0].queue_id < 0:
-                why = "this broker chooses the queue: give the message a message_group instead of choose"
+                why = "this broker chooses the queue: use a message_group instead of choose"
                 raise Refused(Rule.UNSUPPORTED, why)
             return choose(queues)
         return by_hash(queues, message.message_group) if message.message_group else None
@@ -331,7 +333,7 @@ class Producer:
                 raise
             queues = await self._where_topics_are_made(topic, refused)
         if not queues:
-            raise BrokerAway(f"topic {topic} has no queue that can be written to: no master of it is there now")
+            raise BrokerAway(f"topic {topic} has no queue that can be written to: none of its brokers has a master now")
         if self._options.environments is not None:
             return self._options.environments.queues_of(self._options.environment, queues)
         return queues
@@ -365,7 +367,7 @@ class Producer:
     async def _decide(self, check: TransactionCheck) -> None:
         message_id = check.message.message.message_id
         if self._on_check is None:
-            _log.warning("transaction_check_unanswered", message_id=message_id, what="give the producer on_check")
+            _log.warning("transaction_check_unanswered", message_id=message_id, what="pass on_check to the producer")
             return
         try:
             decision = await self._on_check(check.message)

@@ -41,7 +41,7 @@ def told_of_tls(address: str, tls: ClientTls | None, details: str) -> str:
     """Return the TLS error of a failed call, derived from the details of gRPC; empty if the cause is another one."""
     if tls is None:
         if "Connection reset" in details or "Socket closed" in details:
-            return f"{address} ended the connection at once: if it speaks TLS only, say whom to trust with --tls-ca"
+            return f"{address} ended the connection at once; if it requires TLS, set --tls-ca"
         return ""
     trusted = f"the authority {tls.ca}" if tls.ca else "an authority that this host knows"
     shown = f"the certificate of {address}"
@@ -82,7 +82,7 @@ def _check(tls: ClientTls) -> None:
         if tls.ca is not None:
             context.load_verify_locations(cafile=tls.ca)
     except (OSError, ssl.SSLError):
-        raise ContextError(f"the authority's certificate {tls.ca} cannot be used: a PEM file is expected") from None
+        raise ContextError(f"the authority's certificate {tls.ca} cannot be used; expected a PEM file") from None
     try:
         if tls.certificate is not None:
             context.load_cert_chain(tls.certificate, tls.key, password="")

@@ -489,7 +489,7 @@ class AdminClient:
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return DaemonUnavailable(f"no answer from {self._address} within {timeout_s:g} s")
             case grpc.StatusCode.UNIMPLEMENTED:
-                return CallFailed(f"what answers at {self._address} is no Rock-DMQ daemon, or one of another version")
+                return CallFailed(f"the server at {self._address} is not a Rock-DMQ daemon, or has another version")
             case grpc.StatusCode.INVALID_ARGUMENT:
                 return CallRefused(details)
             case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:

@@ -100,6 +100,6 @@ class BackupCalls:
     async def take_snapshot(self, _request: wire.TakeSnapshotRequest) -> wire.TakeSnapshotResponse:
         """Write a snapshot of the store into the audit trail."""
         if self._snapshots is None:
-            raise Refused(Rule.REQUEST, "this daemon runs without an audit trail, so a snapshot has no place")
+            raise Refused(Rule.REQUEST, "this daemon has no audit trail for a snapshot")
         taken = await self._snapshots.snapshot()
         return filled(wire.TakeSnapshotResponse, taken, path=str(taken.path), taken_at_ms=taken.taken_ms)

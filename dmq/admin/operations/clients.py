@@ -46,7 +46,7 @@ class ClientCalls:
         clients = self._connected()
         payload = (await self._messages.find(topic, message_id)).payload
         if payload is None:
-            raise Refused(Rule.NOT_FOUND, "no such message: it was never sent, or it was removed", value=message_id)
+            raise Refused(Rule.NOT_FOUND, "unknown message: never sent, or removed", value=message_id)
         try:
             code, text = await clients.verify(request.client_id, payload, timeout_s)
         except DecodeError as error:

@@ -46,7 +46,7 @@ async def _accept(store: Store, why: str) -> bool:
             while clock.has_news:  # noqa: ASYNC110 - the scheduler's thread has no event for it
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        raise BrokerUnavailable("the clock is accepted, and that is not on record yet: ask again") from None
+        raise BrokerUnavailable("the clock is accepted, but this is not recorded yet; repeat the call") from None
     return has_changed
 
 

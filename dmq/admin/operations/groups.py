@@ -81,7 +81,7 @@ class GroupCalls:
         if policy is not None and request.reset_policy:
             raise Refused(Rule.REQUEST, "give a policy or reset it to the default, not both")
         if request.retries not in {"", "here", "cluster"}:
-            raise Refused(Rule.REQUEST, "no such place for retries", value=request.retries, limit="here, cluster")
+            raise Refused(Rule.REQUEST, "unknown place for retries", value=request.retries, limit="here, cluster")
         is_fifo, is_paused, deliver_rate = validate.given(request, "is_fifo", "is_paused", "deliver_rate")
         await self._broker.set_group(
             name,

@@ -216,7 +216,7 @@ class MessageCalls:
                     payload=body_payload(value[WAITING_HEADER_BYTES:]),
                     is_held=is_held_key(found.key),
                 )
-        raise StoreCorrupt(f"message {message_id!r} of topic {topic_name!r} waits, and is not on the timeline")
+        raise StoreCorrupt(f"message {message_id!r} of topic {topic_name!r} is pending, but not on the timeline")
 
     def _queued(self, topic: Topic, found: Receipt) -> FoundMessage:
         key = pack_queue_key(topic.topic_id, found.queue_id, found.queue_offset)

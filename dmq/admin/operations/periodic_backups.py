@@ -202,5 +202,5 @@ def _what_to_do(error: Exception, folder: Path) -> str:
     if isinstance(error, StoreCorrupt):
         return "the store itself may be damaged: have 'dmq store check' look at it, or at a copy, as soon as you can"
     if not folder.is_dir():
-        return f"mount the disk of {folder}; it is tried again until it is there"
-    return f"see that {folder} is there, writable and whole; earlier backups are untouched"
+        return f"mount the disk of {folder}; the daemon tries again until it is mounted"
+    return f"check that {folder} exists and is writable and intact; earlier backups are untouched"

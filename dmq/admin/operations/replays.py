@@ -31,7 +31,7 @@ class ReplayCalls:
         """Accept messages as if they had been fetched now; messages of a message group keep their order."""
         inner = self._cell.inner
         if inner is None:
-            why = "this daemon takes no messages from an inner topic: start it with --broker rocketmq and --inner-topic"
+            why = "this daemon has no inner topic; start it with --broker rocketmq and --inner-topic"
             raise Refused(Rule.REQUEST, why, value=request.inner_topic)
         if request.inner_topic != inner.topic:
             raise Refused(Rule.REQUEST, "it is not the inner topic", value=request.inner_topic, limit=inner.topic)
@@ -64,7 +64,7 @@ def _delivery(topic: str, message: wire.InnerMessage) -> Delivery:
     try:
         public.Message.FromString(message.payload)
     except DecodeError:
-        raise Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message", value=message_id) from None
+        raise Refused(Rule.MESSAGE_CORRUPTED, "the payload is not a message", value=message_id) from None
     return Delivery(
         topic,
         message_id,

@@ -83,7 +83,7 @@ class ScheduleCalls:
         check_name(asked.name)
         catch_up = asked.catch_up or "one"
         if catch_up.upper() not in CatchUp.__members__:
-            raise Refused(Rule.REQUEST, "no such way to catch up", value=catch_up, limit="one, all, skip")
+            raise Refused(Rule.REQUEST, "unknown catch-up policy", value=catch_up, limit="one, all, skip")
         message = self._message(asked)
         return Wanted(
             asked.name,
@@ -105,7 +105,7 @@ class ScheduleCalls:
         content = asked.content
         if content.body_encoding not in _ENCODINGS:
             limit = "IDENTITY, GZIP"
-            raise Refused(Rule.REQUEST, "no such encoding of a body", value=content.body_encoding, limit=limit)
+            raise Refused(Rule.REQUEST, "unknown body encoding", value=content.body_encoding, limit=limit)
         message = sample(
             asked.topic,
             content.body,

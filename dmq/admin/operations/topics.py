@@ -186,7 +186,7 @@ class TopicCalls:
 def _keep_of(change: wire.KeepChange) -> KeepChange:
     unread = change.unread or None
     if unread not in {None, "yes", "no", "default"}:
-        raise Refused(Rule.REQUEST, "unknown word for keeping what is unread", value=unread, limit="yes, no, default")
+        raise Refused(Rule.REQUEST, "unknown value of keep_unread", value=unread, limit="yes, no, default")
     time_ms, size_bytes = validate.given(change, "time_ms", "size_bytes")
     return KeepChange(time_ms, size_bytes, unread)  # type: ignore[arg-type]  # one of those
 

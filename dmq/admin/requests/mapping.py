@@ -79,7 +79,7 @@ def _backoff_of(policy: wire.Policy) -> Backoff:
             return Exponential(given.initial_ms, given.max_ms, given.multiplier)
         case "fixed":
             return Fixed(policy.fixed.delay_ms)
-    raise PolicyError("it has no backoff")
+    raise PolicyError("the policy has no backoff")
 
 
 def wire_reason(reason: FailureReason | None) -> wire.FailureReason | None:

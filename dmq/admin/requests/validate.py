@@ -110,7 +110,7 @@ def check_change(request: wire.ChangeMessagesRequest) -> str:
         check_own_key(own_key)
     kind: str | None = request.WhichOneof("change")
     if kind is None or (kind != "deliver_at_ms" and not getattr(request, kind)):
-        raise Refused(Rule.REQUEST, "the request does not say what to do", limit="cancel, fire or deliver_at_ms")
+        raise Refused(Rule.REQUEST, "the request contains no change", limit="cancel, fire or deliver_at_ms")
     if kind == "deliver_at_ms" and not 1 <= request.deliver_at_ms <= DELIVER_AT_MS_MAX:
         limit = f"1 to {DELIVER_AT_MS_MAX} ms"
         raise Refused(Rule.DELIVERY_TIME, "the delivery time is out of range", value=request.deliver_at_ms, limit=limit)

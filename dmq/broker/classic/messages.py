@@ -65,7 +65,7 @@ def _check(message: Message, queue: MessageQueue, deliver_at_ms: int) -> None:
     if message.topic != queue.topic and not queue.topic.startswith(RETRY_PREFIX):
         raise Refused(Rule.REQUEST, f"the queue is one of topic {queue.topic!r}", value=message.topic)
     if not 0 <= deliver_at_ms <= limits.DELIVER_AT_MS_MAX:
-        raise Refused(Rule.DELIVERY_TIME, "it lies outside of the years 1970 to 9999", value=deliver_at_ms)
+        raise Refused(Rule.DELIVERY_TIME, "it is outside the years 1970 to 9999", value=deliver_at_ms)
 
 
 def received_of(
@@ -77,7 +77,7 @@ def received_of(
     try:
         sent = wire.Message.FromString(payload)
     except DecodeError as error:
-        unreadable = f"it is no message: {error}"
+        unreadable = f"it is not a message: {error}"
     else:
         message, system = _taken_apart(message_of(sent), queue)
         attempts_failed = max(sent.system_properties.delivery_attempt - 1, attempts_failed)

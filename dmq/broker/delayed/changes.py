@@ -120,7 +120,7 @@ class DelayedMessages(BrokerPart):
         now_ms = self._store.clock.now_ms
         delay_ms, delay_max_ms = deliver_at_ms - now_ms(), self._delay_max_ms
         if delay_max_ms is not None and delay_ms > delay_max_ms:
-            why = f"the delivery time lies {delay_ms} ms ahead"
+            why = f"the delivery time is {delay_ms} ms ahead"
             raise Refused(Rule.DELIVERY_TIME, why, value=deliver_at_ms, limit=f"{delay_max_ms} ms")
 
         def change(message_id: bytes, receipt: Receipt, value: bytes) -> Reschedule | Changed:
@@ -225,7 +225,7 @@ class DelayedMessages(BrokerPart):
             for at, (receipt, value) in zip(left, found, strict=False):
                 tries[at] += 1
                 if tries[at] > _TRIES_MAX:
-                    raise BrokerUnavailable("the message moves all the time")
+                    raise BrokerUnavailable("the message changes too often; repeat the call")
                 if receipt is not None and value is not None:
                     op = change(meant[at].message_id, receipt, value)
                     if isinstance(op, Changed):

@@ -86,7 +86,9 @@ class Deliveries(BrokerPart):
         queue_id = subscription.queue_id
         if queue_id >= len(found.queues):
             limit = f"0..{len(found.queues) - 1}"
-            raise Refused(Rule.NOT_FOUND, f"{subscription.topic} has no such queue", value=queue_id, limit=limit)
+            raise Refused(
+                Rule.NOT_FOUND, f"{subscription.topic} has no queue with this number", value=queue_id, limit=limit
+            )
         terms = ReceiveRequest(subscription, batch_max, invisible_ms, renew_for, passes)
         until_s = self._clock.monotonic_s() + wait_ms / 1000
         look = batch_max

@@ -165,7 +165,7 @@ class Failures(BrokerPart):
         if not isinstance(error, BrokerError | StoreError):
             place = {"topic": one.queue.topic_id, "queue": one.queue.queue_id, "offset": one.offset}
             log.error("failure_not_decided", **place, exc_info=error)
-            error = BrokerUnavailable("what follows on this failure could not be decided: the log says why")
+            error = BrokerUnavailable("the failure could not be processed; see the log")
         one.lease.is_returning = False
         if not one.done.done():
             one.done.set_exception(error)

@@ -175,7 +175,7 @@ def _condition(condition: Condition, *parts: FilterTerm, adds: int = 0) -> Filte
     depth = max(part.depth for part in parts) + 1
     conditions = sum(part.conditions for part in parts) + adds
     if depth > DEPTH_MAX:
-        raise WrongTerm(f"more than {DEPTH_MAX} conditions within each other", at)
+        raise WrongTerm(f"more than {DEPTH_MAX} nested conditions", at)
     if conditions > CONDITIONS_MAX:
         raise WrongTerm(f"more than {CONDITIONS_MAX} comparisons", parts[-1].at)
     return FilterTerm(Kind.CONDITION, condition, at, depth, conditions)
@@ -189,12 +189,12 @@ def condition_of(term: FilterTerm) -> Condition:
         truth = bool(term.of)
         return lambda _: truth
     hint = f": write {term.of} = TRUE" if term.kind is Kind.PROPERTY else ""
-    raise WrongTerm(f"{term.kind.value} alone is no condition{hint}", term.at)
+    raise WrongTerm(f"{term.kind.value} is not a condition{hint}", term.at)
 
 
 def _property(term: FilterTerm, what: str) -> str:
     if term.kind is not Kind.PROPERTY:
-        raise WrongTerm(f"{what} needs a property on its left, not {term.kind.value}", term.at)
+        raise WrongTerm(f"{what} requires a property on its left, not {term.kind.value}", term.at)
     return str(term.of)
 
 
@@ -243,7 +243,7 @@ def _any_of(conditions: Sequence[Condition]) -> Condition:
 def _ordered(left: FilterTerm, ordering: _Ordering, right: FilterTerm) -> Condition:
     for term in (left, right):
         if term.kind not in {Kind.PROPERTY, Kind.NUMBER}:
-            raise WrongTerm(f"only numbers have an order, {term.kind.value} has none", term.at)
+            raise WrongTerm(f"{term.kind.value} cannot be ordered; only numbers can", term.at)
     match left.of, right.of:
         case str(first), str(second):
             return partial(_ordered_properties, first, ordering, second)
@@ -280,7 +280,7 @@ def _between(value: FilterTerm, low: FilterTerm, high: FilterTerm) -> Condition:
 def _equal(left: FilterTerm, right: FilterTerm) -> Condition:
     for term in (left, right):
         if term.kind is Kind.NULL:
-            raise WrongTerm("nothing equals NULL: write IS NULL or IS NOT NULL", term.at)
+            raise WrongTerm("nothing equals NULL; use IS NULL or IS NOT NULL", term.at)
     if left.kind is not Kind.PROPERTY and right.kind is Kind.PROPERTY:
         left, right = right, left
     if left.kind is not Kind.PROPERTY:
@@ -332,7 +332,7 @@ def _is_in(value: FilterTerm, elements: Sequence[FilterTerm]) -> Condition:
     name = _property(value, "IN")
     for element in elements:
         if element.kind not in {Kind.TEXT, Kind.NUMBER}:
-            raise WrongTerm(f"IN takes strings and numbers, not {element.kind.value}", element.at)
+            raise WrongTerm(f"IN accepts strings and numbers, not {element.kind.value}", element.at)
     texts = frozenset(str(element.of) for element in elements if element.kind is Kind.TEXT)
     numbers = frozenset(element.of for element in elements if element.kind is Kind.NUMBER)
 
@@ -353,6 +353,6 @@ def _is_in(value: FilterTerm, elements: Sequence[FilterTerm]) -> Condition:
 def _tested(value: FilterTerm, word: str, sought: FilterTerm) -> Condition:
     name = _property(value, word.upper())
     if sought.kind is not Kind.TEXT or not sought.of:
-        raise WrongTerm(f"{word.upper()} needs a string that is not empty on its right", sought.at)
+        raise WrongTerm(f"{word.upper()} requires a non-empty string on its right", sought.at)
     test, part = _TEXT_TESTS[word.upper()], str(sought.of)
     return lambda properties: None if (text := properties.get(name)) is None else test(text, part)

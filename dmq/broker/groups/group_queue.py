@@ -333,14 +333,12 @@ class GroupQueue:
             is_good = lease.epoch == receipt.epoch
         elif self.is_finished(offset):
             if offset in self._moved:
-                raise Refused(
-                    Rule.RECEIPT_HANDLE, "the message was given back and will be delivered again", value=offset
-                )
+                raise Refused(Rule.RECEIPT_HANDLE, "the message was returned and will be delivered again", value=offset)
             return False
         else:  # expired, or from before a restart: valid until the next delivery of the message
             is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST).epoch
         if not is_good:
-            raise Refused(Rule.RECEIPT_HANDLE, "the message was delivered again since", value=offset)
+            raise Refused(Rule.RECEIPT_HANDLE, "the message has been delivered again", value=offset)
         return True
 
     def finish(self, offsets: Iterable[int]) -> list[Op]:

@@ -190,9 +190,9 @@ class Subscriptions(BrokerPart):
         group_name, topic_name = self._names.groups_by_id[found.group_id].name, found.topic.name
         group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
         if group.group_id != found.group_id:
-            raise Refused(Rule.GROUP_UNKNOWN, "it was removed, and made anew", value=group_name)
+            raise Refused(Rule.GROUP_UNKNOWN, "it was removed and recreated", value=group_name)
         if topic.topic_id != found.topic.topic_id:
-            raise Refused(Rule.TOPIC_UNKNOWN, "it was removed, and made anew", value=topic_name)
+            raise Refused(Rule.TOPIC_UNKNOWN, "it was removed and recreated", value=topic_name)
         return await self.subscribe(group_name, topic_name)
 
     async def _load(

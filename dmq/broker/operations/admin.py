@@ -110,15 +110,11 @@ class Operator(BrokerPart):
         """
         topic = self._catalog.known_topic(name)
         if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
-            raise Refused(
-                Rule.TOPIC, "a dead-letter queue stays as it is, but for how long it keeps letters", value=name
-            )
+            raise Refused(Rule.TOPIC, "only the retention of a dead-letter queue can be changed", value=name)
         if flow != FLOW_STAYS and self._names.is_derived(name):
-            raise Refused(
-                Rule.TOPIC, "retries and dead letters are not delayed messages; pause their group", value=name
-            )
+            raise Refused(Rule.TOPIC, "a retry or dead-letter topic cannot be paused; pause its group", value=name)
         if quotas != QUOTAS_STAY and self._names.is_derived(name):
-            raise Refused(Rule.TOPIC, "retries and dead letters are never refused", value=name)
+            raise Refused(Rule.TOPIC, "a retry or dead-letter topic has no quotas", value=name)
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic) if queues > topic.queues else []
         while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
@@ -126,7 +122,7 @@ class Operator(BrokerPart):
         topic = self._catalog.known_topic(name)  # no await from here on
         _check_queues(queues, topic.queues)
         if queues > topic.queues and topic.holds & GROUPED:
-            why = "it holds messages of message groups, which would go on in other queues and lose their order"
+            why = "it contains messages of message groups, which would lose their order"
             raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
         changed = topic._replace(queues=max(queues, topic.queues))
         if settings is not None:
@@ -189,7 +185,7 @@ class Operator(BrokerPart):
             raise Refused(Rule.REQUEST, why, value=topic.name)
         topic = self._catalog.known_topic(topic.name)  # nothing is awaited from here on
         if not self._names.is_left(topic):
-            raise Refused(Rule.TOPIC, "its group was made anew", value=topic.name)
+            raise Refused(Rule.TOPIC, "its group was recreated", value=topic.name)
         self._check_no_job(topic.name.removeprefix(DEAD_LETTER_PREFIX))
         await self._procedures.remove(topic)
 
@@ -199,14 +195,14 @@ class Operator(BrokerPart):
 
     def _check_no_job(self, group: str) -> None:
         if self._dead_letters.is_at_work(group):
-            raise Refused(Rule.REQUEST, "a job is at work on the group's dead letters; stop it first", value=group)
+            raise Refused(Rule.REQUEST, "a job on the dead letters of the group is running; stop it first", value=group)
 
     async def _check_empty(self, topic: Topic) -> None:
         waiting, readings = await self.waiting(topic), await self.readings(topic)
         facts = [f"{waiting} wait for their time"] if waiting else []
         facts += [f"{each.unread} are unread by group {each.group!r}" for each in readings if each.unread]
         stored = await self.stored(topic) if not readings else 0
-        facts += [f"{stored} lie there and no group reads them"] if stored else []
+        facts += [f"{stored} are stored and no group reads them"] if stored else []
         if facts:
             raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; --force loses them")
 
@@ -252,7 +248,7 @@ class Operator(BrokerPart):
         group = self._catalog.known_group(name)
         check_not_forwarder(name)
         if name == GIVEN_UP_GROUP:
-            raise Refused(Rule.GROUP, "this group is reserved for transactions that nobody decided", value=name)
+            raise Refused(Rule.GROUP, "this group is reserved for unresolved transactions", value=name)
         if not is_forced:
             facts = []
             waiting = (await self._reader.figures()).get(group.group_id, 0)

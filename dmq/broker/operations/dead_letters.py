@@ -116,7 +116,7 @@ class DeadLetters(BrokerPart):
             except ValueError as error:
                 raise StoreCorrupt(str(error)) from error
             if job.state is JobState.RUNNING and dead_letter_topic(job.group) not in self._names.topics:
-                raise StoreCorrupt(f"job {job.job_id} is at work on a dead-letter queue that has no record")
+                raise StoreCorrupt(f"job {job.job_id} uses a dead-letter queue without a record")
             self._jobs[job.job_id] = job
         for job in self._jobs.values():
             if job.state is JobState.RUNNING:

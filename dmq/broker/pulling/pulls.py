@@ -96,7 +96,7 @@ class Pulls(BrokerPart):
 
     async def _outside(self, queue: _Queue, offset: int) -> Refused:
         begin, end = await self._range(queue)
-        return Refused(Rule.OFFSET, "the queue has no such offset now", value=offset, limit=f"{begin}..{end}")
+        return Refused(Rule.OFFSET, "the offset is outside the queue", value=offset, limit=f"{begin}..{end}")
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,9 @@ class Pulls(BrokerPart):
     def _topic(self, name: str, queue_id: int) -> Topic:
         topic = self._catalog.known_topic(name)
         if not 0 <= queue_id < topic.queues:
-            raise Refused(Rule.REQUEST, f"{name} has no such queue", value=queue_id, limit=f"0..{topic.queues - 1}")
+            raise Refused(
+                Rule.REQUEST, f"{name} has no queue with this number", value=queue_id, limit=f"0..{topic.queues - 1}"
+            )
         return topic
 
     async def _queue(self, name: str, queue_id: int) -> _Queue:

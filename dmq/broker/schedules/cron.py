@@ -90,7 +90,7 @@ def read_cron(text: str) -> Cron:
         raise RuleError(f"a cron expression has at most {CRON_CHARS_MAX} characters, this one {len(text)}")
     expanded = ALIASES.get(text.strip().lower(), text)
     if expanded.startswith("@"):
-        raise RuleError(f"there is no alias {text!r}; allowed are {', '.join(ALIASES)}")
+        raise RuleError(f"unknown alias {text!r}; allowed: {', '.join(ALIASES)}")
     parts = expanded.lower().split()
     if len(parts) != len(_FIELDS):
         count = "1 field" if len(parts) == 1 else f"{len(parts)} fields"
@@ -132,7 +132,7 @@ def _number(text: str, item: str, field: _Field) -> int:
 def _bad(item: str, field: _Field) -> RuleError:
     words = f" or {field.words[0]} to {field.words[-1]}" if field.words else ""
     allowed = f"*, {field.least} to {field.most}{words}, a-b, /n and lists of these"
-    return RuleError(f"{item!r} is no {field.name}; allowed are {allowed}")
+    return RuleError(f"invalid {field.name} {item!r}; allowed: {allowed}")
 
 
 @lru_cache(maxsize=256)
@@ -144,7 +144,7 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (OSError, ValueError, LookupError) as error:
         why = f"the time zone {name[:80]!r} is not known on this host"
-        raise RuleError(f"{why}; a name of the IANA database is expected, such as Europe/Berlin, or UTC") from error
+        raise RuleError(f"{why}; expected an IANA name such as Europe/Berlin, or UTC") from error
 
 
 # -- instants ----------------------------------------------------------------------------------------------------------

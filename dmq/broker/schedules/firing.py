@@ -111,7 +111,7 @@ class Recurring:
         (message,) = self._get_many(Family.META, [schedule_keys(name)[2]])
         if schedule is None or progress is None or message is None:
             if self._get_many(Family.TIMELINE, [key])[0] is not None:  # all parts are deleted together
-                raise StoreCorrupt(f"the schedule {name!r} waits, and a part of it is gone")
+                raise StoreCorrupt(f"the pending schedule {name!r} is incomplete")
             return None
         entry = decode_waiting(value)
         topic = self._names.topics_by_id.get(entry.topic_id)
@@ -189,7 +189,7 @@ def sample(
     """
     for name in (SCHEDULE, OCCURRENCE):
         if name in properties:
-            raise Refused(Rule.PROPERTY_KEY, "an occurrence has this property from its schedule", value=name)
+            raise Refused(Rule.PROPERTY_KEY, "this property is set by the schedule", value=name)
     message = wire.Message(topic=resource_of(topic), user_properties=dict(properties), body=body)
     system = message.system_properties
     system.keys.extend(keys)

@@ -173,7 +173,7 @@ class Schedules(BrokerPart):
         wrong = [name for name in self.of_topic(topic) if _type_problem(message_type, is_grouped=name in self._grouped)]
         if wrong:
             assert message_type is not None
-            why = f"a topic of type {message_type.name} does not take what its schedules send: {_shown(wrong)}"
+            why = f"a topic of type {message_type.name} does not accept the messages of its schedules: {_shown(wrong)}"
             raise Refused(Rule.MESSAGE_TYPE, f"{why}; remove them first", value=topic.name)
 
     # -- queries ------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Schedules(BrokerPart):
     async def _find(self, name: str) -> _Found:
         topic_id = self._topics.get(name)
         if topic_id is None:
-            raise Refused(Rule.NOT_FOUND, "there is no schedule of this name", value=name)
+            raise Refused(Rule.NOT_FOUND, "unknown schedule", value=name)
 
         def read(store: Store) -> tuple[Receipt | None, bytes | None, list[bytes | None]]:
             # The entry first: if the schedule fires in between, its key is gone, and a unit with that key is refused.
@@ -222,7 +222,7 @@ class Schedules(BrokerPart):
 
         waiting, value, (schedule, progress, message) = await self._reader.run(read)
         if schedule is None or progress is None or message is None:
-            raise Refused(Rule.NOT_FOUND, "there is no schedule of this name", value=name)
+            raise Refused(Rule.NOT_FOUND, "unknown schedule", value=name)
         key = waiting.key if waiting is not None else b""
         due = decode_waiting(value).deliver_at_ms if value is not None else 0  # without a value the key is already gone
         return _Found(decode_schedule(schedule), decode_progress(progress), decode_message(message), key, due)
@@ -273,7 +273,7 @@ class Schedules(BrokerPart):
                     except BrokerUnavailable as error:
                         if not isinstance(error.__cause__, UnitRefused):
                             raise
-                raise BrokerUnavailable("the schedule moves all the time")
+                raise BrokerUnavailable("the schedule changes too often; repeat the call")
 
         task = asyncio.get_running_loop().create_task(run(), name="dmq-schedules")
         self._changes.add(task)
@@ -301,7 +301,7 @@ class Schedules(BrokerPart):
         if not following:
             raise Refused(
                 Rule.REQUEST,
-                "the schedule never occurs from now on, or not within nine years",
+                "the schedule has no occurrence within the next nine years",
                 value=schedule.cron or name,
             )
         if topic is None:
@@ -341,7 +341,7 @@ class Schedules(BrokerPart):
     async def _pause(self, name: str) -> ScheduleStatus:
         found = await self._find(name)
         if found.progress.phase is Phase.ENDED:
-            raise Refused(Rule.REQUEST, "the schedule has ended: there is nothing to pause", value=name)
+            raise Refused(Rule.REQUEST, "the schedule has ended and cannot be paused", value=name)
         if found.progress.phase is Phase.PAUSED:
             return self._status(name, found.schedule, found.progress)
         progress = found.progress._replace(phase=Phase.PAUSED, next_ms=0, why="")
@@ -352,7 +352,7 @@ class Schedules(BrokerPart):
     async def _resume(self, name: str) -> ScheduleStatus:
         schedule, progress, *_ = await self._find(name)
         if progress.phase is Phase.ENDED:
-            raise Refused(Rule.REQUEST, "the schedule has ended; replace it to begin anew", value=name)
+            raise Refused(Rule.REQUEST, "the schedule has ended; replace it to start again", value=name)
         if progress.phase is Phase.WAITING:
             return self._status(name, schedule, progress)
         # Not an earlier time again: the clock may have been set back meanwhile.
@@ -383,7 +383,7 @@ class Schedules(BrokerPart):
         if found.progress.phase is not Phase.WAITING:
             return []
         if not found.key:
-            raise StoreCorrupt(f"the schedule {name!r} waits, and has no entry on the timeline")
+            raise StoreCorrupt(f"the pending schedule {name!r} has no timeline entry")
         return [Withdraw(found.key, recurring_scope(found.schedule.topic_id), pack_id(name), found.due_ms, 0)]
 
     @staticmethod
@@ -406,19 +406,19 @@ def check_name(name: str) -> str:
         return check_topic(name)
     except Refused as error:
         limit = f"1 to {TOPIC_CHARS_MAX} of a-z, A-Z, 0-9, _, -, % and |"
-        raise Refused(Rule.REQUEST, "a schedule cannot have this name", value=name, limit=limit) from error
+        raise Refused(Rule.REQUEST, "invalid schedule name", value=name, limit=limit) from error
 
 
 def _check_own(topic: str, is_derived: bool) -> None:
     if check_topic(topic) and is_derived:
-        raise Refused(Rule.TOPIC, "retries and dead letters are nothing to send to", value=topic)
+        raise Refused(Rule.TOPIC, "cannot send to a retry or dead-letter topic", value=topic)
 
 
 def _check_rule(wanted: Schedule) -> None:
     if bool(wanted.every_ms) == bool(wanted.cron):
-        raise Refused(Rule.REQUEST, "a schedule has an interval or a cron expression: one of them, and not both")
+        raise Refused(Rule.REQUEST, "a schedule requires either an interval or a cron expression")
     if wanted.every_ms and wanted.zone:
-        raise Refused(Rule.REQUEST, "a time zone is for a cron expression", value=wanted.zone)
+        raise Refused(Rule.REQUEST, "a time zone requires a cron expression", value=wanted.zone)
     for what, value, least, most in (
         ("the interval in ms", wanted.every_ms or EVERY_MS_MIN, EVERY_MS_MIN, DELIVER_AT_MS_MAX),
         ("the start in epoch ms", wanted.start_ms, 0, DELIVER_AT_MS_MAX),
@@ -453,11 +453,11 @@ def _following(schedule: Schedule, after_ms: int, number: int) -> tuple[int, ...
 def _type_problem(message_type: MessageType | None, *, is_grouped: bool) -> str:
     """Return why a topic of a type does not allow the messages of a schedule; empty if it does."""
     if message_type is MessageType.TRANSACTION:
-        return "a topic of type TRANSACTION takes transactions only, which a schedule cannot send"
+        return "a topic of type TRANSACTION accepts only transactions, which a schedule cannot send"
     if message_type is MessageType.FIFO and not is_grouped:
-        return "a topic of type FIFO takes messages with a message group only, and this one has none"
+        return "a topic of type FIFO requires a message group"
     if message_type is MessageType.NORMAL and is_grouped:
-        return "a topic of type NORMAL takes no messages with a message group"
+        return "a topic of type NORMAL does not accept a message group"
     return ""
 
 

@@ -112,7 +112,7 @@ class Placement:
             kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
             topic = topics.get(topic_id)
             if topic is None:
-                raise StoreCorrupt(f"a waiting message belongs to topic {topic_id}, which has no record")
+                raise StoreCorrupt(f"pending message of the unknown topic {topic_id}")
             body = value[WAITING_HEADER_BYTES:]
             if kind == RETRY:
                 made.append(_retry(key, retry_count, topic_id, scope, deliver_at_ms, body, now_ms))
@@ -162,7 +162,7 @@ def wrong_type(topic: Topic, message_type: MessageType) -> Refused:
     expected, actual = topic.message_type.name, message_type.name
     why = (
         f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {actual}: "
-        f"topic {topic.name!r} takes {expected} messages only"
+        f"topic {topic.name!r} accepts {expected} messages only"
     )
     return Refused(Rule.MESSAGE_TYPE, why, value=message_type.name)
 

@@ -67,7 +67,7 @@ class Catalog:
     async def make_topic(self, name: str, queues: int = 0, settings: TopicSettings = MIXED) -> Topic:
         """Create a topic, durable on return; ``queues`` 0 applies the configured number."""
         if check_topic(name).startswith(RETRY_PREFIX):
-            why = "what a group failed comes to its consumers under the topic it was sent to"
+            why = "retries are received under the original topic, not the retry topic"
             raise Refused(Rule.TOPIC, why, value=name)
         queues = queues or (1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic)
         return await self._make_topic(name, queues, settings)
@@ -134,5 +134,5 @@ def check_not_forwarder(group: str) -> None:
     cluster.
     """
     if group == FORWARDER_GROUP:
-        why = "this group takes messages to the cluster, and nobody else reads or moves it; 'topic rm --force' gives up"
+        why = "this group forwards messages to the cluster and cannot be read or moved; 'topic rm --force' discards"
         raise Refused(Rule.GROUP, why, value=group)

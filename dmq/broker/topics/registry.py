@@ -335,7 +335,7 @@ class Names:
     def _hold(self, topic_id: int, value: bytes) -> None:
         topic, holds = self.topics_by_id.get(topic_id), schema.decode_holds(topic_id, value)
         if topic is None:
-            raise StoreCorrupt(f"topic {topic_id} holds messages and has no record")
+            raise StoreCorrupt(f"topic {topic_id} has messages but no record")
         self.topics[topic.name] = self.topics_by_id[topic_id] = topic._replace(holds=holds)
 
     def _set(self, name_id: int, value: bytes) -> None:

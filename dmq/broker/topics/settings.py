@@ -59,7 +59,7 @@ class FlowChange(NamedTuple):
         self.check()
         rate = self.deliver_rate
         if (self.is_paused or rate) and topic.topic_id > HELD_TOPIC_ID_MAX:
-            why = f"the store gave out more than {HELD_TOPIC_ID_MAX} names before it: it cannot hold messages back"
+            why = f"the topic has an id above {HELD_TOPIC_ID_MAX} and cannot hold messages"
             raise Refused(Rule.REQUEST, why, value=topic.name)
         return topic._replace(
             paused_since_ms=paused_since(topic.paused_since_ms, self.is_paused, now_ms),

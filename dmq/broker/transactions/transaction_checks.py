@@ -115,7 +115,7 @@ class Checks:
         entry, vigil, options = half.entry, half.vigil, self.options
         topic = self._names.topics_by_id.get(entry.topic_id)
         if topic is None:
-            raise StoreCorrupt(f"a half message belongs to topic {entry.topic_id}, which has no record")
+            raise StoreCorrupt(f"half message of the unknown topic {entry.topic_id}")
         is_counted_out = entry.retry_count >= options.checks_max
         number, unasked, event, pause_ms = entry.retry_count, vigil.unasked, b"", options.every_ms
         if is_counted_out or vigil.waited_ms >= options.max_age_ms:
@@ -153,7 +153,7 @@ class Checks:
         letters = self._names.topics.get(dead_letter_topic(GIVEN_UP_GROUP))
         group = self._names.groups.get(GIVEN_UP_GROUP)
         if letters is None or group is None:
-            raise StoreCorrupt("there is a half message and no place for those that are given up")
+            raise StoreCorrupt("the dead-letter queue of unresolved transactions is missing")
         entry, message_id = half.entry, half.message_id
         accepted_ms, checks = entry.accepted_at_ms, entry.retry_count
         kind, reason = EventKind.TX_GIVEN_UP, Reason.EXHAUSTED
@@ -200,7 +200,7 @@ class _Bodies:
         if value is not None:
             return decode_half_body(value)
         if self._get_many(Family.TIMELINE, [key])[0] is not None:  # the row and its body are deleted together
-            raise StoreCorrupt(f"the half message {unpack_id(half.message_id)} has lost its body")
+            raise StoreCorrupt(f"the half message {unpack_id(half.message_id)} has no body")
         return None
 
 

@@ -204,7 +204,7 @@ class Transactions(BrokerPart):
             # this unit it is both.
             await self._commits.flush()
             is_durable = True
-        raise BrokerUnavailable("the half message moves all the time")
+        raise BrokerUnavailable("the half message changes too often; repeat the call")
 
     def _commit_op(
         self, queue_id: int, topic: Topic, transaction: EntryHandle, key: bytes, half: HalfRow, body: bytes

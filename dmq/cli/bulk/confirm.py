@@ -21,7 +21,7 @@ def confirm(what: str, *, yes: bool) -> None:
     if not is_terminal():
         raise CommandFailed(f"{what}; there is no terminal for a confirmation; use --yes", ExitCode.USAGE)
     # Not typer's prompt: it writes a part to stdout, which is reserved for the command's answer.
-    typer.echo(f"dmq: {printable(what)}. Go on? [y/N] ", nl=False, err=True)
+    typer.echo(f"dmq: {printable(what)}. Continue? [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise typer.Abort
 

@@ -201,7 +201,7 @@ def _start_ms(text: str | None) -> int:
     with refusing("--start", text):
         when = parse_when(text)
         if isinstance(when, At) and when.epoch_ms < 0:
-            raise ValueError("the time lies before 1970")
+            raise ValueError("the time is before 1970")
     return when.epoch_ms if isinstance(when, At) else SystemClock().now_ms() + when.delay_ms
 
 

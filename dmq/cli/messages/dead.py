@@ -220,7 +220,7 @@ def show(
         found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body))
         now_ms = client.now_ms()
     if not found:
-        text = f"message {message_id} is no dead letter of group {group}"
+        text = f"message {message_id} is not a dead letter of group {group}"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
     session.show(found, lambda: out.show_each(_facts(letter, now_ms) for letter in found))
 
@@ -527,12 +527,12 @@ def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
                 wait_s = min(2 * wait_s, _LOOK_AGAIN_S_MAX)
                 job = _again(client, job)
     except KeyboardInterrupt:
-        text = f"no longer watching, but job {job.job_id} goes on; 'dmq dead stop {job.job_id}' ends it"
+        text = f"job {job.job_id} continues in the daemon; 'dmq dead stop {job.job_id}' stops it"
         raise CommandFailed(text, ExitCode.INTERRUPTED) from None
     except DmqError as error:
         if not error.retriable:
             raise
-        text = f"{error}; job {job.job_id} goes on when the daemon does, see 'dmq dead jobs {job.group}'"
+        text = f"{error}; job {job.job_id} continues with the daemon, see 'dmq dead jobs {job.group}'"
         raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
     return job
 
@@ -545,7 +545,7 @@ def _again(client: AdminClient, job: wire.Job) -> wire.Job:
 
 
 def _counts(job: wire.Job) -> str:
-    return f"{_done(job)} {job.done:,}, passed over {job.passed:,}, failed {job.failed:,}"
+    return f"{_done(job)} {job.done:,}, skipped {job.passed:,}, failed {job.failed:,}"
 
 
 def _done(job: wire.Job | wire.StartJobRequest) -> str:

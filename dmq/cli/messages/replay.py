@@ -220,7 +220,7 @@ def _so_far(tally: _Tally) -> str:
     if not tally.reached_ms:
         return "nothing was given to the daemon"
     given = ", ".join(f"{count:,} {_LABELS.get(what, what)}" for what, count in sorted(tally.counts.items()))
-    return f"until then {given}; go on with --since {tally.reached_ms}"
+    return f"until then {given}; continue with --since {tally.reached_ms}"
 
 
 def _show(session: Session, tally: _Tally, reading: Reading, *, dry_run: bool) -> None:

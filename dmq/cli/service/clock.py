@@ -63,9 +63,9 @@ def accept(session: Session, *, consent: Consent) -> None:
 def _would(clock: wire.Clock, timeline: wire.Timeline) -> str:
     next_due = f", the next is due at {format_time(timeline.next_due_at_ms)}" if timeline.next_due_at_ms else ""
     ahead = f"{format_duration(max(0, clock.wall_ms - clock.believed_ms))} ahead"
-    clock_goes = f"the daemon's clock would go on from {format_time(clock.wall_ms)}, {ahead}"
-    removal = "what is past its age by it is removed"
-    return f"{clock_goes}: {timeline.pending:,} messages wait{next_due}, and {removal}"
+    clock_goes = f"the daemon's clock would continue from {format_time(clock.wall_ms)}, {ahead}"
+    removal = "messages and dates that are too old by it are removed"
+    return f"{clock_goes}: {timeline.pending:,} pending messages{next_due}, and {removal}"
 
 
 def _facts(clock: wire.Clock) -> list[tuple[str, str]]:

@@ -561,7 +561,7 @@ def _entries_in(paths: Sequence[Path]) -> int:
 
 def _note_left_alone(texts: Sequence[str]) -> None:
     for text in texts:
-        out.note(f"left alone: {text}")
+        out.note(f"skipped: {text}")
 
 
 def _uid_of(text: str) -> bytes:
@@ -762,4 +762,4 @@ def _entries(count: int, kind: str = "") -> str:
 
 
 def _but(used: list[str]) -> str:
-    return f"; left alone: {'; '.join(used)}" if used else ""
+    return f"; skipped: {'; '.join(used)}" if used else ""

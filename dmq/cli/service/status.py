@@ -168,6 +168,6 @@ def _outbox(outbox: wire.Outbox) -> str:
 def _trail(outbox: wire.Outbox) -> str:
     if not outbox.trail:
         return "off"
-    lag = f", the oldest that waits is {out.about(outbox.lag_ms)} old" if outbox.lag_ms else ""
+    lag = f", the oldest other event is {out.about(outbox.lag_ms)} old" if outbox.lag_ms else ""
     stopped = f"STOPPED: {outbox.export_error}; " if outbox.export_error else ""
     return f"{stopped}{outbox.trail}, exported up to {outbox.exported_sequence:,}{lag}"

@@ -91,7 +91,7 @@ def check(
         found = check_store(directory, progress.show)
     session.show(found.as_json(), lambda: _show_checked(found))
     if count := found.findings.count.total():
-        text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' saves what can be read"
+        text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' recovers the readable rows"
         raise CommandFailed(text, ExitCode.DAMAGED)
     if not session.as_json:
         typer.echo(f"{directory} is whole")

@@ -84,12 +84,8 @@ def run(
     trail: TrailOption = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
     config: ConfigOption = None,
-    since: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Begin of the report: RFC 3339, or epoch ms.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="End of the report: RFC 3339, or epoch ms.")
-    ] = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Begin: RFC 3339, or epoch ms.")] = None,
+    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="End: RFC 3339, or epoch ms.")] = None,
     late_after: Annotated[str | None, typer.Option(metavar="DURATION", help="Tolerated lateness of a message.")] = None,
     late_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of late messages.")] = None,
     duplicates_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of duplicates.")] = None,
@@ -103,7 +99,7 @@ def run(
     retired_cell: RetiredCellOption = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT;...", help="Name servers: compare the messages in the cluster."),
+        typer.Option(metavar="HOST:PORT;...", help="Name servers: compare its messages."),
     ] = None,
     cluster_timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="Time limit of --cluster; the rest counts as not read back.")
@@ -113,9 +109,7 @@ def run(
         Engine, typer.Option(help="Engine of the audit: DuckDB on this machine, or Spark; both have the same result.")
     ] = Engine.auto,
     master: Annotated[str | None, typer.Option(metavar="URL", help="Spark's master.  [default: local[*]]")] = None,
-    driver_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Java memory.  [default: half, at most 4g]")
-    ] = None,
+    driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
 ) -> None:
     """Audit the trail for lost, late and duplicated messages."""

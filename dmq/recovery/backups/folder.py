@@ -45,8 +45,8 @@ def check_backup_dir(folder: Path) -> None:
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        why = "a daemon does not make it, for it may lie on a disk that is not mounted"
-        raise DmqError(f"backup_dir {folder} is not there: mount its disk, or make the folder; {why}") from error
+        why = "the daemon does not create it, because its disk may not be mounted"
+        raise DmqError(f"backup_dir {folder} does not exist: mount its disk, or create the folder; {why}") from error
     except OSError as error:
         raise DmqError(f"backup_dir {folder} cannot be used: {error.strerror or error}") from error
     if not folder.is_dir():
@@ -160,10 +160,10 @@ class BackupFolder:
             finally:
                 self._child = None
         if self._is_cancelled:
-            raise StoreFailed("the check of the backup was given up")
+            raise StoreFailed("the check of the backup was cancelled")
         why = " ".join(said.split())[-_WHY_CHARS_MAX:]
         if child.returncode == DAMAGED:
-            raise StoreCorrupt(f"the new backup is not whole, and was removed: {why}")
+            raise StoreCorrupt(f"the new backup is incomplete and was removed: {why}")
         if child.returncode:
             raise StoreFailed(f"the new backup could not be checked, and was removed ({child.returncode}): {why}")
 

@@ -116,7 +116,7 @@ class LedgerVerifier:
     def state(self, number: int) -> Verification:
         """Return the verification with a number; raise ``Refused(NOT_FOUND)`` if it is not the last one of this run."""
         if self._last is None or self._last.number != number:
-            why = "no such verification, or another one came after it, or the daemon was started anew"
+            why = "unknown verification: replaced by a later one, or the daemon was restarted"
             raise Refused(Rule.NOT_FOUND, why, value=number)
         return self._last
 
@@ -208,7 +208,7 @@ class LedgerVerifier:
 
 def no_ledger() -> Refused:
     """Return the refusal for a store without a ledger."""
-    why = "this store keeps no ledger: what it would begin with is damaged; see 'dmq store check'"
+    why = "this store keeps no ledger: the rows for its start are damaged; see 'dmq store check'"
     return Refused(Rule.REQUEST, why)
 
 

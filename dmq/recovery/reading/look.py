@@ -183,7 +183,7 @@ class Look:
                 continue
             stack.callback(engine.close)
             return cls(path, copy, engine, how, why, dropped)
-        raise StoreCorrupt(f"{path} cannot be opened in any way: {last}")
+        raise StoreCorrupt(f"{path} cannot be opened: {last}")
 
 
 def _table_of(hole: Hole) -> str:
@@ -199,7 +199,7 @@ def _strict(path: Path, work: Path, clock: Clock, corrupt: type[StoreCorrupt]) -
         attempt += 1
         is_used = copy_directory(path, copy)
         if not (copy / CELL_FILE).exists() and any((copy / "rocksdb").glob("*.sst")):
-            raise StoreCorrupt(f"{path} has tables but no CELL: something removed it")
+            raise StoreCorrupt(f"{path} has tables, but the file CELL is missing")
         try:
             return Store.open(copy, clock, options)
         except StoreCorrupt:

@@ -91,11 +91,11 @@ def check_not_after(properties: Mapping[str, str], due_ms: int | None, now_ms: i
         return
     text, not_after_ms = properties[NOT_AFTER_MS], not_after_of(properties)
     if not not_after_ms:
-        why = f"property {NOT_AFTER_MS} is no time in epoch milliseconds of at most 15 digits"
+        why = f"property {NOT_AFTER_MS} is not a time in epoch milliseconds of at most 15 digits"
         raise Refused(Rule.DELIVERY_TIME, why, value=text)
     if not_after_ms <= max(due_ms or 0, now_ms):
         when = "its delivery time" if due_ms is not None and due_ms > now_ms else "now"
-        why = f"{NOT_AFTER_MS} is not after {when}: nobody would get the message"
+        why = f"{NOT_AFTER_MS} is not after {when}: no consumer would get the message"
         raise Refused(Rule.DELIVERY_TIME, why, value=text)
 
 
@@ -112,9 +112,9 @@ def _number(name: str, text: str) -> int:
 
 def _checked_ms(name: str, due_ms: int, value: object) -> int:
     if due_ms > DELIVER_AT_MS_MAX:
-        raise Refused(Rule.DELIVERY_TIME, f"{name} lies after the year 9999{_hint(due_ms)}", value=value, limit=_LATEST)
+        raise Refused(Rule.DELIVERY_TIME, f"{name} is after the year 9999{_hint(due_ms)}", value=value, limit=_LATEST)
     if due_ms < 0:
-        raise Refused(Rule.DELIVERY_TIME, f"{name} lies before 1970", value=value)
+        raise Refused(Rule.DELIVERY_TIME, f"{name} is before 1970", value=value)
     return due_ms
 
 

@@ -169,12 +169,12 @@ def check_recurring(message: wire.Message) -> None:
     check_message(message)
     for name in DELAY_PROPERTIES:
         if name in message.user_properties:
-            raise Refused(Rule.DELIVERY_TIME, "a schedule says when its message is sent", value=name)
+            raise Refused(Rule.DELIVERY_TIME, "a schedule has no delivery time", value=name)
     if NOT_AFTER_MS in message.user_properties:
-        raise Refused(Rule.DELIVERY_TIME, "a schedule has an end instead of this property", value=NOT_AFTER_MS)
+        raise Refused(Rule.DELIVERY_TIME, "a schedule uses DMQ_END instead of this property", value=NOT_AFTER_MS)
     for name in (OWN_KEY, ON_SAME_KEY):
         if name in message.user_properties:
-            raise Refused(Rule.PROPERTY_KEY, "what a schedule sends does not wait, and has no own key", value=name)
+            raise Refused(Rule.PROPERTY_KEY, "a schedule cannot have an own key", value=name)
 
 
 def check_undelayed(message: wire.Message) -> None:
@@ -297,10 +297,10 @@ def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
         raise Refused(Rule.FILTER, "the filter expression is too long", value=len(text), limit=limit)
     tags = frozenset(tag for part in text.split("||") if (tag := part.strip()))
     if not tags:
-        raise Refused(Rule.FILTER, "the filter expression names no tag", value=text)
+        raise Refused(Rule.FILTER, "the filter expression contains no tag", value=text)
     for tag in tags:
         if "|" in tag or _has_control(tag):
-            raise Refused(Rule.FILTER, "a tag cannot hold | or a control character", value=tag)
+            raise Refused(Rule.FILTER, "a tag cannot contain | or a control character", value=tag)
     return tags
 
 

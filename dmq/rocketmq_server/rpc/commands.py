@@ -50,7 +50,7 @@ class Commands:
             ),
         )
         if not answer.HasField("thread_stack_trace"):
-            raise NoAnswer(f"the client {client_id} answered with something else than its stack")
+            raise NoAnswer(f"the client {client_id} answered without its stack")
         return answer.thread_stack_trace.thread_stack_trace[:STACK_CHARS_MAX]
 
     async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> Verified:
@@ -62,7 +62,7 @@ class Commands:
         session = self._sessions.get(client_id)
         if session is not None and session.client_type != wire.PUSH_CONSUMER:
             kind = wire.ClientType.Name(session.client_type)
-            raise Refused(Rule.REQUEST, "only a push consumer can be told to consume a message", value=kind)
+            raise Refused(Rule.REQUEST, "only a push consumer can verify a message", value=kind)
         message = wire.Message.FromString(payload)
         mapping.make_readable(message)
         answer = await self._ask(

@@ -89,7 +89,7 @@ class PullCalls:
         topic = validate.topic_of(queue.topic)
         offset = await self._served().committed_offset(group, topic, queue.id)
         if offset is None:
-            why = f"group {group!r} never said where it continues"
+            why = f"group {group!r} has no committed offset"
             raise Refused(Rule.OFFSET_UNKNOWN, why, value=f"{topic}, queue {queue.id}")
         return wire.GetOffsetResponse(status=OK_STATUS, offset=offset)
 

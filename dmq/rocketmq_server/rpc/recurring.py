@@ -89,7 +89,7 @@ class RecurringCalls:
 
     async def _made(self, topic: str, messages: Sequence[wire.Message], call: Call) -> None:
         if self._add is None:
-            raise Refused(Rule.UNSUPPORTED, "this broker keeps no schedules")
+            raise Refused(Rule.UNSUPPORTED, "this broker does not support schedules")
         if len(messages) > 1:
             why = f"a message with {NAME} makes a schedule, and is sent in a request of its own"
             raise Refused(Rule.REQUEST, why, value=len(messages), limit=1)
@@ -114,9 +114,9 @@ def wanted_of(topic: str, message: wire.Message) -> Wanted:
     name = _name(properties)
     if (EVERY in properties) == (CRON in properties):
         given = "both" if EVERY in properties else "neither"
-        raise Refused(Rule.PROPERTY_KEY, f"a schedule has one of {EVERY} and {CRON}", value=given)
+        raise Refused(Rule.PROPERTY_KEY, f"a schedule requires either {EVERY} or {CRON}", value=given)
     if system.HasField("delivery_timestamp"):
-        raise Refused(Rule.DELIVERY_TIME, f"a schedule says when its message is sent; {START} is its start")
+        raise Refused(Rule.DELIVERY_TIME, f"a schedule has no delivery time; use {START}")
     validate.check_undelayed(message)
     sent = sample(
         topic,
@@ -152,11 +152,11 @@ def wanted_of(topic: str, message: wire.Message) -> Wanted:
 def _name(properties: Mapping[str, str]) -> str:
     if NAME not in properties:
         given = next(each for each in SCHEDULE_PROPERTIES if each in properties)
-        raise Refused(Rule.PROPERTY_KEY, f"property {given} is of a schedule, and {NAME} is missing", value=given)
+        raise Refused(Rule.PROPERTY_KEY, f"property {given} requires {NAME}", value=given)
     for each in properties:
         if each.startswith(PREFIX) and each not in _KNOWN:
             allowed = ", ".join(SCHEDULE_PROPERTIES)
-            raise Refused(Rule.PROPERTY_KEY, "a schedule has no such property", value=each, limit=allowed)
+            raise Refused(Rule.PROPERTY_KEY, "unknown property of a schedule", value=each, limit=allowed)
     return check_name(properties[NAME])
 
 
@@ -195,7 +195,9 @@ def _count(properties: Mapping[str, str]) -> int:
 def _catch_up(properties: Mapping[str, str]) -> CatchUp:
     text = properties.get(CATCH_UP, "one")
     if text.upper() not in CatchUp.__members__:
-        raise Refused(Rule.PROPERTY_KEY, f"property {CATCH_UP}: no such way", value=text, limit="one, all, skip")
+        raise Refused(
+            Rule.PROPERTY_KEY, f"property {CATCH_UP}: expected one, all or skip", value=text, limit="one, all, skip"
+        )
     return CatchUp[text.upper()]
 
 

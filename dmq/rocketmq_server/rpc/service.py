@@ -42,7 +42,7 @@ _NO_REASONS = (
     "failure reasons of this delivery are not kept: failure_reasons is off, or the cluster keeps the group's retries"
 )
 _NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
-    status=wire.Status(code=wire.OK, message="nothing to do: the message is no longer this consumer's")
+    status=wire.Status(code=wire.OK, message="no effect: the message is no longer leased by this consumer")
 )
 
 

@@ -214,7 +214,7 @@ class _Health(health_pb2_grpc.HealthServicer):
         try:
             return self._state.check(request)
         except health.UnknownService:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
         async with aclosing(self._state.watch(request)) as answers:

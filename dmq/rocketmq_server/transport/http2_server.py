@@ -184,7 +184,7 @@ def _health(state: health.HealthService, places: _Watches) -> dict[str, Method]:
         try:
             return state.check(parsed(body)).SerializeToString()
         except health.UnknownService as error:
-            raise CallEnded(Status.NOT_FOUND, "no such service") from error
+            raise CallEnded(Status.NOT_FOUND, "unknown service") from error
 
     async def watch(body: bytes, headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
         with places.one(headers):

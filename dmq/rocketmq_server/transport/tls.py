@@ -110,11 +110,11 @@ class Certificates:
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             if _has_passphrase(self.key):
                 why = (
-                    "the key has a passphrase, which nobody is there to type: write it without one "
+                    "the key has a passphrase, which the daemon cannot enter: write it without one "
                     "(openssl pkey -in KEY -out NEW), to be read by the daemon's user only"
                 )
             elif "PEM lib" in why:  # the only reason that the library gives
-                why = "they are no certificate and key in PEM"
+                why = "they are not a certificate and a key in PEM"
             clients = f" and {self.client_ca}, for clients," if self.client_ca else ""
             raise CertificateError(
                 f"the certificate {self.certificate} with {self.key}{clients} cannot be used: {why}"

@@ -208,7 +208,7 @@ os.register_at_fork(after_in_child=_process.after_fork_in_child)
 def check_not_forked() -> None:
     """Raise ``StoreForked`` if this process is a fork of one that used RocksDB and so cannot open a store."""
     if _process.is_forked:
-        raise StoreForked("this process is a fork of one that used a store; a store needs a process started anew")
+        raise StoreForked("this process is a fork of one that used a store; open stores in a new process")
 
 
 class RocksEngine:
@@ -471,7 +471,7 @@ class RocksEngine:
 
     def _open_db(self) -> Rdict:
         if os.getpid() != self._pid:
-            raise StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
+            raise StoreForked("the store belongs to the process that opened it; open stores in a new process")
         if self._db is None:
             raise StoreClosed("the store is closed")
         return self._db

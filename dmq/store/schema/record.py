@@ -10,16 +10,16 @@
     20 accepted_at_ms 8
     28 history 39 or more, of kind RETRY
     28 terms 16, of kind WHOLE_HALF
-    28 vigil 30, of kind TRANSACTION
+    28 check 30, of kind TRANSACTION
        body; of kinds TRANSACTION and RECURRING without its wire message
 
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
                | epoch 8, if the highest bit of the reason is set: copies of format 2 and older have none
                | length 2 | failure reason, if the next bit is set: since format 6
                of a retry copy: the place of the original, the time it became visible there, its failures, and the
-               hand-out that failed last
+               delivery that failed last
     terms      deliver_at_ms 8 | delay_ms 8           of a half message: its due time once committed; 0: unset
-    vigil      terms 16 | waited_ms 8 | unasked 2 | payload bytes 4
+    check      terms 16 | waited_ms 8 | unasked 2 | payload bytes 4
                of a half message whose body is a separate row: the total waiting time at its next check, and the number
                of consecutive checks that found no producer
     half body (timeline, after all times)                 version 1 | body
@@ -105,7 +105,7 @@ class History(NamedTuple):
     first_failed_at_ms: int
     last_failed_at_ms: int
     reason: int  # ``retry.policy.Reason`` of a dead letter, 0 otherwise
-    epoch: int = 0  # of the hand-out that failed last; 0: the copy was made before format 3
+    epoch: int = 0  # of the delivery that failed last; 0: the copy was made before format 3
     failure: bytes = b""  # last failure reason (``failure_reason``); empty: unknown, or made before format 6
 
 

@@ -279,7 +279,7 @@ class Writer:
 
     def _refusal(self) -> StoreError:
         if os.getpid() != self._pid:
-            return StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
+            return StoreForked("the store belongs to the process that opened it; open stores in a new process")
         if self._failure is not None:
             refusal = StoreFailed(str(self._failure))
             refusal.__cause__ = self._failure

@@ -288,7 +288,9 @@ class Exporter:
     def _export_some(self, end: int, *, is_hurried: bool) -> None:
         """Export at most ``rows_max`` events, the limit of memory."""
         if self._store.keeps_room_from(self._layout.cell_file):
-            raise OSError(errno.ENOSPC, "the disk is below its low-water mark, what is left is for acknowledgements")
+            raise OSError(
+                errno.ENOSPC, "the disk is below its low-water mark; the rest is reserved for acknowledgements"
+            )
 
         def breathe() -> None:
             if self._abort.is_set() or (not is_hurried and self._abort.wait(_BREATH_S)):

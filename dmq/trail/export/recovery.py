@@ -41,7 +41,7 @@ def recover(layout: Layout, role: manifest.Role, host: str) -> RecoveredTrail:
             continue
         found = sequences_of(path.name)
         if found is None:
-            _put_aside(path, "this is no name of a file of events")
+            _put_aside(path, "not the name of an event file")
         elif found[1] <= cell.retired_sequence and layout.relative(path) not in listed:
             if lines:  # retention was killed after it removed the manifest
                 path.unlink(missing_ok=True)

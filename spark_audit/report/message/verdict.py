@@ -94,7 +94,7 @@ class Judge:
         rolled back.
         """
         why = "TAIL_LOST names its events, and none came after it"
-        said = "went with what its store forgot: that was put back to before it was accepted"
+        said = "lost with the undone events: the store was restored to a state before its acceptance"
         topics = {(row["cell"], str(row["topic"])): row for row in found}
         return [_outcome(row, None, "undone", said, why) for _, row in sorted(topics.items())]
 
@@ -132,7 +132,7 @@ class Judge:
 
     def _unaccepted(self, last: Row) -> MessageOutcome:
         if any(gap.cell == last["cell"] and gap.first > last["sequence"] for gap in self._gaps):
-            said = "nobody knows: the trail has a gap"
+            said = "unknown: the trail has a gap"
             return _outcome(last, None, "inconclusive", said, "committed, and never accepted, but a gap follows")
         return _outcome(last, None, "lost", "LOST", "committed, and never accepted")
 
@@ -142,7 +142,7 @@ class Judge:
             return _outcome(last, None, "pending", said, "no snapshot is newer")
         if any(entry["kind"] == "TRANSACTION" for entry in shot.entries):
             return _outcome(last, None, "pending", said, "the snapshot holds it")
-        return self._missing(last, None, shot, "the newer snapshot does not hold it")
+        return self._missing(last, None, shot, "the newer snapshot does not contain it")
 
     def _of_waiting(self, last: Row, group: str | None, held: list[Row], due_ms: int | None) -> MessageOutcome:
         cell, shot = last["cell"], self._shots.get(last["cell"])
@@ -150,22 +150,20 @@ class Judge:
         is_past = due_ms is not None and as_of_ms is not None and as_of_ms > due_ms + self._grace_ms
         if shot is None or shot.sequence < last["sequence"]:
             if is_past:
-                return _outcome(
-                    last, group, "inconclusive", "should be finished, and nobody knows", "no snapshot is newer"
-                )
+                return _outcome(last, group, "inconclusive", "should be finished; unknown", "no snapshot is newer")
             return _outcome(last, group, "pending", "waits, by its last event", "it is not due yet, with grace")
         if held and held[0].get("is_stranded"):
             why = "the snapshot calls it stranded"
-            return _outcome(last, group, "lost", "LOST: in the store, where nobody will look", why)
+            return _outcome(last, group, "lost", "LOST: in the store, where no scan reaches it", why)
         if held and held[0].get("kind") == "HELD":
-            why = "the snapshot says that its topic keeps it back: it is paused, or has a rate"
+            why = "by the snapshot its topic holds it: paused, or above its rate"
             return _outcome(last, group, "pending", "waits, and is due", why)
         if held:
             if is_past:
                 why = "the snapshot holds it, and due time and grace have passed"
-                return _outcome(last, group, "overdue", "OVERDUE: it still waits", why)
+                return _outcome(last, group, "overdue", "OVERDUE: still pending", why)
             return _outcome(last, group, "pending", "waits", "the snapshot holds it, and it is not due yet, with grace")
-        return self._missing(last, group, shot, "the newer snapshot does not hold it")
+        return self._missing(last, group, shot, "the newer snapshot does not contain it")
 
     def _of_group(self, group: str, rows: list[Row], expired: set[tuple[Any, ...]]) -> MessageOutcome:
         last = rows[-1]
@@ -212,7 +210,7 @@ class Judge:
 
     def _missing(self, last: Row, group: str | None, shot: Snapshot, why: str) -> MessageOutcome:
         if any(gap.cell == last["cell"] and last["sequence"] < gap.first <= shot.sequence for gap in self._gaps):
-            said = "nobody knows: the trail has a gap"
+            said = "unknown: the trail has a gap"
             return _outcome(last, group, "inconclusive", said, f"{why}, but a gap lies between")
         return _outcome(last, group, "lost", "LOST", f"{why}, and no gap lies between")
 

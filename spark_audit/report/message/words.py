@@ -111,7 +111,7 @@ def _again(what: str, *, is_timed: bool = False) -> _Words:
 def _undecided(why: str) -> _Words:
     def said(event: Event) -> str:
         letters = f"%DLQ%{event.get('group')} at offset {text.count(event.get('detail') or 0)}"
-        return f"nobody decided its transaction{why.format(event.get('attempt'))}: to {letters}"
+        return f"its transaction was not decided{why.format(event.get('attempt'))}: to {letters}"
 
     return said
 
@@ -133,10 +133,10 @@ _WORDS: Mapping[str, _Words] = {
     "SCHEDULED": lambda event: f"accepted, to be delivered at {_due(event)}",
     "QUEUED": lambda event: f"accepted, at once in {place_in_words(event)}",
     "DELIVERED": lambda event: f"handed over{late_in_words(event)} to {place_in_words(event)}",
-    "HALF": lambda event: f"accepted as a half message: nobody sees it, and its producers are asked at {_due(event)}",
+    "HALF": lambda event: f"accepted as a half message: invisible; its producers are asked at {_due(event)}",
     "TX_CHECKED": _asked,
     "COMMITTED": lambda _: "its transaction was committed",
-    "ROLLED_BACK": lambda _: "its transaction was rolled back: nobody gets it",
+    "ROLLED_BACK": lambda _: "its transaction was rolled back",
     "TX_GIVEN_UP": _undecided(", after check {}"),
     "TX_TOO_OLD": _undecided(" in time"),
     "OCCURRED": lambda event: f"sent by its schedule, as occurrence {text.count(event.get('detail') or 0)}",
@@ -169,8 +169,8 @@ _WORDS: Mapping[str, _Words] = {
     "REDRIVEN": lambda event: f"dead letter of {_who(event)} sent again as a new message",
     "PURGED": lambda event: f"dead letter of {_who(event)} thrown away by hand",
     "SENT": lambda event: f"sent by its handler at {_attempt(event)},{late_in_words(event) or ' no due time'}",
-    "SEND_FAILED": lambda event: f"{_attempt(event)} to send it failed, waits until {_due(event)}",
+    "SEND_FAILED": lambda event: f"{_attempt(event)} to send it failed, pending until {_due(event)}",
     "SEND_DEAD": lambda event: f"given up after {_attempt(event)}, in the dead set",
-    "REQUEUED": lambda event: f"taken from the dead set, waits until {_due(event)}",
+    "REQUEUED": lambda event: f"requeued from the dead set, pending until {_due(event)}",
     "DROPPED": lambda _: "thrown away because a bound was reached, as configured",
 }  # fmt: skip

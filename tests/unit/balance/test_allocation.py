@@ -65,9 +65,9 @@ def test_nearby_keeps_a_room_to_its_members_and_shares_one_without() -> None:
 
 def test_nearby_names_what_has_no_room() -> None:
     """A queue or a client without one."""
-    with pytest.raises(ValueError, match=r"no machine room is known of .*plain"):
+    with pytest.raises(ValueError, match=r"unknown machine room of .*plain"):
         nearby(Averagely())("workers", "east@x", ROOMS, ["east@x"])
-    with pytest.raises(ValueError, match="no machine room is known of lost"):
+    with pytest.raises(ValueError, match="unknown machine room of lost"):
         nearby(Averagely())("workers", "east@x", ROOMS[:3], ["east@x", "lost"])
 
 

@@ -190,8 +190,8 @@ def assert_refused(told: str, why: str) -> None:
     ("arguments", "why"),
     [
         (("--start", "tomorrow"), "--start: RFC 3339"),
-        (("--start", "1769853600"), "--start: epoch milliseconds are expected"),
-        (("--start", "1969-12-31T23:59:59Z"), "--start: the time lies before 1970"),
+        (("--start", "1769853600"), "--start: expected epoch milliseconds"),
+        (("--start", "1969-12-31T23:59:59Z"), "--start: the time is before 1970"),
         (("--processing", "soon"), "--processing: a duration is expected"),
         (("--start", "9999-12-31T23:00:00Z"), "--start, --processing: the attempts would continue past the year 9999"),
         (("--processing", "3650000d"), "--start, --processing: the attempts would continue past the year 9999"),

@@ -118,9 +118,9 @@ def test_what_cannot_be_is_told(live: LiveCell) -> None:
         (("--every", "1s", "--zone", "UTC"), 2, "a time zone requires --cron"),
         (("--every", "1s", "--property", "x"), 2, "KEY=VALUE is expected"),
         (("--every", "10ms"), 1, "limit 1000 to"),
-        (("--cron", "61 * * * *"), 1, "'61' is no minute; allowed are *, 0 to 59"),
+        (("--cron", "61 * * * *"), 1, "invalid minute '61'; allowed: *, 0 to 59"),
         (("--cron", "* * * * *", "--zone", "X/Y"), 1, "is not known on this host"),
-        (("--every", "1s", "--property", "DMQ_SCHEDULE=x"), 1, "has this property from its schedule"),
+        (("--every", "1s", "--property", "DMQ_SCHEDULE=x"), 1, "this property is set by the schedule"),
     ):
         done = live.run(*start, *options)
         assert (done.exit_code, text in done.stderr) == (code, True), (options, done.stderr)

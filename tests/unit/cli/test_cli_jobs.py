@@ -75,7 +75,7 @@ def fail_when(daemon: LiveCell, call: str, count: int, error: BaseException) -> 
 def test_a_redrive_is_watched_to_its_end(daemon: LiveCell) -> None:
     """The last line counts; the job's number is told at once, for whoever wants to stop it."""
     result = daemon.run(*REDRIVE, "--yes")
-    assert (result.exit_code, result.stdout) == (0, "redriven 3, passed over 0, failed 0\n")
+    assert (result.exit_code, result.stdout) == (0, "redriven 3, skipped 0, failed 0\n")
     assert result.stderr == "dmq: job 1: redrive of billing\n"
     assert daemon.calls == ["StartJob", "ListJobs"]
     assert left(daemon) == []
@@ -133,7 +133,7 @@ def test_letters_that_are_named_and_not_there(daemon: LiveCell) -> None:
         result = daemon.run(*command, "--id", "D0", "--key", "k1")
         assert (result.exit_code, "without an outcome that the other options mean: D0" in result.stderr) == (3, True)
     result = daemon.run(*REDRIVE, "--id", "D0", "--id", "no")
-    assert (result.exit_code, result.stdout, left(daemon)) == (7, "redriven 1, passed over 2, failed 0\n", ["D1", "D2"])
+    assert (result.exit_code, result.stdout, left(daemon)) == (7, "redriven 1, skipped 2, failed 0\n", ["D1", "D2"])
     assert result.stderr.endswith("without an outcome: no\n")
     assert daemon.run(*PURGE, "--id", "D0").exit_code == 3
 
@@ -152,7 +152,7 @@ def test_a_dry_run_counts_and_does_nothing(daemon: LiveCell) -> None:
     add_damaged(daemon)
     result = daemon.run(*REDRIVE, "--dry-run")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "3 would be redriven, 0 would be passed over, 1 would fail\n"
+    assert result.stdout == "3 would be redriven, 0 would be skipped, 1 would fail\n"
     assert daemon.run(*PURGE, "--dry-run").stdout.startswith("4 would be purged, ")
     assert json.loads(daemon.run(*PURGE, "--dry-run", "-o", "json").stdout)["job_id"] == 0
     assert (jobs(daemon), left(daemon)) == ([], ["D0", "D1", "D2", "X"])
@@ -184,7 +184,7 @@ def test_nobody_is_asked_about_nothing(daemon: LiveCell, command: tuple[str, ...
     done = "purged" if command == PURGE else "redriven"
     result = daemon.run(*command, "--key", "none")
     assert (result.exit_code, result.stderr, jobs(daemon)) == (0, "", [])
-    assert result.stdout == f"0 would be {done}, 3 would be passed over, 0 would fail\n"
+    assert result.stdout == f"0 would be {done}, 3 would be skipped, 0 would fail\n"
     assert daemon.run(*command, "--id", "D0").exit_code == 0
 
 
@@ -193,14 +193,14 @@ def test_a_group_that_is_gone_may_have_left_letters(daemon: LiveCell, monkeypatc
     daemon.run("group", "rm", GROUP, "--force", "--yes")
     monkeypatch.setattr("dmq.cli.bulk.confirm.is_terminal", lambda: True)
     result = daemon.run(*PURGE, stdin=b"n\n")
-    assert result.stderr.startswith("dmq: 3 dead letters of group billing would be purged. Go on?")
+    assert result.stderr.startswith("dmq: 3 dead letters of group billing would be purged. Continue?")
 
 
 def test_letters_that_cannot_be_read_are_a_failure(daemon: LiveCell) -> None:
     """Counted, and in the exit code: 7 beside others that were done, 1 if none was."""
     add_damaged(daemon)
     result = daemon.run(*REDRIVE, "--yes")
-    assert (result.exit_code, result.stdout) == (7, "redriven 3, passed over 0, failed 1\n")
+    assert (result.exit_code, result.stdout) == (7, "redriven 3, skipped 0, failed 1\n")
     assert result.stderr.endswith(
         "dmq: 1 failed and stay dead: they cannot be read, or their topic or group is gone and they need --to\n"
     )
@@ -218,7 +218,7 @@ def test_a_job_that_somebody_stops_is_a_failure(daemon: LiveCell) -> None:
 
     daemon.before_call(stop_at_the_second)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
-    assert (result.exit_code, result.stdout) == (1, "redriven 2, passed over 0, failed 0\n")
+    assert (result.exit_code, result.stdout) == (1, "redriven 2, skipped 0, failed 0\n")
     assert result.stderr.endswith("dmq: job 1 was stopped before it finished\n")
 
 
@@ -231,7 +231,7 @@ def test_an_interrupt_stops_watching_only(daemon: LiveCell, monkeypatch: pytest.
     monkeypatch.setattr(dead, "pause", interrupted)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr.endswith("dmq: no longer watching, but job 1 goes on; 'dmq dead stop 1' ends it\n")
+    assert result.stderr.endswith("dmq: job 1 continues in the daemon; 'dmq dead stop 1' stops it\n")
     assert jobs(daemon)[0].state is JobState.RUNNING
     daemon.run("dead", "stop", "1")
     failed = error_of(daemon.run(*REDRIVE, "--yes", *SLOW, "-o", "json"))
@@ -243,7 +243,7 @@ def test_a_daemon_that_goes_away_while_it_is_watched(daemon: LiveCell) -> None:
     daemon.before_call(fail_when(daemon, "ListJobs", 1, DaemonUnavailable("gone")))
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (6, "")
-    assert result.stderr.endswith("dmq: gone; job 1 goes on when the daemon does, see 'dmq dead jobs billing'\n")
+    assert result.stderr.endswith("dmq: gone; job 1 continues with the daemon, see 'dmq dead jobs billing'\n")
     daemon.run("dead", "stop", "1")
     daemon.before_call(fail_when(daemon, "ListJobs", 2, CallFailed("broken")))
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
@@ -281,9 +281,9 @@ def test_the_watch_tells_how_far_it_is(daemon: LiveCell, monkeypatch: pytest.Mon
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert result.stderr.splitlines() == [
         "dmq: job 1: redrive of billing",
-        "dmq: job 1: redriven 0, passed over 0, failed 0",
-        "dmq: job 1: redriven 1, passed over 0, failed 0",
-        "dmq: job 1: redriven 2, passed over 0, failed 0",
+        "dmq: job 1: redriven 0, skipped 0, failed 0",
+        "dmq: job 1: redriven 1, skipped 0, failed 0",
+        "dmq: job 1: redriven 2, skipped 0, failed 0",
     ]
     assert waits == [0.05, 0.1, 0.2]
 
@@ -293,7 +293,7 @@ def test_an_empty_queue_is_done_at_once(live: LiveCell) -> None:
     live.run("group", "create", GROUP)
     for options in ((), ("--detach",)):
         result = live.run(*PURGE, "--yes", *options)
-        assert (result.exit_code, result.stdout, result.stderr) == (0, "purged 0, passed over 0, failed 0\n", "")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "purged 0, skipped 0, failed 0\n", "")
 
 
 def test_a_refused_job_fails_with_the_daemons_words(daemon: LiveCell) -> None:
@@ -329,7 +329,7 @@ def test_a_job_is_stopped(daemon: LiveCell) -> None:
     """It says how far it came; one that has ended stays as it is, one that nobody knows is not found."""
     daemon.run(*REDRIVE, "--yes", "--detach", *SLOW)
     step(daemon)
-    assert daemon.run("dead", "stop", "1").stdout == "job 1 is stopped: redriven 1, passed over 0, failed 0\n"
+    assert daemon.run("dead", "stop", "1").stdout == "job 1 is stopped: redriven 1, skipped 0, failed 0\n"
     daemon.run(*REDRIVE, "--yes")
     assert json.loads(daemon.run("dead", "stop", "2", "-o", "json").stdout)["state"] == "DONE"
     assert daemon.run("dead", "stop", "3").exit_code == 3

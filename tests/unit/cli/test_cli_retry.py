@@ -111,7 +111,7 @@ def test_retries_are_moved_by_name(daemon: LiveCell, command: str, where: str) -
     of_refunds, third, of_orders, first = entries(daemon)
     result = daemon.run("retry", command, GROUP, "--entry", third, "--entry", f"{third}9", "--entry", third)
     assert result.stdout == f"1 retry {where}; 1 had been delivered, moved or ended before\n"
-    told = f"dmq: not among the retries that wait in group billing: {third}9\n"
+    told = f"dmq: not among the waiting retries of group billing: {third}9\n"
     assert (result.exit_code, result.stderr) == (7, told)
     assert "ListRetries" not in daemon.calls
     assert entries(daemon) == [of_refunds, of_orders, first]
@@ -128,7 +128,7 @@ def test_a_retry_that_does_not_wait_is_not_found(daemon: LiveCell, named: tuple[
     """Exit code 3 where all that were named are gone."""
     result = daemon.run("retry", "run-now", GROUP, *named)
     assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == f"dmq: not among the retries that wait in group billing: {named[1]}\n"
+    assert result.stderr == f"dmq: not among the waiting retries of group billing: {named[1]}\n"
     assert daemon.run("retry", "run-now", GROUP, *named, "--dry-run").exit_code == 3
     assert error_of(daemon.run("retry", "to-dead", GROUP, *named, "-o", "json"))["kind"] == "not_found"
 

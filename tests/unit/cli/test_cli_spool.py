@@ -276,7 +276,7 @@ def test_a_check_of_what_is_not(root: Path) -> None:
     assert result.exit_code == 4
     assert "NOT whole" in result.stdout
     assert "cannot be read: Corruption: block checksum mismatch" in result.stdout
-    assert "('dmq spool check' lists the damage, 'dmq spool salvage' saves what can be read)" in result.stdout
+    assert "('dmq spool check' lists the damage, 'dmq spool salvage' recovers the readable entries)" in result.stdout
     assert result.stderr == "dmq: 1 of 1 directories are damaged; 'dmq spool salvage' recovers readable entries\n"
     assert json.loads(run("spool", "check", "--root", str(root), "-o", "json").stdout)[0]["findings"]
 
@@ -368,7 +368,7 @@ def test_a_salvage_of_what_is_in_use_or_not_there(root: Path) -> None:
         assert (result.exit_code, result.stderr) == (6, f"dmq: {spool.path} is in use by pid {os.getpid()}\n")
         result = run("spool", "salvage", "--root", str(root), "--yes")
         assert (result.exit_code, result.stdout) == (0, "")
-        assert result.stderr == f"dmq: left alone: {spool.path} is in use by pid {os.getpid()}\n"
+        assert result.stderr == f"dmq: skipped: {spool.path} is in use by pid {os.getpid()}\n"
 
 
 def test_requeue_by_uid(root: Path) -> None:

@@ -61,7 +61,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "              FAILED 2023-11-14T22:13:19.000Z (1s ago): no room",
         "              next 2023-11-14T22:23:20.000Z (in 10m); every 6h, 7 kept",
         "audit outbox  12 events, 2KiB of 1GiB",
-        "audit trail   somewhere/data/trail, exported up to 1,234, the oldest that waits is 42s old",
+        "audit trail   somewhere/data/trail, exported up to 1,234, the oldest other event is 42s old",
     ]
 
 
@@ -228,7 +228,7 @@ def test_an_argument_that_is_no_utf_8_is_a_usage_error() -> None:
     """As a shell passes bytes on; the file system may know them, the protocol does not."""
     result = run("topic", "show", "a\udcff", "--address", "127.0.0.1:1")
     assert result.exit_code == 2
-    assert result.stderr == "dmq: an argument is no text in UTF-8: 'a\\udcff'\n"
+    assert result.stderr == "dmq: an argument is not UTF-8 text: 'a\\udcff'\n"
 
 
 @pytest.mark.parametrize(("name", "value"), [("DMQ_ADDRESS", "a\udcff:1"), ("DMQ_SECRET_KEY", "hunter2\udcff")])
@@ -240,7 +240,7 @@ def test_a_variable_that_is_no_utf_8_is_named_and_not_shown(
     for each, told in (others | {name: value}).items():
         monkeypatch.setenv(each, told)
     result = run("status")
-    assert (result.exit_code, result.stderr) == (2, f"dmq: {name} is no text in UTF-8\n")
+    assert (result.exit_code, result.stderr) == (2, f"dmq: {name} is not a string in UTF-8\n")
 
 
 def test_a_closed_output_is_nobody_who_wants_an_answer() -> None:

@@ -50,4 +50,4 @@ def test_only_a_yes_is_a_yes(
     else:
         with pytest.raises(typer.Abort):
             confirm("all go", yes=False)
-    assert capsys.readouterr() == ("", "dmq: all go. Go on? [y/N] ")
+    assert capsys.readouterr() == ("", "dmq: all go. Continue? [y/N] ")

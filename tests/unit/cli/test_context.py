@@ -95,4 +95,4 @@ def test_an_access_key_that_no_header_can_carry_is_refused(key: str, monkeypatch
     """Before anything is asked, as a wrong configuration."""
     monkeypatch.setenv("DMQ_ACCESS_KEY", key)
     monkeypatch.setenv("DMQ_SECRET_KEY", "s3cret")
-    assert "an access key has printable ASCII characters" in run("status", code=2)
+    assert "expected printable ASCII characters" in run("status", code=2)

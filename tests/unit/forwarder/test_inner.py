@@ -138,7 +138,10 @@ def test_a_schedule_is_not_made_through_the_topic() -> None:
         levels_ms=(1_000,),
         delay_max_ms=None,
     )
-    for properties, text in (({"DMQ_SCHEDULE_NAME": "tick"}, "made by a send to this daemon"), ({"color": "red"}, "")):
+    for properties, text in (
+        ({"DMQ_SCHEDULE_NAME": "tick"}, "requires a direct send to this daemon"),
+        ({"color": "red"}, ""),
+    ):
         delivery = a_delivery(properties)
         if text:
             with pytest.raises(Refused, match=text):

@@ -31,7 +31,7 @@ def test_only_what_is_about_the_message_makes_a_dead_letter(code: int) -> None:
 def test_a_server_of_another_kind_says_nothing_about_a_message() -> None:
     """A bad request by gRPC alone, without a code of the protocol."""
     assert not Refused(Rule.REQUEST, "no such method").is_of_the_message
-    assert Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message").is_of_the_message
+    assert Refused(Rule.MESSAGE_CORRUPTED, "the payload is not a message").is_of_the_message
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def test_an_argument_beats_its_variable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({}, "nothing says where the hook keeps messages: set DMQ_SPOOL to a folder, or DMQ_ADDRESS or DMQ_CONTEXT"),
-        ({"DMQ_HOOK_WORKER": "2"}, "DMQ_HOOK_WORKER is no setting of the hook; there are DMQ_HOOK_BLOCK, "),
+        ({}, "no sink for the hook: set DMQ_SPOOL to a folder, or DMQ_ADDRESS or DMQ_CONTEXT"),
+        ({"DMQ_HOOK_WORKER": "2"}, "DMQ_HOOK_WORKER is not a setting of the hook; known: DMQ_HOOK_BLOCK, "),
         ({"DMQ_HOOK_MODE": "safe"}, "DMQ_HOOK_MODE is 'safe': on_failure or write_ahead is expected"),
         ({"DMQ_HOOK_WORKERS": "65"}, "DMQ_HOOK_WORKERS is '65': a whole number from 1 to 64 is expected"),
         ({"DMQ_HOOK_WORKERS": "²"}, "DMQ_HOOK_WORKERS is '²': a whole number from 1 to 64 is expected"),
@@ -93,14 +93,14 @@ def test_an_argument_beats_its_variable(tmp_path: Path) -> None:
         ({"DMQ_HOOK_OVERFLOW": "drop"}, "DMQ_HOOK_OVERFLOW is 'drop': refuse, block, drop_newest or drop_oldest"),
         (
             {"DMQ_ADDRESS": "127.0.0.1:1", "DMQ_HOOK_BYTES_MAX": "1GiB"},
-            "DMQ_HOOK_BYTES_MAX is '1GiB', and counts for a spool only: set DMQ_SPOOL to its folder",
+            "DMQ_HOOK_BYTES_MAX is '1GiB', but requires a spool: set DMQ_SPOOL to its folder",
         ),
         ({"DMQ_ADDRESS": "here"}, "DMQ_ADDRESS is 'here': host:port is expected, such as 127.0.0.1:8081"),
         (
             {"DMQ_ADDRESS": "127.0.0.1:1", "DMQ_ACCESS_KEY": "shop"},
             "there is no secret for access key shop: set DMQ_SEC",
         ),
-        ({"DMQ_CONTEXT": "prod"}, "there is no context 'prod' in "),
+        ({"DMQ_CONTEXT": "prod"}, "unknown context 'prod' in "),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(

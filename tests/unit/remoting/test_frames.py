@@ -70,12 +70,12 @@ def test_a_length_that_no_frame_has_is_refused(length: int) -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (b"[]", "no JSON object"),
-        (b"{", "no JSON"),
-        (b'{"code":"0"}', "another type"),
-        (b'{"code":0,"extFields":[1]}', "another type"),
-        (b'{"code":true}', "another type"),
-        (b"[" * 100_000, "no JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{", "not JSON"),
+        (b'{"code":"0"}', "wrong type"),
+        (b'{"code":0,"extFields":[1]}', "wrong type"),
+        (b'{"code":true}', "wrong type"),
+        (b"[" * 100_000, "not JSON"),
     ],
 )
 def test_a_header_that_is_none_is_refused(header: bytes, why: str) -> None:

@@ -55,5 +55,5 @@ def test_a_message_comes_back_as_it_was(tag: str, keys: list[str], properties: d
 
 def test_a_name_of_rocketmqs_own_is_refused() -> None:
     """It would delay the message, or give it another id."""
-    with pytest.raises(Refused, match="keeps this name"):
+    with pytest.raises(Refused, match="this name is reserved"):
         of_message(Message("t", b"x", properties={"DELAY": "3"}), "M")

@@ -63,7 +63,7 @@ def test_a_request_is_signed_as_rocketmq_does() -> None:
 def test_an_error_says_who_said_it() -> None:
     """A refusal has its rule; what nobody knows is in doubt."""
     refused = error_of(RemotingFrame(code=17, remark="no\n such topic"), "a:1", 105)
-    assert "no such topic (17, said by a:1 to operation 105)" in str(refused)
+    assert "no such topic (17, from a:1 for operation 105)" in str(refused)
     denied = error_of(RemotingFrame(code=1, remark="org.apache.rocketmq.acl.common.AclException: no"), "a:1", 11)
     assert getattr(denied, "rule", None) is Rule.UNAUTHORIZED
     assert isinstance(error_of(RemotingFrame(code=1), "a:1", 11), BrokerUnavailable)

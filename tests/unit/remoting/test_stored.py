@@ -73,11 +73,11 @@ def test_a_compressed_body_is_unpacked(packed: bytes) -> None:
     [
         (a_stored(crc=1), "its body is damaged"),
         (a_stored(bits=INNER_BATCH), "a batch in one message"),
-        (a_stored(b"no lz4 at all", bits=COMPRESSED | 1 << 8), "no LZ4"),
-        (a_stored(bits=COMPRESSED | 2 << 8), "no Zstandard"),
+        (a_stored(b"no lz4 at all", bits=COMPRESSED | 1 << 8), "not LZ4"),
+        (a_stored(bits=COMPRESSED | 2 << 8), "not Zstandard"),
         (a_stored(bits=COMPRESSED | 7 << 8), "compressed with method 7"),
         (a_stored(b"no zlib", bits=COMPRESSED), "incorrect header"),
-        (a_stored(zlib.compress(b"hello")[:-3], bits=COMPRESSED), "ends in the middle"),
+        (a_stored(zlib.compress(b"hello")[:-3], bits=COMPRESSED), "is truncated"),
         (a_stored(zlib.compress(bytes(BODY_BYTES_MAX + 1)), bits=COMPRESSED), "more than"),
     ],
 )

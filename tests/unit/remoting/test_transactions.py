@@ -46,5 +46,5 @@ def test_a_question_that_is_none_is_broken(body: bytes) -> None:
 
 def test_a_receipt_of_a_one_way_send_ends_nothing() -> None:
     """Nobody knows where its message lies."""
-    with pytest.raises(Refused, match="no half message"):
+    with pytest.raises(Refused, match="not of a half message"):
         end_fields("g", RECEIPT._replace(offset_id=""), Decision.COMMIT, None)

@@ -337,7 +337,7 @@ def _unfilled(payload: bytes, *, must: int) -> None: ...
 @pytest.mark.parametrize("function", [_three, _none, _unfilled])
 def test_a_function_that_cannot_be_called_as_a_handler_is_refused(function: Callable[..., None]) -> None:
     """When it is registered, and not in the first outage."""
-    with pytest.raises(TypeError, match="a handler takes"):
+    with pytest.raises(TypeError, match="a handler accepts"):
         Rig().hook.add_handler("x", function)
 
 

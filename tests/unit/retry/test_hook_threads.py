@@ -243,7 +243,7 @@ def test_health_tells_starting_from_failing() -> None:
     health = hook.health()
     assert (health.status, health.last_success_age_s) == ("starting", None)
     assert health.reasons == (
-        "the oldest message waits for 7201 s, more than 60 s",
+        "the oldest message is pending for 7201 s, more than 60 s",
         "messages wait, and none was sent yet, 1 s after the start",
     )
     clock.advance(60_000)

@@ -178,7 +178,7 @@ def test_a_policy_says_when_instead(slept: list[float]) -> None:
     assert slept == [0.2, 0.4, 0.5]
     with pytest.raises(ValueError, match="1"):
         retry_call(Failing(9), policy=RetryPolicy(backoff=Fixed(2000), max_age_ms=1000))
-    with pytest.raises(TypeError, match="tries, delay cannot be given beside it"):
+    with pytest.raises(TypeError, match="tries, delay cannot be combined with it"):
         retry(tries=3, delay=1, policy=policy)
 
 

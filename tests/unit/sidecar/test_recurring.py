@@ -136,23 +136,27 @@ def test_every_property_is_read() -> None:
 @pytest.mark.parametrize(
     ("properties", "rule", "text"),
     [
-        ({"DMQ_SCHEDULE_NAME": ""}, Rule.REQUEST, "cannot have this name"),
-        ({"DMQ_SCHEDULE_NAME": "a b"}, Rule.REQUEST, "cannot have this name, got 'a b', limit 1 to 127"),
-        ({"DMQ_CRON": "* * * * *", "DMQ_EVERY": "5m"}, Rule.PROPERTY_KEY, "one of DMQ_EVERY and DMQ_CRON, got 'both'"),
+        ({"DMQ_SCHEDULE_NAME": ""}, Rule.REQUEST, "invalid schedule name"),
+        ({"DMQ_SCHEDULE_NAME": "a b"}, Rule.REQUEST, "invalid schedule name, got 'a b', limit 1 to 127"),
+        ({"DMQ_CRON": "* * * * *", "DMQ_EVERY": "5m"}, Rule.PROPERTY_KEY, "either DMQ_EVERY or DMQ_CRON, got 'both'"),
         ({"DMQ_CRON": ""}, Rule.PROPERTY_KEY, "DMQ_CRON is empty"),
         ({"DMQ_EVERY": "soon"}, Rule.PROPERTY_KEY, "DMQ_EVERY: a duration is expected, such as 500ms"),
         ({"DMQ_EVERY": "0s"}, Rule.PROPERTY_KEY, "DMQ_EVERY: more than 0"),
         ({"DMQ_JITTER": "-1s"}, Rule.PROPERTY_KEY, "DMQ_JITTER: a duration is expected"),
         ({"DMQ_START": "tomorrow"}, Rule.PROPERTY_KEY, "DMQ_START: RFC 3339 with a time zone"),
-        ({"DMQ_END": "1700000000"}, Rule.PROPERTY_KEY, "DMQ_END: epoch milliseconds are expected"),
+        ({"DMQ_END": "1700000000"}, Rule.PROPERTY_KEY, "DMQ_END: expected epoch milliseconds"),
         ({"DMQ_COUNT": "9" * 5_000}, Rule.PROPERTY_KEY, "DMQ_COUNT: a whole number"),
         ({"DMQ_COUNT": "-1"}, Rule.PROPERTY_KEY, "DMQ_COUNT: a whole number"),
         ({"DMQ_CATCH_UP": "none"}, Rule.PROPERTY_KEY, "got 'none', limit one, all, skip"),
-        ({"DMQ_TIMEZONE": "UTC"}, Rule.PROPERTY_KEY, "no such property, got 'DMQ_TIMEZONE', limit DMQ_SCHEDULE_NAME"),
-        ({"DMQ_SCHEDULE": "x"}, Rule.PROPERTY_KEY, "an occurrence has this property from its schedule"),
-        ({"DELAY": "2"}, Rule.DELIVERY_TIME, "a schedule says when its message is sent, got 'DELAY'"),
-        ({"TIMER_DELAY_MS": "2"}, Rule.DELIVERY_TIME, "a schedule says when its message is sent"),
-        ({"DMQ_NOT_AFTER_MS": "1795700000000"}, Rule.DELIVERY_TIME, "an end instead of this property"),
+        (
+            {"DMQ_TIMEZONE": "UTC"},
+            Rule.PROPERTY_KEY,
+            "unknown property of a schedule, got 'DMQ_TIMEZONE', limit DMQ_SCHEDULE_NAME",
+        ),
+        ({"DMQ_SCHEDULE": "x"}, Rule.PROPERTY_KEY, "this property is set by the schedule"),
+        ({"DELAY": "2"}, Rule.DELIVERY_TIME, "a schedule has no delivery time, got 'DELAY'"),
+        ({"TIMER_DELAY_MS": "2"}, Rule.DELIVERY_TIME, "a schedule has no delivery time"),
+        ({"DMQ_NOT_AFTER_MS": "1795700000000"}, Rule.DELIVERY_TIME, "DMQ_END instead of this property"),
     ],
 )
 def test_what_cannot_be_read_is_refused(properties: dict[str, str], rule: Rule, text: str) -> None:
@@ -167,13 +171,13 @@ def test_what_cannot_be_read_is_refused(properties: dict[str, str], rule: Rule, 
     ("properties", "text"),
     [
         ({"DMQ_EVERY": "999ms"}, "out of range"),
-        ({"DMQ_TIME_ZONE": "Europe/Paris"}, "a time zone is for a cron expression"),
+        ({"DMQ_TIME_ZONE": "Europe/Paris"}, "a time zone requires a cron expression"),
         ({"DMQ_JITTER": "6m"}, "the jitter in ms is out of range"),
-        ({"DMQ_CRON": "61 * * * *"}, "'61' is no minute"),
+        ({"DMQ_CRON": "61 * * * *"}, "invalid minute '61'"),
         ({"DMQ_CRON": "0 0 * * *", "DMQ_TIME_ZONE": "../etc/passwd"}, "is not known on this host"),
-        ({"DMQ_CRON": "0 0 30 2 *"}, "never occurs"),
-        ({"DMQ_END": "-1h"}, "never occurs"),
-        ({"DMQ_SCHEDULE_NAME": "a/b"}, "a schedule cannot have this name"),
+        ({"DMQ_CRON": "0 0 30 2 *"}, "no occurrence"),
+        ({"DMQ_END": "-1h"}, "no occurrence"),
+        ({"DMQ_SCHEDULE_NAME": "a/b"}, "invalid schedule name"),
     ],
 )
 def test_bounds_are_those_of_the_command(properties: dict[str, str], text: str, tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         for property_ in ("DMQ_CRON", "DMQ_EVERY", "DMQ_COUNT"):
             answer = await served.send(a_message(properties={property_: "5m"}))
             assert answer.status.code == wire.ILLEGAL_MESSAGE_PROPERTY_KEY
-            assert f"{property_} is of a schedule, and DMQ_SCHEDULE_NAME is missing" in answer.status.message
+            assert f"{property_} requires DMQ_SCHEDULE_NAME" in answer.status.message
         answer = await served.send(a_message("01B"), recurring())
         assert [entry.status.code for entry in answer.entries] == [wire.BAD_REQUEST, wire.BAD_REQUEST]
         assert "in a request of its own" in answer.entries[1].status.message

@@ -63,7 +63,7 @@ def refusal(check: Callable[[], object]) -> Refused:
         (with_properties({OWN_KEY: "k" * 129}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes"),
         (with_properties({OWN_KEY: "\u00fc" * 65}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes"),
         (with_properties({OWN_KEY: "k", ON_SAME_KEY: "refuse"}), Rule.PROPERTY_KEY, "replace nor keep, got 'refuse'"),
-        (with_properties({ON_SAME_KEY: "keep"}), Rule.PROPERTY_KEY, "says nothing without property DMQ_KEY"),
+        (with_properties({ON_SAME_KEY: "keep"}), Rule.PROPERTY_KEY, "has no effect without property DMQ_KEY"),
         (message(tag="  "), Rule.TAG, "whitespace"),
         (message(tag="a|b"), Rule.TAG, "'a|b'"),
         (message(tag="a\x7f"), Rule.TAG, "control"),
@@ -254,8 +254,8 @@ def test_tag_expressions(expression: str, tags: set[str]) -> None:
 @pytest.mark.parametrize(
     ("filter_type", "expression", "text"),
     [
-        (wire.TAG, "||", "names no tag"),
-        (wire.TAG, "a | b", "cannot hold |"),
+        (wire.TAG, "||", "contains no tag"),
+        (wire.TAG, "a | b", "cannot contain |"),
         (wire.TAG, "a\x00", "control"),
         (wire.TAG, "a" * 16_385, "got 16385"),
         (7, "a", "type is unknown, got 7"),
@@ -355,7 +355,7 @@ def test_what_a_schedule_sends_has_no_own_key() -> None:
     """It does not wait."""
     for properties in ({OWN_KEY: "k"}, {OWN_KEY: "k", ON_SAME_KEY: "keep"}):
         made = with_properties(properties)
-        assert "has no own key" in refusal(lambda made=made: validate.check_recurring(made)).why  # type: ignore[misc]
+        assert "cannot have an own key" in refusal(lambda made=made: validate.check_recurring(made)).why  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [*DELAY_PROPERTIES, NOT_AFTER_MS])
