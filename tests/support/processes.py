@@ -1,6 +1,6 @@
 """How many processes a daemon of a test has: what the test says, else what the run says, else drawn.
 
-One daemon in eight has two fronts, and a daemon that starts again may have another number than before. What is drawn
+One daemon in sixteen has two fronts, and a daemon that starts again may have another number than before. What is drawn
 follows from ``DMQ_TEST_SEED``, the test, and how often that test drew before.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from support.effort import PROCESSES, SEED
 
 NAME: Final = "DMQ_PROCESSES"  # the daemon's
-_ONE_IN: Final = 8
+_ONE_IN: Final = 16
 _drawn: Counter[str] = Counter()
 
 
