@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
 import support.forms
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.parallel import ByUnit, by_length, ends_cluster, is_controller
 from xdist.remote import Producer
 
@@ -29,9 +29,9 @@ for _suite in ("client_suite", "recall_suite", "transaction_suite", "client_traf
 
 # A run in CI takes fresh random examples too, and a failure prints the line that repeats it anywhere
 # (`@reproduce_failure(...)`). hypothesis's own profile of this name would try the same examples for ever.
-settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None, database=None)
-# A deadline per example would turn a busy machine into a failure.
-settings.register_profile("dev", print_blob=True, deadline=None)
+# A deadline per example, and a judgement on slow ones, would turn a busy machine into a failure.
+settings.register_profile("dev", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=False, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

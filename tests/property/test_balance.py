@@ -168,4 +168,4 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindow = WindowMachine.TestCase
-TestWindow.settings = settings(max_examples=60 * EFFORT, stateful_step_count=30, deadline=None)
+TestWindow.settings = settings(max_examples=60 * EFFORT, stateful_step_count=30)

@@ -11,7 +11,7 @@ finished comes again unless an operator said so, and nothing is lost.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from support.effort import EFFORT, SEED
@@ -81,7 +81,7 @@ class OnRocksDB(OperatorMachine):
     ends = (End.CLOSE, End.KILL)
 
 
-_PACE = settings(stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_PACE = settings(stateful_step_count=30)
 
 TestOperatorsOnMemory = seed(SEED)(OnMemory.TestCase)
 TestOperatorsOnMemory.settings = settings(_PACE, max_examples=25 * EFFORT)

@@ -265,6 +265,6 @@ class OnDisk(OwnKeys):
 
 
 TestInMemory = OwnKeys.TestCase
-TestInMemory.settings = settings(max_examples=25 * EFFORT, stateful_step_count=30, deadline=None)
+TestInMemory.settings = settings(max_examples=25 * EFFORT, stateful_step_count=30)
 TestOnRocksDB = OnDisk.TestCase
-TestOnRocksDB.settings = settings(max_examples=5 * EFFORT, stateful_step_count=20, deadline=None)
+TestOnRocksDB.settings = settings(max_examples=5 * EFFORT, stateful_step_count=20)

@@ -162,7 +162,7 @@ class Pauses(RuleBasedStateMachine):
 
 
 TestPauses = Pauses.TestCase
-TestPauses.settings = settings(max_examples=20 * EFFORT, stateful_step_count=30, deadline=None)
+TestPauses.settings = settings(max_examples=20 * EFFORT, stateful_step_count=30)
 
 
 class Slowed(RuleBasedStateMachine):
@@ -218,7 +218,7 @@ class Slowed(RuleBasedStateMachine):
 
 
 TestSlowed = Slowed.TestCase
-TestSlowed.settings = settings(max_examples=12 * EFFORT, stateful_step_count=20, deadline=None)
+TestSlowed.settings = settings(max_examples=12 * EFFORT, stateful_step_count=20)
 
 
 class BesideFloods(Slowed):
@@ -274,4 +274,4 @@ class BesideFloods(Slowed):
 
 
 TestBesideFloods = BesideFloods.TestCase
-TestBesideFloods.settings = settings(max_examples=12 * EFFORT, stateful_step_count=20, deadline=None)
+TestBesideFloods.settings = settings(max_examples=12 * EFFORT, stateful_step_count=20)

@@ -7,15 +7,12 @@ where it broke.
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.failing import change, pass_time
@@ -35,6 +32,7 @@ from support.letters import (
     job_now,
     letters,
     only,
+    play_history,
     queued,
     set_policy,
     sleeping_moves,
@@ -42,7 +40,7 @@ from support.letters import (
     told,
     units_of,
 )
-from support.rigs import GROUP, TOPIC, End, an_envelope, ids, play, receive, until
+from support.rigs import GROUP, TOPIC, End, an_envelope, ids, receive, until
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import Message, unpack_id
@@ -376,21 +374,17 @@ def check(history: History, *, on_disk: bool) -> None:
         with sleeping_moves(rig.clock), units_of(history.rows_per_unit):
             await Play(rig, history).run()
 
-    with tempfile.TemporaryDirectory(prefix="dmq-redrive-") as folder:
-        asyncio.run(play(BreakingRig(Path(folder), on_disk=on_disk), scenario))
+    play_history(scenario, on_disk=on_disk)
 
 
-_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@settings(_PACE, max_examples=40 * EFFORT)
+@settings(max_examples=40 * EFFORT)
 @given(history=histories(End.KILL, End.POWER_LOSS))
 def test_each_letter_has_one_outcome_in_memory(history: History) -> None:
     """Wherever it breaks, and whether or not what was written and not synced is lost."""
     check(history, on_disk=False)
 
 
-@settings(_PACE, max_examples=8 * EFFORT)
+@settings(max_examples=8 * EFFORT)
 @given(history=histories(End.KILL))
 def test_each_letter_has_one_outcome_on_rocksdb(history: History) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""

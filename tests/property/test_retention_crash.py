@@ -6,18 +6,15 @@ gone at the end, and what must be there, follows from the trail alone.
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.letters import Break, BreakingRig
+from support.letters import Break, BreakingRig, play_history
 from support.outbox import TrailEvent, read_outbox
-from support.rigs import TOPIC, End, ack, ids, play, receive, send
+from support.rigs import TOPIC, End, ack, ids, receive, send
 from support.stores import all_rows
 
 from broker_adapter.contracts.errors import BrokerUnavailable
@@ -183,25 +180,17 @@ class Play:
 
 def check(history: Sequence[Step], *, on_disk: bool, keeps_unread: bool) -> None:
     """Play a history on a new broker."""
-
-    async def scenario(rig: BreakingRig) -> None:
-        await Play(rig, keeps_unread=keeps_unread).run(history)
-
-    with tempfile.TemporaryDirectory(prefix="dmq-retention-") as folder:
-        asyncio.run(play(BreakingRig(Path(folder), on_disk=on_disk), scenario))
+    play_history(lambda rig: Play(rig, keeps_unread=keeps_unread).run(history), on_disk=on_disk)
 
 
-_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@settings(_PACE, max_examples=60 * EFFORT)
+@settings(max_examples=60 * EFFORT)
 @given(history=histories(End.KILL, End.POWER_LOSS), keeps_unread=st.booleans())
 def test_retention_loses_nothing_in_memory(history: list[Step], *, keeps_unread: bool) -> None:
     """Wherever it breaks, and whether or not what was written and not synced is lost."""
     check(history, on_disk=False, keeps_unread=keeps_unread)
 
 
-@settings(_PACE, max_examples=8 * EFFORT)
+@settings(max_examples=8 * EFFORT)
 @given(history=histories(End.KILL), keeps_unread=st.booleans())
 def test_retention_loses_nothing_on_rocksdb(history: list[Step], *, keeps_unread: bool) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""

@@ -6,17 +6,14 @@ rule's times says what must have been sent; what an operator's call that got no 
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.letters import Break, BreakingRig, told
-from support.rigs import TOPIC, End, play
+from support.letters import Break, BreakingRig, play_history, told
+from support.rigs import TOPIC, End
 from support.schedules import check_rows, occurrences, wanted
 from support.stores import counted, recount
 
@@ -151,25 +148,17 @@ class Play:
 
 def check(history: Sequence[Step], *, on_disk: bool) -> None:
     """Play a history on a new broker."""
-
-    async def scenario(rig: BreakingRig) -> None:
-        await Play(rig).run(history)
-
-    with tempfile.TemporaryDirectory(prefix="dmq-schedules-") as folder:
-        asyncio.run(play(BreakingRig(Path(folder), on_disk=on_disk), scenario))
+    play_history(lambda rig: Play(rig).run(history), on_disk=on_disk)
 
 
-_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@settings(_PACE, max_examples=30 * EFFORT)
+@settings(max_examples=30 * EFFORT)
 @given(history=histories(End.KILL, End.POWER_LOSS))
 def test_no_occurrence_is_left_out_or_doubled_in_memory(history: list[Step]) -> None:
     """Wherever it breaks, and whether or not what was written and not synced is lost."""
     check(history, on_disk=False)
 
 
-@settings(_PACE, max_examples=4 * EFFORT)
+@settings(max_examples=4 * EFFORT)
 @given(history=histories(End.KILL))
 def test_no_occurrence_is_left_out_or_doubled_on_rocksdb(history: list[Step]) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""

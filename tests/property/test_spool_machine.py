@@ -389,9 +389,7 @@ class DiskMachine(SpoolMachine):
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(
-    max_examples=30 * EFFORT, stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=30 * EFFORT, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestDisk = DiskMachine.TestCase
-TestDisk.settings = settings(
-    max_examples=8 * EFFORT, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
-)
+TestDisk.settings = settings(max_examples=8 * EFFORT, stateful_step_count=30, suppress_health_check=list(HealthCheck))

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from support.broker_draws import FAILING, GROUPS, LAST_PAIRS, PAIRS, POLICIES, TOPICS, Sends, a_policy, picks, sends
@@ -262,7 +262,7 @@ class RocksMachine(BrokerMachine):
     ends = (End.CLOSE, End.KILL)
 
 
-_PACE = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_PACE = settings(stateful_step_count=40)
 
 TestOnMemory = MemoryMachine.TestCase
 TestOnMemory.settings = settings(_PACE, max_examples=40 * EFFORT)

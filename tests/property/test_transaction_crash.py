@@ -6,18 +6,15 @@ ever; one that was not is repeated. At the end everything is decided, and what m
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.letters import Break, BreakingRig, queued, told
-from support.rigs import TOPIC, End, an_envelope, play
+from support.letters import Break, BreakingRig, play_history, queued, told
+from support.rigs import TOPIC, End, an_envelope
 from support.stores import counted, half_bodies, recount, waiting_rows
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
@@ -200,25 +197,17 @@ def _name(number: int) -> str:
 
 def check(history: Sequence[Step], *, on_disk: bool) -> None:
     """Play a history on a new broker."""
-
-    async def scenario(rig: BreakingRig) -> None:
-        await Play(rig).run(history)
-
-    with tempfile.TemporaryDirectory(prefix="dmq-transactions-") as folder:
-        asyncio.run(play(BreakingRig(Path(folder), on_disk=on_disk), scenario))
+    play_history(lambda rig: Play(rig).run(history), on_disk=on_disk)
 
 
-_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@settings(_PACE, max_examples=75 * EFFORT)
+@settings(max_examples=75 * EFFORT)
 @given(history=histories(End.KILL, End.POWER_LOSS))
 def test_each_transaction_has_one_outcome_in_memory(history: list[Step]) -> None:
     """Wherever it breaks, and whether or not what was written and not synced is lost."""
     check(history, on_disk=False)
 
 
-@settings(_PACE, max_examples=8 * EFFORT)
+@settings(max_examples=8 * EFFORT)
 @given(history=histories(End.KILL))
 def test_each_transaction_has_one_outcome_on_rocksdb(history: list[Step]) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -15,7 +16,7 @@ from unittest.mock import patch
 from google.protobuf.message import Message as ProtobufMessage
 from support.failing import change, pushed
 from support.outbox import read_outbox
-from support.rigs import GROUP, TOPIC, EmbeddedRig, End, receive, until
+from support.rigs import GROUP, TOPIC, EmbeddedRig, End, Rig, play, receive, until
 from support.stores import GatedEngine, all_rows
 
 from broker_adapter.contracts.message import Envelope, Message
@@ -390,3 +391,14 @@ class BreakingRig(EmbeddedRig):
     def _wrapped(self, engine: Engine) -> Engine:
         self.engine = BreakingEngine(engine)
         return self.engine
+
+
+def play_history(scenario: Callable[[BreakingRig], Awaitable[None]], *, on_disk: bool) -> None:
+    """Play one history on a new broker, which hypothesis does many times in a test."""
+
+    async def body(rig: Rig) -> None:
+        assert isinstance(rig, BreakingRig)
+        await scenario(rig)
+
+    with tempfile.TemporaryDirectory(prefix="dmq-history-") as folder:
+        asyncio.run(play(BreakingRig(Path(folder), on_disk=on_disk), body))

@@ -61,7 +61,7 @@ def rows_of(made: list[tuple[int, int, list[tuple[int, int, bytes]]]], first: in
     return rows
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=40 * EFFORT)
 @given(blocks, st.integers(1, 2**60))
 def test_events_come_out_as_they_went_in(made: list[tuple[int, int, list[tuple[int, int, bytes]]]], first: int) -> None:
     """Any kinds, ids, places and hours, and numbers nobody gave a meaning yet; each file is of one hour."""

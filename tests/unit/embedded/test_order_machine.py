@@ -244,7 +244,7 @@ class BoundedMachine(OrderMachine):
         assert self.line.queue.order.parked_count <= most
 
 
-_PACE = settings(stateful_step_count=50, deadline=None, max_examples=30 * EFFORT)
+_PACE = settings(stateful_step_count=50, max_examples=30 * EFFORT)
 
 TestAnyHistory = OrderMachine.TestCase
 TestAnyHistory.settings = _PACE

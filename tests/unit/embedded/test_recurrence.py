@@ -176,7 +176,7 @@ INSTANTS = st.one_of(
 )
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=150 * EFFORT)
 @given(cron=st.one_of(CRONS, st.sampled_from(sorted(ALIASES))), zone=st.sampled_from(ZONES), after_ms=INSTANTS)
 def test_times_increase_and_are_those_of_the_rule(cron: str, zone: str, after_ms: int) -> None:
     """Strictly, none is left out by asking from elsewhere, and the clock shows what the rule says, or has jumped."""
@@ -195,7 +195,7 @@ def test_times_increase_and_are_those_of_the_rule(cron: str, zone: str, after_ms
     assert shown.second == 0
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=100 * EFFORT)
 @given(
     every_ms=st.one_of(st.none(), st.integers(1_000, 10**9)),
     cron=CRONS,
@@ -221,7 +221,7 @@ def test_the_last_time_is_found_without_walking(
     assert last_time(schedule, first, until_ms) > last
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=200 * EFFORT)
 @given(
     every_ms=st.integers(1_000, 100_000),
     jitter_ms=st.integers(0, 100_000),
