@@ -25,7 +25,6 @@ from support.rigs import (
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.limits import RETRY_STEPS_MS
 
-LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still
 SOON_MS = 5_000
 
 

@@ -23,7 +23,6 @@ from support.rigs import (
 
 from broker_adapter.contracts.limits import MESSAGE_ID_BYTES_MAX
 
-LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still
 SOON_MS = 5_000
 
 

@@ -20,7 +20,6 @@ from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.engines.wal import BLOCK_BYTES, check_logs, torn_bytes
 from dmq.store.schema.keys import Family
 
-ROWS = 20_000
 LOGGED = 100
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions
+from rocksdict import BlockBasedOptions, Cache, Options, Rdict, ReadOptions
 from support.shim import Shim
 from support.store_driver import batch_of, row, row_key, run_driver
 from support.stores import END, all_rows
@@ -26,17 +26,6 @@ from dmq.store.schema.keys import Family, pack_timeline_key, timeline_key
 from dmq.store.store import Store
 
 ROWS = 20_000
-LOGGED = 100
-
-
-def logs_of(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.log"))
-
-
-def naive_open(directory: Path) -> Rdict:
-    """As a first program with rocksdict would: default options, which means the default recovery mode."""
-    families = {family.name.lower(): Options(raw_mode=True) for family in Family}
-    return Rdict(str(directory), Options(raw_mode=True), column_families=families, access_type=AccessType.read_write())
 
 
 def rows_there(directory: Path) -> int:

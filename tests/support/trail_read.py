@@ -14,7 +14,6 @@ from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.trail.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
 
 HOUR_MS = 3_600_000
-NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED}
 _DUE = {
     *(EventKind.SCHEDULED, EventKind.DELIVERED, EventKind.RECALLED, EventKind.NACKED, EventKind.RETRIED),
     *(EventKind.RESCHEDULED, EventKind.REPLACED, EventKind.ABSORBED),

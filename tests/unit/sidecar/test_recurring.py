@@ -27,8 +27,6 @@ from dmq.rocketmq_server.sessions.sessions import Sessions
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.store.schema.recurring import CatchUp
 
-EVERY = {"DMQ_SCHEDULE_NAME": "report", "DMQ_EVERY": "5m"}
-
 
 class _Quiet:
     def call_done(self, rpc: str, code: int, seconds: float) -> None:
