@@ -104,9 +104,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         front = await _front(config, cell, broker, metrics, stack)
         quotas = quotas_of(config, broker, front or broker.catalog)
         admin = AdminService(
-            cell,
-            snapshots=snapshots,
-            backups=backups,
+            *(cell, snapshots, backups),
             quotas=QuotaCalls(quotas, partial(keep_quotas, store)),
             schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,

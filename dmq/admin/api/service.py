@@ -46,9 +46,9 @@ class AdminService:
     def __init__(
         self,
         cell: Cell,
-        *,
         snapshots: Snapshots | None = None,
         backups: Backups | None = None,
+        *,
         quotas: QuotaCalls | None = None,
         schedules: ScheduleCalls | None = None,
         verifier: LedgerVerifier | None = None,

@@ -1,7 +1,7 @@
 """Counts of pending entries by scope and minute of delivery, of pending bytes by scope, and of held entries by topic.
 
-The figures are absolute, in the batch that changes them. Those by scope and topic are also all in memory, so reading
-them costs no row. Opening reads one row for each scope with pending entries.
+The figures are absolute, in the batch that changes them. The figures by scope and by topic are also all in memory, so
+reading them costs no row. Opening reads one row for each scope with pending entries.
 
 Bytes are counted from the first opening by a build that counts them. Entries pending before that are recognised by
 their sequence, and never count. So opening reads no entries. If the last run did not count bytes (the head names an
