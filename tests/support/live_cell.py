@@ -24,7 +24,6 @@ from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
 from dmq.admin.client import client
-from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.config.settings import DaemonConfig
@@ -80,7 +79,6 @@ class LiveCell:
         self.admin = AdminService(
             self.cell,
             quotas=QuotaCalls(quotas, _keep_nothing),
-            activity=ActivityLog(rig.store),
         )
         files = WatchedFiles.of(config, rig.store.clock)
         own = rig.store.clock, rig.broker, metrics, self.admin, quotas

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
-from dmq.admin.operations.activity import ActivityCalls, ActivityLog
+from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.changes import ChangeCalls
@@ -54,10 +54,10 @@ class AdminService:
         verifier: LedgerVerifier | None = None,
         activity: ActivityLog | None = None,
     ) -> None:
-        """Calls that need a missing part are refused. Without ``activity`` no changes are recorded."""
+        """Calls that need a missing part are refused."""
         store, broker = cell.store, cell.broker
         messages = MessageCalls(store, broker)
-        self.activity = ActivityCalls(activity)
+        self.activity = activity or ActivityLog(store)
         self.clients = ClientCalls(messages)
         self.letters = LetterCalls(broker)
         self.schedules = schedules or ScheduleCalls(cell)

@@ -92,6 +92,17 @@ class ActivityLog:
             if activity.began_ms >= since_ms and key in {"", activity.key} and not 0 < before <= activity.number:
                 yield activity
 
+    async def list_activity(self, request: wire.ListActivityRequest) -> wire.ListActivityResponse:
+        """List a page of the activities, newest first."""
+        limit, response = validate.check_limit(request.limit), wire.ListActivityResponse()
+        for each in self.newest(since_ms=request.since_ms, key=request.key, before=request.before):
+            if len(response.activities) == limit:
+                response.next_before = response.activities[-1].number
+                break
+            times = {"began_at_ms": each.began_ms, "ended_at_ms": each.ended_ms}
+            response.activities.append(filled(wire.Activity, each, **times))
+        return response
+
     async def run(
         self, caller: Caller, rpc: str, request: Message, call: Callable[[Any], Awaitable[_Response]], topic: str = ""
     ) -> _Response:
@@ -176,27 +187,6 @@ class ActivityLog:
             self._by_number[each.number] = each
             told = {name: value for name, value in each._asdict().items() if value}
             log.info("operated", **{**told, "outcome": str(each.outcome)})
-
-
-class ActivityCalls:
-    """RPC that lists activities."""
-
-    def __init__(self, log_: ActivityLog | None) -> None:
-        self.log = log_
-
-    async def list_activity(self, request: wire.ListActivityRequest) -> wire.ListActivityResponse:
-        """List a page of the activities, newest first."""
-        limit = validate.check_limit(request.limit)
-        response = wire.ListActivityResponse()
-        if self.log is None:
-            return response
-        for each in self.log.newest(since_ms=request.since_ms, key=request.key, before=request.before):
-            if len(response.activities) == limit:
-                response.next_before = response.activities[-1].number
-                break
-            times = {"began_at_ms": each.began_ms, "ended_at_ms": each.ended_ms}
-            response.activities.append(filled(wire.Activity, each, **times))
-        return response
 
 
 def what_of(message: Message) -> str:

@@ -45,16 +45,14 @@ def content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | No
 
 def wire_policy(policy: RetryPolicy) -> wire.Policy:
     """Undo ``policy_of``."""
-    found = wire.Policy(max_attempts=policy.max_attempts, jitter=policy.jitter, max_age_ms=policy.max_age_ms)
-    match policy.backoff:
-        case Table(steps_ms):
-            found.table.steps_ms.extend(steps_ms)
-        case Exponential(initial_ms, max_ms, multiplier):
-            exponential = wire.ExponentialBackoff(initial_ms=initial_ms, max_ms=max_ms, multiplier=multiplier)
-            found.exponential.CopyFrom(exponential)
-        case Fixed(delay_ms):
-            found.fixed.CopyFrom(wire.FixedBackoff(delay_ms=delay_ms))  # a delay of 0 is valid too
-    return found
+    backoff = policy.backoff
+    return filled(
+        wire.Policy,
+        policy,
+        table=filled(wire.TableBackoff, backoff) if isinstance(backoff, Table) else None,
+        exponential=filled(wire.ExponentialBackoff, backoff) if isinstance(backoff, Exponential) else None,
+        fixed=filled(wire.FixedBackoff, backoff) if isinstance(backoff, Fixed) else None,
+    )
 
 
 def policy_of(policy: wire.Policy) -> RetryPolicy:
