@@ -1,8 +1,8 @@
 """Admin API for operators: ``rockdmq.admin.v1``, on the same port as the public protocol.
 
-``api``         the service: access table, dispatch, one method per RPC, transports
-``operations``  the work of each call, on the store and the broker
-``requests``    validation, status values, and their mapping to the wire, for both ends
+``api``         the service: access from the options of the RPCs, dispatch, transports
+``operations``  one class per subject with one method per RPC, on the store and the broker
+``requests``    validation, and the mapping of values of ``retry`` to the wire, for both ends
 ``client``      synchronous client, used by the command line and the hook
 ``admin_v1``    wire classes, in the private protobuf pool
 """

@@ -312,6 +312,11 @@ class Store:
         """Return the number of pending entries by scope, without a read."""
         return self._assembler.counts.pending.copy()
 
+    def pending_of(self, scope: int) -> tuple[int, int]:
+        """Return the number of pending entries of one scope, and their bytes, without a read."""
+        counts = self._assembler.counts
+        return counts.pending.get(scope, 0), counts.sizes.get(scope, 0)
+
     def pending_bytes(self) -> dict[int, int]:
         """Return the pending bytes by scope, of entries with a sequence above ``bytes_since``, without a read."""
         return self._assembler.counts.sizes.copy()

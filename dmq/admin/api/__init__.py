@@ -1,4 +1,4 @@
-"""The admin service ``rockdmq.admin.v1`` and its transports: dispatch, access, one method per RPC.
+"""The admin service ``rockdmq.admin.v1`` and its transports: access and dispatch.
 
 Imports: operations, requests and below. Interface: the service, its access table, both transports.
 """

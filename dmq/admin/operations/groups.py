@@ -173,6 +173,7 @@ class GroupCalls:
 
     async def _group(self, group: Group, subscribed: Sequence[Subscription]) -> wire.Group:
         letters = self._broker.names.topics.get(dead_letter_topic(group.name))
+        waiting, waiting_bytes = self._store.pending_of(group.group_id)
         is_fifo = self._broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo
         in_force = (group.retries or self._retries_default) if self._retries_default else ""
         return wire.Group(
@@ -184,12 +185,12 @@ class GroupCalls:
             is_fifo_set=group.is_fifo is not None,
             retries=group.retries or "",
             retries_in_force="cluster" if in_force and is_fifo else in_force,
-            waiting=self._store.pending().get(group.group_id, 0),
+            waiting=waiting,
             dead=await self._broker.dead_letters.count(letters) if letters is not None else 0,
             leased=sum(len(queue.leases) for found in subscribed for queue in found.all_queues),
             paused_since_ms=group.paused_since_ms or 0,
             deliver_rate=group.deliver_rate or 0,
-            waiting_bytes=self._store.pending_bytes().get(group.group_id, 0),
+            waiting_bytes=waiting_bytes,
         )
 
     async def _lags_of_all(self, *, is_first: bool) -> dict[str, list[Lag]]:

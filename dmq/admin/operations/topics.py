@@ -83,7 +83,7 @@ class TopicCalls:
         """Return the offset ranges of the queues of a topic."""
         topic = check_topic(request.topic)
         queues = await self._ranges(topic)
-        pending = self._store.pending().get(self._broker.names.topics[topic].topic_id, 0)
+        pending, _ = self._store.pending_of(self._broker.names.topics[topic].topic_id)
         return wire.CountMessagesResponse(topic=topic, queues=queues, pending=pending)
 
     async def peek_messages(self, request: wire.PeekMessagesRequest) -> wire.PeekMessagesResponse:

@@ -1,4 +1,4 @@
-"""Admin requests and responses: validation, values, and their mapping to the wire.
+"""Admin requests: validation, and the mapping of values to the wire.
 
-Imports: ``dmq.admin.admin_v1`` and below. Interface: validation, status values, mapping.
+Imports: ``dmq.admin.admin_v1`` and below. Interface: validation, mapping, the source of clients.
 """

@@ -106,7 +106,7 @@ class WaitingRetries(BrokerPart):
 
     def _retries(self, group: Group, topic_id: int, at: bytes, limit: int) -> RetryPage:
         found: list[WaitingRetry] = []
-        if not self._store.pending().get(group.group_id):
+        if not self._store.pending_of(group.group_id)[0]:
             return RetryPage(retries=found)
         looked = size = 0
         while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
