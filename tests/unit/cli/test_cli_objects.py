@@ -10,6 +10,7 @@ from support.live_cell import NOW, LiveCell
 from support.rigs import receive
 
 from broker_adapter.contracts.errors import Overloaded
+from dmq.admin.requests import validate
 
 
 @pytest.fixture
@@ -283,3 +284,14 @@ def test_an_option_has_one_default(live: LiveCell) -> None:
         told = " ".join(live.run("topic", command, "--help").stdout.split())
         of_queues = told.partition("--queues")[2].partition(" --")[0]
         assert (of_queues.count("default"), "default: 0" in of_queues) == (1, False)
+
+
+def test_lists_follow_pages(live: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic and each group is shown, although one answer has two of them at most."""
+    monkeypatch.setattr(validate, "PAGE_MAX", 2)
+    for number in range(5):
+        live.run("topic", "create", f"t-{number}")
+        live.run("group", "create", f"g-{number}")
+    for noun, call in (("topic", "ListTopics"), ("group", "ListGroups")):
+        assert names(live, noun) == [f"{noun[0]}-{number}" for number in range(5)]
+        assert live.calls.count(call) == 3
