@@ -38,12 +38,10 @@ class GroupCalls:
 
     async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
         """List a page of the groups, by name; on request with removed groups that still have dead letters."""
-        names = self._broker.names
-        left: dict[str, Topic] = {}
-        if request.with_removed:
-            letters = (each for each in names.topics.values() if each.name.startswith(DEAD_LETTER_PREFIX))
-            left = {each.name.removeprefix(DEAD_LETTER_PREFIX): each for each in letters if names.is_left(each)}
-        page = page_of({*names.groups, *left}, request.token, request.limit)
+        loop, names = asyncio.get_running_loop(), self._broker.names
+        left = await loop.run_in_executor(None, self._left_letters) if request.with_removed else {}
+        names_of_all = (*names.groups.copy(), *left)
+        page = await loop.run_in_executor(None, page_of, names_of_all, request.token, request.limit)
         groups = {name: names.groups[name] for name in page.names if name in names.groups}
         lags = await self._lags_of_all(is_first=not request.token)
         subscriptions = defaultdict[int, list[Subscription]](list)
@@ -202,6 +200,12 @@ class GroupCalls:
                 lags[each.group].append(each)
             self._lags, self._lags_until_s = dict(lags), clock.monotonic_s() + _LIST_S_MAX
         return self._lags
+
+    def _left_letters(self) -> dict[str, Topic]:
+        """Return the dead letters of removed groups, by the name of the group."""
+        names = self._broker.names
+        letters = (each for each in names.topics.copy().values() if each.name.startswith(DEAD_LETTER_PREFIX))
+        return {each.name.removeprefix(DEAD_LETTER_PREFIX): each for each in letters if names.is_left(each)}
 
     async def _left(self, name: str, letters: Topic) -> wire.Group:
         """Return a group that was removed or never existed, of which dead letters are left."""

@@ -44,12 +44,14 @@ class TopicCalls:
 
     async def list_topics(self, request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         """List a page of the topics, by name, with the retry topics of groups."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._page, request)
+
+    def _page(self, request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         names = self._broker.names
-        lanes = {retry_topic(names.groups_by_id[group_id].name) for group_id, _ in names.lanes}
-        page = page_of({*names.topics, *lanes}, request.token, request.limit)
-        look = partial(self._topics, frozenset(page.names))
-        found = await asyncio.get_running_loop().run_in_executor(None, look)
-        return wire.ListTopicsResponse(topics=found, next_token=page.next_token)
+        lanes = {group_id for group_id, _ in names.lanes.copy()}
+        retries = (retry_topic(names.groups_by_id[group_id].name) for group_id in lanes)
+        page = page_of((*names.topics.copy(), *retries), request.token, request.limit)
+        return wire.ListTopicsResponse(topics=self._topics(frozenset(page.names)), next_token=page.next_token)
 
     async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
         """Return one topic with its readers."""
