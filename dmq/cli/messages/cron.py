@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +19,9 @@ from dmq.cli.session.options import (
     AfterOption,
     BodyOption,
     LimitOption,
-    PropertiesOption,
+    MessageOptions,
+    OptionGroup,
     Session,
-    properties_of,
     with_reason,
     with_session,
 )
@@ -44,6 +45,53 @@ class CatchUp(StrEnum):
     SKIP = "skip"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOptions(OptionGroup):
+    """Options of the rule of a schedule."""
+
+    every: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
+    ] = None
+    cron: Annotated[
+        str | None,
+        typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
+    ] = None
+    zone: Annotated[
+        str,
+        typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]"),
+    ] = ""
+    start: Annotated[str | None, typer.Option(metavar="TIME", help=f"Send nothing before this time: {_TIMES}.")] = None
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after this time.")] = None
+    count: Annotated[
+        int, typer.Option(min=0, show_default=False, help="Total number of occurrences.  [default: no limit]")
+    ] = 0
+    jitter: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
+    ] = None
+    catch_up: Annotated[
+        CatchUp, typer.Option(help="Missed occurrences after downtime: send one for all, send all, or skip them.")
+    ] = CatchUp.ONE
+
+    def schedule(self) -> wire.Schedule:
+        """Return a schedule with this rule. Raise a usage error for an invalid one."""
+        from dmq.admin import admin_v1 as wire
+
+        if (self.every is None) == (self.cron is None):
+            raise refused("give one of them", "--every", "--cron")
+        if self.zone and self.cron is None:
+            raise refused("a time zone requires --cron", "--zone", given=self.zone)
+        return wire.Schedule(
+            interval_ms=_duration_ms(self.every, "--every"),
+            cron=self.cron,
+            time_zone=self.zone,
+            start_at_ms=instant_ms(self.start, "--start") or 0,
+            end_at_ms=instant_ms(self.end, "--end") or 0,
+            count=self.count,
+            jitter_ms=_duration_ms(self.jitter, "--jitter"),
+            catch_up=self.catch_up.value,
+        )
+
+
 @app.command()
 @with_reason
 def add(
@@ -52,32 +100,8 @@ def add(
     name: NameArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
     body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
-    every: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
-    ] = None,
-    cron: Annotated[
-        str | None,
-        typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
-    ] = None,
-    zone: Annotated[
-        str,
-        typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]"),
-    ] = "",
-    start: Annotated[str | None, typer.Option(metavar="TIME", help=f"Send nothing before this time: {_TIMES}.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after this time.")] = None,
-    count: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Total number of occurrences.  [default: no limit]")
-    ] = 0,
-    jitter: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
-    ] = None,
-    catch_up: Annotated[
-        CatchUp, typer.Option(help="Missed occurrences after downtime: send one for all, send all, or skip them.")
-    ] = CatchUp.ONE,
-    tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
-    key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
-    group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
-    prop: PropertiesOption = None,
+    rule: RuleOptions,
+    options: MessageOptions,
     replace: Annotated[
         bool,
         typer.Option(
@@ -90,29 +114,12 @@ def add(
     A repetition of the same command changes nothing. Each occurrence has its own message id. The properties
     DMQ_SCHEDULE and DMQ_OCCURRENCE contain the name of the schedule and the number of the occurrence.
     """
-    if (every is None) == (cron is None):
-        raise refused("give one of them", "--every", "--cron")
-    if zone and cron is None:
-        raise refused("a time zone requires --cron", "--zone", given=zone)
-    properties = properties_of(prop)
-    from dmq.admin import admin_v1 as wire
-
-    schedule = wire.Schedule(
-        name=name,
-        topic=topic,
-        interval_ms=_duration_ms(every, "--every"),
-        cron=cron,
-        time_zone=zone,
-        start_at_ms=instant_ms(start, "--start") or 0,
-        end_at_ms=instant_ms(end, "--end") or 0,
-        count=count,
-        jitter_ms=_duration_ms(jitter, "--jitter"),
-        catch_up=catch_up.value,
-    )
+    schedule = rule.schedule()
+    schedule.name, schedule.topic = name, topic
     content = schedule.content
-    content.tag, content.message_group = tag, group
-    content.keys.extend(key or [])
-    content.properties.update(properties)
+    content.tag, content.message_group = options.tag, options.group
+    content.keys.extend(options.key or [])
+    content.properties.update(options.properties())
     content.body = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     with session.connect() as client:
         made = client.add_schedule(schedule, replace=replace)

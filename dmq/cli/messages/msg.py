@@ -24,10 +24,9 @@ from dmq.cli.session.options import (
     BodyOption,
     Consent,
     LimitOption,
-    PropertiesOption,
+    MessageOptions,
     Session,
     TopicArgument,
-    properties_of,
     with_reason,
     with_session,
 )
@@ -73,10 +72,7 @@ def send(
     not_after: Annotated[
         str | None, typer.Option(metavar="TIME", help="Expire at this time, as a dead letter (same formats as --at).")
     ] = None,
-    tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
-    key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
-    group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
-    prop: PropertiesOption = None,
+    options: MessageOptions,
     message_id: Annotated[
         str | None, typer.Option("--id", help="Message id; a repeated send with the same id is stored once.")
     ] = None,
@@ -94,7 +90,7 @@ def send(
     """
     due = _due(at, delay, level)
     until = _until(not_after)
-    properties = properties_of(prop) | _own_key(own_key, on_same_key)
+    properties = options.properties() | _own_key(own_key, on_same_key)
     payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     from broker_adapter.runtime.clock import SystemClock
     from broker_adapter.wire import rocketmq_v2 as public
@@ -105,17 +101,17 @@ def send(
     message = public.Message(topic=public.Resource(name=topic), user_properties=properties, body=payload)
     system = message.system_properties
     system.message_id = message_id
-    system.keys.extend(key or [])
+    system.keys.extend(options.key or [])
     system.body_encoding = public.IDENTITY
     set_timestamp(system.born_timestamp, now_ms)
     if until is not None:
         until_ms = until.epoch_ms if isinstance(until, At) else now_ms + until.delay_ms
         message.user_properties[NOT_AFTER_MS] = str(until_ms)
-    system.message_type = public.FIFO if group else public.NORMAL
-    if tag:
-        system.tag = tag
-    if group:
-        system.message_group = group
+    system.message_type = public.FIFO if options.group else public.NORMAL
+    if options.tag:
+        system.tag = options.tag
+    if options.group:
+        system.message_group = options.group
     _delay(message, due)
     with session.connect() as client:
         try:

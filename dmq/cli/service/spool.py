@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -514,7 +514,7 @@ def adopt(
     come from another spool, for example from the volume of a replaced container. Directories in use and damaged
     ones are not changed; the output names them. The exit code is 4 if a directory is damaged.
     """
-    from dmq.producer_store import holder
+    from dmq.producer_store import directories_of, holder
 
     origin = source or root
     before = _directories_of(origin)
@@ -528,20 +528,19 @@ def adopt(
         if not goes_on(session, text, plain | {"is_dry_run": True}, consent, asks=bool(count)):
             _note_left_alone(used)
             return
-    if is_alone:
-        done = _Adopted(free[0].name if free else "", 0, [], [])
-    else:
-        done = _adopt(root, origin, len(free), quiet=session.as_json)
-    left = used + done.damaged
-    if done.directories:
-        text = f"{_entries(done.entries)} of {_counted(len(done.directories))} now in {root / done.into}"
+    into, moved, adopted, damaged = free[0].name if is_alone and free else "", 0, list[str](), list[str]()
+    if not is_alone and free:
+        into, moved, damaged = _adopt(root, origin, _counted(len(free)), quiet=session.as_json)
+        adopted = sorted({path.name for path in before} - {path.name for path in directories_of(origin)})
+    left = used + damaged
+    if adopted:
+        text = f"{_entries(moved)} of {_counted(len(adopted))} now in {root / into}"
     else:
         why = "only one directory is free" if free and origin == root else "no directory is free"
         text = f"nothing to take over in {origin}: {why}"
-    plain = {"into": done.into, "entries": done.entries, "adopted": done.directories, "left_alone": left}
-    session.show(plain, text)
+    session.show({"into": into, "entries": moved, "adopted": adopted, "left_alone": left}, text)
     _note_left_alone(left)
-    if done.damaged:
+    if damaged:
         text = "not everything could be taken over; 'dmq spool salvage' recovers the readable entries"
         raise CommandFailed(text, ExitCode.DAMAGED)
 
@@ -700,31 +699,21 @@ def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
     return "\n".join(["", *lines, *([f"... {left:,} more bytes; --bytes shows more"] if left else [])])
 
 
-class _Adopted(NamedTuple):
-    into: str
-    entries: int
-    directories: list[str]
-    damaged: list[str]
+def _adopt(root: Path, origin: Path, free: str, *, quiet: bool) -> tuple[str, int, list[str]]:
+    """Move all entries; return the name of their directory, their number, and the damaged directories."""
+    from dmq.producer_store import Adopter, Root, Running, store_options
 
-
-def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
-    from dmq.producer_store import Adopter, Root, Running, directories_of, store_options
-
-    before = {path.name for path in directories_of(origin)}
     clock = SystemClock()
-    if not free:
-        return _Adopted("", 0, [], [])
     with offline(), Progress(f"adoption from {origin}", quiet=quiet) as progress:
-        progress.show(_counted(free))
+        progress.show(free)
         running = Running(Root(root, clock, store_options()), is_driven=True)
         try:
             folder = Root(origin, clock, store_options())
             moved = Adopter(folder, running).adopt()
-            into = running.path.name
             damaged = [f"{path.name} is damaged: {each.error}" for path, each in folder.damaged.items()]
+            return running.path.name, moved, damaged
         finally:
             running.close()
-    return _Adopted(into, moved, sorted(before - {path.name for path in directories_of(origin)}), damaged)
 
 
 def _show_report(report: Report) -> None:

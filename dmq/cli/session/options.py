@@ -88,13 +88,10 @@ OutFileOption = Annotated[
     typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
 ]
 BodyOption = Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")]
-PropertiesOption = Annotated[
-    list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
-]
 
 
 class OptionGroup:
-    """Base of dataclasses whose fields are options of several commands. A command has one as a single parameter."""
+    """Base of dataclasses with a field per option. A command has one as a single parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +102,28 @@ class Consent(OptionGroup):
         bool, typer.Option("--dry-run", help="Show the changes and their number without making them.")
     ] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageOptions(OptionGroup):
+    """Options of a message to send."""
+
+    tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = ""
+    key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None
+    group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = ""
+    prop: Annotated[
+        list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
+    ] = None
+
+    def properties(self) -> dict[str, str]:
+        """Return the user properties. Raise a usage error for an invalid one."""
+        properties: dict[str, str] = {}
+        for text in self.prop or []:
+            name, separator, value = text.partition("=")
+            if not separator or not name:
+                raise refused("KEY=VALUE is expected", "--property", given=text)
+            properties[name] = value
+        return properties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,14 +388,3 @@ def _signed(run: Callable[..., None], parameters: Sequence[Parameter]) -> Callab
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
-
-
-def properties_of(texts: list[str] | None) -> dict[str, str]:
-    """Return user properties from KEY=VALUE texts. Raise a usage error for an invalid one."""
-    properties: dict[str, str] = {}
-    for text in texts or []:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise refused("KEY=VALUE is expected", "--property", given=text)
-        properties[name] = value
-    return properties

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.output.times import point_ms
 from dmq.cli.session.cluster import ClusterAccess
 from dmq.cli.session.offline import stopped
-from dmq.cli.session.options import Session, with_output, with_session
+from dmq.cli.session.options import OptionGroup, Session, with_output, with_session
 from dmq.cli.trail.engines import Engine, chosen, run_here
 from dmq.cli.trail.spark import (
     MEANINGS,
@@ -73,6 +74,45 @@ SnapshotOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditScope(OptionGroup):
+    """Options of the audited time, of thresholds, and of the state between runs."""
+
+    since: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Begin of the report: RFC 3339, or epoch ms.")
+    ] = None
+    until: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="End of the report: RFC 3339, or epoch ms.")
+    ] = None
+    late_after: Annotated[str | None, typer.Option(metavar="DURATION", help="Tolerated lateness of a message.")] = None
+    late_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of late messages.")] = None
+    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of duplicates.")] = None
+    grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message is overdue.")
+    ] = None
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even if the sums agree.")] = False
+    incremental: Annotated[bool, typer.Option("--incremental", help="Read only new files; requires --state.")] = False
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the state between runs.")] = None
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of the job. Raise a usage error for invalid values."""
+        if self.incremental != (self.state is not None):
+            raise refused("give both or neither", "--incremental", "--state")
+        if self.incremental and (self.since is not None or self.until is not None):
+            raise refused("it audits the whole trail: omit --from and --to", "--incremental")
+        values: dict[str, object] = {
+            "--from": None if self.since is None else point_ms(self.since, "--from"),
+            "--to": None if self.until is None else point_ms(self.until, "--to"),
+            "--late-after": None if self.late_after is None else _duration("--late-after", self.late_after),
+            "--grace": None if self.grace is None else _duration("--grace", self.grace),
+            "--late-max": self.late_max,
+            "--duplicates-max": self.duplicates_max,
+        }
+        given = [str(word) for name, value in values.items() if value is not None for word in (name, value)]
+        steps = ["--incremental", "--state", str(self.state)] if self.incremental else []
+        return [*given, *["--exact"] * self.exact, *steps]
+
+
 @app.command(epilog=_CODES)
 @with_session
 def run(
@@ -84,17 +124,7 @@ def run(
     trail: TrailOption = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
     config: ConfigOption = None,
-    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Begin: RFC 3339, or epoch ms.")] = None,
-    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="End: RFC 3339, or epoch ms.")] = None,
-    late_after: Annotated[str | None, typer.Option(metavar="DURATION", help="Tolerated lateness of a message.")] = None,
-    late_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of late messages.")] = None,
-    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of duplicates.")] = None,
-    grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message is overdue.")
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even if the sums agree.")] = False,
-    incremental: Annotated[bool, typer.Option("--incremental", help="Read only new files; requires --state.")] = False,
-    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the state between runs.")] = None,
+    scope: AuditScope,
     snapshot: SnapshotOption = None,
     retired_cell: RetiredCellOption = None,
     cluster: Annotated[
@@ -115,17 +145,15 @@ def run(
     """Audit the trail for lost, late and duplicated messages."""
     arguments = [
         *("--out", str(into)),
-        *_times_asked(since, until, late_after, grace),
-        *_counts_asked(late_max, duplicates_max, exact=exact),
+        *scope.arguments(),
         *(word for cell in retired_cell or () for word in ("--retired-cell", cell)),
-        *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
     ]
     settings, memory = _settings(conf or ()), java_memory(driver_memory)
     _check_out(into)
     where = _trail_of(session, trail, data, config)
     remoting = None
     if cluster is not None:
-        _check_place(where, master or _MASTER, incremental=incremental)
+        _check_place(where, master or _MASTER, incremental=scope.incremental)
         remoting = access.remoting(cluster, "--cluster")
         arguments += ["--read-back", str(into.resolve() / "cluster")]
     timeout_s = _seconds("--cluster-timeout", cluster_timeout)
@@ -368,30 +396,6 @@ def _settings(conf: Sequence[str]) -> Sequence[str]:
         if "=" not in each:
             raise refused("KEY=VALUE is expected", "--conf", given=each)
     return conf
-
-
-def _times_asked(since: str | None, until: str | None, late_after: str | None, grace: str | None) -> list[str]:
-    arguments: list[str] = []
-    for name, text in (("--from", since), ("--to", until)):
-        arguments += [name, str(point_ms(text, name))] if text is not None else []
-    for name, text in (("--late-after", late_after), ("--grace", grace)):
-        arguments += [name, _duration(name, text)] if text is not None else []
-    return arguments
-
-
-def _counts_asked(late_max: int | None, duplicates_max: int | None, *, exact: bool) -> list[str]:
-    arguments: list[str] = []
-    for name, number in (("--late-max", late_max), ("--duplicates-max", duplicates_max)):
-        arguments += [name, str(number)] if number is not None else []
-    return arguments + (["--exact"] if exact else [])
-
-
-def _steps_asked(state: Path | None, *, incremental: bool, is_bounded: bool) -> list[str]:
-    if incremental != (state is not None):
-        raise refused("give both or neither", "--incremental", "--state")
-    if incremental and is_bounded:
-        raise refused("it audits the whole trail: omit --from and --to", "--incremental")
-    return ["--incremental", "--state", str(state)] if incremental else []
 
 
 def _check_place(trail: str, master: str, *, incremental: bool) -> None:
