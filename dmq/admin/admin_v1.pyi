@@ -167,7 +167,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "processes", "topic_quotas", "quota_refusals")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "replica", "processes", "topic_quotas", "quota_refusals")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class GetStatusResponse(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     TOPIC_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_REFUSALS_FIELD_NUMBER: _ClassVar[int]
@@ -215,10 +216,11 @@ class GetStatusResponse(_message.Message):
     clock: Clock
     cluster: Cluster
     backups: PeriodicBackups
+    replica: Replica
     processes: _containers.RepeatedCompositeFieldContainer[Process]
     topic_quotas: _containers.RepeatedCompositeFieldContainer[Quota]
     quota_refusals: _containers.RepeatedCompositeFieldContainer[QuotaRefusals]
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping[str, _Any]]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., replica: _Optional[_Union[Replica, _Mapping[str, _Any]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping[str, _Any]]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("name", "pid", "state", "connections", "streams", "cpu_s", "memory_bytes", "starts", "last_end")
@@ -249,6 +251,42 @@ class QuotaRefusals(_message.Message):
     quota: str
     messages: int
     def __init__(self, quota: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("mode", "url", "state", "epoch", "segment", "segments", "sent_bytes", "sent_at_ms", "lag_batches", "lag_bytes", "lag_ms", "error", "base_at_ms", "base_bytes", "verified_at_ms", "base_error")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAG_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAG_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    BASE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BASE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    url: str
+    state: str
+    epoch: int
+    segment: int
+    segments: int
+    sent_bytes: int
+    sent_at_ms: int
+    lag_batches: int
+    lag_bytes: int
+    lag_ms: int
+    error: str
+    base_at_ms: int
+    base_bytes: int
+    verified_at_ms: int
+    base_error: str
+    def __init__(self, mode: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., segment: _Optional[int] = ..., segments: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., lag_batches: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_ms: _Optional[int] = ..., error: _Optional[str] = ..., base_at_ms: _Optional[int] = ..., base_bytes: _Optional[int] = ..., verified_at_ms: _Optional[int] = ..., base_error: _Optional[str] = ...) -> None: ...
 
 class PeriodicBackups(_message.Message):
     __slots__ = ("folder", "rule", "kept_max", "last_at_ms", "last_folder", "last_bytes", "next_at_ms", "failed_at_ms", "error")

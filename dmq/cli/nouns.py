@@ -33,11 +33,12 @@ NOUNS = {
     "context": "Named daemons: addresses, TLS settings and access keys.",
     "acl": "Access keys and their permissions.",
     "store": "Back up, check and salvage the store.",
+    "replica": "The second copy of the store: state, check and restore.",
 }
 
 # The package of ``dmq.cli`` with the module of each command.
 _HOMES = {
-    "service": "serve config demo status clock spool store",
+    "service": "serve config demo status clock spool store replica",
     "trail": "ledger activity audit",
     "messages": "find msg cron retry dead backoff broker replay",
     "objects": "topic group client quota context acl",

@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -54,6 +55,8 @@ _WRITTEN_NONE = {
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     **dict.fromkeys(("backup_every", "backup_at"), "off"),
     "backup_dir": "none",
+    "replica_url": "none",
+    "replica_verify_every": "off",
     **dict.fromkeys(("topic_max_pending", "topic_max_pending_bytes", "topic_send_rate"), "none"),
     **dict.fromkeys(("cluster_access_key", "cluster_secret_key", "cluster_tls_ca"), "none"),
     "disk_low_water_bytes": "auto",
@@ -81,6 +84,7 @@ _VALUE_CHARS_MAX = 80
 _WHOLE_MAX = 2**60  # of any number: values for stores and libraries, and sums of some, then fit into 64 bits
 _NAME_BYTES_MAX = 255  # of Linux
 _PATH_BYTES_MAX = 3840  # likewise, and room for the files of a store below it
+_REPLICA_SCHEMES = ("s3", "gs", "az", "file")
 _SWITCHES = frozenset({"auto", "off", "on", "none", "true", "false", "yes", "no"})
 
 
@@ -180,6 +184,23 @@ def _access_key(value: object) -> object:
 
 def _secret(value: object) -> object:
     return value if isinstance(value, SecretStr) else SecretStr(str(_text(value)))
+
+
+def _replica_url(value: object) -> object:
+    """Check the form of the URL; the text of an error never shows it, since it may hold a password."""
+    text = str(_text(value))
+    try:
+        parts = urlsplit(text)
+        has_password = parts.username is not None or parts.password is not None
+    except ValueError:
+        raise ValueError("a URL is expected") from None
+    if parts.scheme not in _REPLICA_SCHEMES or has_password or parts.query or parts.fragment:
+        raise ValueError("a URL without credentials is expected: s3://, gs:// or az://BUCKET/PREFIX, or file:///PATH")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
+        raise ValueError("file:// needs an absolute path, such as file:///mnt/replica/orders")
+    if parts.scheme != "file" and not parts.netloc:
+        raise ValueError(f"{parts.scheme}:// needs the name of a bucket, such as {parts.scheme}://bucket/orders")
+    return text.rstrip("/")
 
 
 def _delay_levels(value: object) -> object:
@@ -374,6 +395,16 @@ class DaemonConfig(BaseSettings):
     backup_dir: _OptionalPath = None
     backups_kept: Annotated[_Whole, Field(ge=1, le=10_000)] = 7
 
+    # -- the second copy
+    replica: Literal["off", "async", "sync"] = "off"
+    replica_url: Annotated[str | None, _or_none("none", _replica_url)] = None
+    replica_every: Annotated[_Duration, _between(timedelta(milliseconds=50), timedelta(hours=1))] = timedelta(seconds=1)
+    replica_base_every: Annotated[_Duration, _between(timedelta(minutes=1), timedelta(days=30))] = timedelta(hours=6)
+    replica_keep: Annotated[_Duration, _between(timedelta(minutes=1), timedelta(days=3650))] = timedelta(days=7)
+    replica_when_unreachable: Literal["hold", "local_only"] = "hold"
+    replica_lag_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
+    replica_verify_every: Annotated[_SwitchedDuration, _at_least(timedelta(minutes=1))] = timedelta(days=1)  # None: off
+
     # -- logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON elsewhere
@@ -495,6 +526,19 @@ class DaemonConfig(BaseSettings):
             raise ValueError(f"backup_dir {self.backup_dir} is inside the data directory; set it to another folder")
         if self.backup_zone != "UTC" and self.backup_at is None:
             raise ValueError("backup_zone requires backup_at")
+        return self
+
+    @model_validator(mode="after")
+    def _check_replica(self) -> DaemonConfig:
+        """Raise for a replica without a URL, a URL without a replica, and a replica in front of a cluster."""
+        if self.replica != "off" and self.replica_url is None:
+            raise ValueError(f"replica = {self.replica} needs replica_url, such as s3://bucket/orders")
+        if self.replica == "off" and self.replica_url is not None:
+            raise ValueError(
+                "replica_url is set and replica is off: set replica = sync or async, or remove replica_url"
+            )
+        if self.replica != "off" and self.broker != "embedded":
+            raise ValueError(f"replica = {self.replica} needs broker = embedded; broker is {self.broker}")
         return self
 
     @model_validator(mode="after")
@@ -665,7 +709,7 @@ def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
     origin = origins.get(key, "default")
     if details["type"] == "extra_forbidden":  # the value is left out, because a misspelt key may hold a secret
         return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
-    if key == "cluster_secret_key":
+    if key in {"cluster_secret_key", "replica_url"}:  # a URL may hold a password
         return f"{origin}: {key}: {_allowed(details)}"
     shown = repr(_shown(details["input"]))
     if len(shown) > _VALUE_CHARS_MAX:

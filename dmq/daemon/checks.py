@@ -23,6 +23,7 @@ from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
+from dmq.daemon.replica import require_replica
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.recovery import check_backup_dir
 from dmq.store.files.cell import holder_of
@@ -97,6 +98,8 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
     for key in ("tls_client_ca", "cluster_tls_ca"):
         if (authority := getattr(config, key)) is not None:
             yield partial(_check_authority, key, authority)
+    if config.replica != "off":
+        yield partial(require_replica, config)
     yield partial(rule_of, config)
     if config.backup_dir is not None:
         yield partial(check_backup_dir, config.backup_dir)

@@ -20,7 +20,7 @@ from dmq.broker import EmbeddedBroker, EmbeddedClassic
 from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.broker import broker_of
-from dmq.daemon.opening import close_store, exporter_of, open_store
+from dmq.daemon.opening import open_all
 from dmq.errors import StoreError
 from dmq.scheduler import Scheduler
 from dmq.store.writer.operations import Emit
@@ -54,13 +54,7 @@ class _Cell:
     async def _open(self) -> EmbeddedBroker:
         config, clock, stack = DaemonConfig(data=self._path), SystemClock(), self._stack
         try:
-            store = open_store(config, clock)
-            store.on_failure = _on_failure
-            exporter = exporter_of(config, store)
-            stack.callback(close_store, store, exporter, config.shutdown_grace_s)
-            if exporter is not None:
-                await self.loop.run_in_executor(None, exporter.recover)  # before the first audit event of this run
-                exporter.start()
+            store = (await open_all(config, clock, stack, _on_failure)).store
             broker = broker_of(config, store)
             stack.push_async_callback(broker.close)
             await store.commit_async([Emit(cell_event(EventKind.OPENED))])

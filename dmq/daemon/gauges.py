@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker import EmbeddedBroker
-from dmq.metrics.registry import Metrics
+from dmq.metrics.registry import Metrics, ReplicaMetrics
 from dmq.store.store import Store
 from dmq.trail.export import Exporter
 
@@ -16,6 +19,7 @@ def follow(
     broker: EmbeddedBroker,
     exporter: Exporter | None,
     periodic: PeriodicBackups | None = None,
+    replica: Callable[[], wire.Replica | None] = lambda: None,
 ) -> None:
     """Connect the metrics to the counters of the parts."""
     metrics.accepted.follow(lambda: broker.sends.accepted_total)
@@ -53,6 +57,8 @@ def follow(
         metrics.export_stopped.set_function(lambda: bool(exporter.figures.error))
     if periodic is not None:
         metrics.last_backup.set_function(lambda: periodic.last_ms / 1000)
+    if replica() is not None:
+        _follow_replica(metrics.replica, replica)
     metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
     metrics.open_seconds.set(store.recovery.took_s)
 
@@ -64,6 +70,20 @@ def follow(
 
     metrics.disk_free_bytes.set_function(free_bytes)
     metrics.disk_low_water_bytes.set_function(lambda: disk.low_water_bytes if (disk := store.disk()) else 0)
+
+
+def _follow_replica(metrics: ReplicaMetrics, replica: Callable[[], wire.Replica | None]) -> None:
+    def figure(read: Callable[[wire.Replica], float]) -> Callable[[], float]:
+        return lambda: read(status) if (status := replica()) is not None else 0.0
+
+    metrics.segments.follow(lambda: status.segments if (status := replica()) is not None else 0)
+    metrics.bytes.follow(lambda: status.sent_bytes if (status := replica()) is not None else 0)
+    metrics.lag.set_function(figure(lambda each: each.lag_ms / 1000))
+    metrics.lag_batches.set_function(figure(lambda each: each.lag_batches))
+    metrics.unreachable.set_function(figure(lambda each: bool(each.error)))
+    metrics.local_only.set_function(figure(lambda each: each.state != "following"))
+    metrics.last_base.set_function(figure(lambda each: each.base_at_ms / 1000))
+    metrics.last_verified.set_function(figure(lambda each: each.verified_at_ms / 1000))
 
 
 def _held_ms(store: Store) -> int:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import structlog
 
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
+from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
+from dmq.daemon.replica import Replica, replica_of
 from dmq.errors import StoreError
 from dmq.store.engines.rocks import RocksOptions
 from dmq.store.files.cell import tighten
 from dmq.store.files.durable import make_directory
 from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.store import Store, StoreOptions
+from dmq.store.writer.batch_log import BatchLog
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event, gap_event
 from dmq.trail.export import Exporter, ExportOptions
@@ -34,7 +38,47 @@ _DISK_LOOK_S = 0.5
 log = structlog.get_logger("dmq.daemon")
 
 
-def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOptions().open_files_max) -> Store:
+class OpenStore(NamedTuple):
+    """Open store of a process, with its trail and its second copy."""
+
+    store: Store
+    exporter: Exporter | None
+    replica: Replica | None
+
+    def replica_status(self) -> wire.Replica | None:
+        """Return the status of the second copy; None if there is none."""
+        return self.replica.status() if self.replica is not None else None
+
+
+async def open_all(
+    config: DaemonConfig,
+    clock: Clock,
+    stack: AsyncExitStack,
+    on_failure: Callable[[StoreError], None],
+    open_files_max: int = RocksOptions().open_files_max,
+) -> OpenStore:
+    """Open the store with its trail and its second copy; ``stack`` closes them in order."""
+    replica = replica_of(config, clock)
+    store = open_store(config, clock, open_files_max, replica.batch_log if replica is not None else None)
+    store.on_failure = on_failure
+    exporter = exporter_of(config, store)
+    stack.callback(close_store, store, exporter, config.shutdown_grace_s)
+    if replica is not None:
+        stack.callback(replica.close)
+        replica.start(store)
+    if exporter is not None:
+        # May renumber events: before the first event of this run.
+        await asyncio.get_running_loop().run_in_executor(None, exporter.recover)
+        exporter.start()
+    return OpenStore(store, exporter, replica)
+
+
+def open_store(
+    config: DaemonConfig,
+    clock: Clock,
+    open_files_max: int = RocksOptions().open_files_max,
+    batch_log: BatchLog | None = None,
+) -> Store:
     """Open the cell with the configured options and log the result of recovery."""
     store = Store.open(
         Path(config.data),
@@ -58,6 +102,7 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
             gap_event=gap_event,
             ledger_kinds=LEDGER_KINDS,
         ),
+        batch_log,
     )
     recovery = store.recovery
     log.info(

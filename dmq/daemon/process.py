@@ -13,7 +13,7 @@ from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.extras import ExtraMissing
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.checks import refuse_start
-from dmq.daemon.run import EXIT_FAILED, serve
+from dmq.daemon.run import EXIT_FAILED, exit_code_of, serve
 from dmq.errors import DmqError, with_advice
 from dmq.processes.tuning import tune
 from dmq.runtime.log import configure, is_for_people
@@ -44,7 +44,9 @@ def run(config: DaemonConfig) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(config, clock))
     except (DmqError, ExtraMissing, OSError) as error:
-        log.critical("not_served", error=with_advice(error), code=EXIT_FAILED)
+        code = exit_code_of(error)
+        log.critical("not_served", error=with_advice(error), code=code)
+        return code
     except Exception as error:
         log.critical("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}", exc_info=True)
     return EXIT_FAILED

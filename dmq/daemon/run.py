@@ -26,10 +26,10 @@ from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import WatchedFiles
 from dmq.daemon.limits import keep_quotas, quotas_of
-from dmq.daemon.opening import close_store, exporter_of, open_store, watch_disk
+from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.transport import ServerOptions, transport_of
-from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
+from dmq.errors import AddressInUse, DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics, MetricsServer, start_http
 from dmq.recovery import LedgerVerifier, Snapshots
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_FENCED = 8
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -62,7 +63,10 @@ class _Ending:
 
     def storage_failed(self, error: StoreError) -> None:
         """Record the failure and stop; safe from any thread."""
-        log.critical("storage_failed", error=with_advice(error))
+        if isinstance(error, ReplicaFenced):
+            log.critical("fenced", error=with_advice(error))
+        else:
+            log.critical("storage_failed", error=with_advice(error))
         self._loop.call_soon_threadsafe(self.end, error)
 
     def serving_failed(self, error: DmqError) -> None:
@@ -77,14 +81,10 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     ending = _Ending()
     descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
-        store = open_store(config, clock, descriptors.tables)
-        store.on_failure = fail = ending.storage_failed
+        fail = ending.storage_failed
+        opened = await open_all(config, clock, stack, fail, descriptors.tables)
+        store, exporter, _ = opened
         _warn_of_low_disk(store)
-        exporter = exporter_of(config, store)
-        stack.callback(close_store, store, exporter, config.shutdown_grace_s)
-        if exporter is not None:
-            await loop.run_in_executor(None, exporter.recover)  # may renumber: before the first event
-            exporter.start()
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
         if snapshots is not None:
             stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
@@ -97,10 +97,9 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         await MovedTopics(broker).settle()
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
-        cell = Cell(
-            config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter, periodic=periodic
-        )
-        gauges.follow(metrics, store, broker, exporter, periodic)
+        cell = Cell(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
+        cell.periodic, cell.replica = periodic, opened.replica_status
+        gauges.follow(metrics, store, broker, exporter, periodic, opened.replica_status)
         front = await _front(config, cell, broker, metrics, stack)
         quotas = quotas_of(config, broker, front or broker.catalog)
         admin = AdminService(
@@ -139,8 +138,14 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         metrics.set_state("stopping" if failure is None else "not_serving")
         if failure is not None:
             await server.stop(0)
-    log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
-    return EXIT_OK if failure is None else EXIT_FAILED
+    code = EXIT_OK if failure is None else exit_code_of(failure)
+    log.info("stopped", code=code)
+    return code
+
+
+def exit_code_of(failure: BaseException) -> int:
+    """Return the exit code for the reason of an end."""
+    return EXIT_FENCED if isinstance(failure, ReplicaFenced) else EXIT_FAILED
 
 
 def _warn_of_low_disk(store: Store) -> None:

@@ -327,6 +327,25 @@ def _states(registry: CollectorRegistry) -> dict[str, Gauge]:
     return {name: state.labels(name) for name in STORE_STATES}
 
 
+class ReplicaMetrics:
+    """Metrics of the second copy of the store; all are 0 if it is off."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.segments = Total("dmq_replica_segments", "Segments written to the second copy.")
+        self.bytes = Total("dmq_replica_bytes", "Bytes of these segments.")
+        for total in (self.segments, self.bytes):
+            registry.register(total)
+        gauge = partial(_gauge, registry)
+        self.lag = gauge("replica_lag_seconds", "Age of the oldest batch that the second copy lacks.")
+        self.lag_batches = gauge("replica_lag_batches", "Batches that the second copy lacks.")
+        self.unreachable = gauge("replica_unreachable", "1 while the object store of the second copy does not answer.")
+        self.local_only = gauge("replica_local_only", "1 while batches are not sent to the second copy.")
+        self.last_base = gauge("replica_last_base_timestamp_seconds", "When the newest base was made; 0: none.")
+        self.last_verified = gauge(
+            "replica_last_verified_timestamp_seconds", "When the newest base was verified; 0: never."
+        )
+
+
 class Metrics:
     """All metrics of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
@@ -394,6 +413,7 @@ class Metrics:
         self.export_lag = gauge("audit_export_lag_seconds", "Age of the oldest audit event that waits for its export.")
         self.export_stopped = gauge("audit_export_stopped", "1 while the trail cannot be written.")
         self.last_backup = gauge("last_backup_timestamp_seconds", "When the last periodic backup was taken; 0: none.")
+        self.replica = ReplicaMetrics(registry)
         self.disk_free_bytes, self.disk_low_water_bytes, self.disk_stalled = _disk_gauges(registry)
         self.recovery_cut_bytes = gauge("recovery_cut_bytes", "Torn WAL tail dropped when the store was opened.")
         self.open_seconds = gauge("store_open_seconds", "How long opening the store took.")

@@ -173,9 +173,9 @@ def download(objects: ObjectStore, base: Base, database: Path) -> None:
     sync_directory(database)
 
 
-def mark_verified(objects: ObjectStore, base: Base) -> None:
-    """Note that a restore of the base was checked."""
-    objects.create(VERIFIED + base.suffix, b"")
+def mark_verified(objects: ObjectStore, suffix: str) -> None:
+    """Note that a restore of the base with this name was checked."""
+    objects.create(VERIFIED + suffix, b"")
 
 
 def verified(objects: ObjectStore) -> set[str]:

@@ -4,7 +4,7 @@ Safety rests on the object store's put-if-absent. Each run opens with a segment 
 replaced process meets that segment with its next one, and is *fenced*: it accepts no batch any more.
 
 A put without an answer is in doubt. The same bytes are put again under the same number until the object store has a
-segment there; its nonce tells whose it is. An unreachable object store therefore holds the batches back and loses none.
+segment there; its nonce names the writer. An unreachable object store therefore holds the batches back and loses none.
 
 With ``when_unreachable`` "local_only" the store continues alone after some seconds: batches are written locally only.
 Once the segment in doubt is written, a base is made, and the log continues after it.

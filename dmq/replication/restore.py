@@ -26,6 +26,7 @@ class Restored(NamedTuple):
     number: int
     segments: int
     time_ms: int
+    base: str  # name of the base it began with, if any
 
 
 class Checked(NamedTuple):
@@ -93,7 +94,8 @@ def fill_database(objects: ObjectStore, database: Path, begin: _Begin, until_ms:
         engine.sync()
     finally:
         engine.close()
-    return Restored(database, begin.store, batch, number, count, time_ms)
+    base = begin.base.suffix if begin.base is not None else ""
+    return Restored(database, begin.store, batch, number, count, time_ms, base)
 
 
 def _begin(objects: ObjectStore, until_ms: int) -> _Begin:

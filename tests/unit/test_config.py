@@ -457,3 +457,24 @@ def test_who_has_keys_and_tls_or_listens_here_needs_no_more(flags: dict[str, obj
     """Access keys and the certificate that signs itself are enough; so is a client's certificate in a key's stead."""
     load(flags)
     load({"listen": "0.0.0.0:1", "tls_client_ca": "ca.pem"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"replica": "sync"}, "needs replica_url"),
+        ({"replica_url": "s3://bucket/orders"}, "replica is off"),
+        ({"replica": "sync", "replica_url": "s3://bucket", "broker": "rocketmq", "endpoints": "a:1"}, "needs broker"),
+        ({"replica": "sync", "replica_url": "s3://key:secret@bucket/orders"}, "without credentials"),
+        ({"replica": "sync", "replica_url": "http://bucket/orders"}, "s3://, gs:// or az://"),
+        ({"replica": "sync", "replica_url": "s3:///orders"}, "needs the name of a bucket"),
+        ({"replica": "sync", "replica_url": "file://orders"}, "needs an absolute path"),
+        ({"replica": "sync", "replica_url": "file:///"}, "needs an absolute path"),
+        ({"replica": "twice", "replica_url": "file:///copy"}, "'off', 'async', 'sync'"),
+    ],
+)
+def test_a_replica_without_a_place_is_refused(flags: dict[str, object], said: str) -> None:
+    """The mode and the URL of the second copy belong together, and the URL has no credentials."""
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        load(flags)
+    assert "secret" not in str(caught.value)

@@ -43,6 +43,7 @@ class Cell:
     say_files: Callable[[], str] = str  # errors in files that are reloaded during operation
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
+    replica: Callable[[], wire.Replica | None] = lambda: None  # from any thread
 
     def __post_init__(self) -> None:
         self.overdue = OverdueCount(self.store)
@@ -69,7 +70,7 @@ class Cell:
             cell_id=store.cell_id,
             broker_name=self.config.broker_name,
             pid=os.getpid(),
-            state=self.state if failure is None and not store.stalled_s else wire.NOT_SERVING,
+            state=self.state if failure is None and not self._is_held() else wire.NOT_SERVING,
             state_reason=with_advice(failure) if failure is not None else store.write_obstacle() or self.say_files(),
             started_at_ms=self.started_at_ms,
             now_ms=now_ms,
@@ -119,6 +120,7 @@ class Cell:
             topic_quotas=fullest(store, self.broker, pending),
             quota_refusals=refusals(self.broker),
             processes=[wire.Process(**asdict(each)) for each in self.processes()],
+            replica=self.replica(),
         )
 
     def _outbox(self) -> wire.Outbox:
@@ -138,8 +140,11 @@ class Cell:
         return outbox
 
     def is_ready(self) -> bool:
-        """Return True if clients are served and the disk accepts writes."""
-        return self.state == wire.SERVING and not self.store.stalled_s
+        """Return True if clients are served, and the disk and the replica accept writes."""
+        return self.state == wire.SERVING and not self._is_held()
+
+    def _is_held(self) -> bool:
+        return bool(self.store.stalled_s or self.store.replica_obstacle())
 
     def remark(self) -> str:
         """Return warnings in addition to the health status, one per line; empty if there are none."""
@@ -147,6 +152,9 @@ class Cell:
         said = [self.store.write_obstacle(), self.say_files(), self.say_cluster()]
         if self.periodic is not None and self.periodic.error:
             said.append("backups: the last attempt failed; see dmq status")
+        replica = self.replica()
+        if replica is not None and replica.state != "following":
+            said.append(f"replica: {replica.lag_batches:,} batches are not in the second copy; see dmq replica status")
         if clock.is_held:
             said.append("clock: stepped forward by too much, not followed yet; see dmq clock")
         elif not clock.is_steady:

@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     NOT_ALLOWED = 5  # the daemon requires an access key, or another one
     UNAVAILABLE = 6  # no answer, or the daemon cannot serve now: the same command may succeed later
     PARTIAL = 7  # a part failed and was reported; the rest was done
+    FENCED = 8  # of 'dmq serve': another daemon writes the replica of this store
     INTERRUPTED = 130
 
 

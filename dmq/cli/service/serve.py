@@ -66,6 +66,8 @@ class ServeOptions(OptionGroup):
     disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None
     trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None
     trail_every: Annotated[str | None, _key("Interval of writes to the audit trail (1m).", "DURATION")] = None
+    replica: Annotated[str | None, _key("Second copy: off, async or sync (off).", "MODE")] = None
+    replica_url: Annotated[str | None, _key("Its place: s3://, gs://, az://BUCKET/PREFIX, file:///PATH.", "URL")] = None
     shutdown_grace: Annotated[str | None, _key("Time limit of each part of a shutdown (10s).", "DURATION")] = None
     acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None
     insecure: Annotated[

@@ -65,6 +65,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("commits", _commits(found.commits)),
         ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
         *(_backups(found.backups, now_ms) if found.HasField("backups") else ()),
+        *(replica_facts(found.replica, now_ms) if found.HasField("replica") else ()),
         ("audit outbox", _outbox(found.outbox)),
         ("audit trail", _trail(found.outbox)),
     ]
@@ -102,6 +103,27 @@ def _backups(backups: wire.PeriodicBackups, now_ms: int) -> list[tuple[str, str]
         ("backups", last),
         *([("", failed)] if backups.error else []),
         ("", f"{following}; {backups.rule}, {backups.kept_max:,} kept"),
+    ]
+
+
+def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
+    """Return the lines about the second copy of the store."""
+    at_risk = "nothing would be lost with this machine"
+    if replica.lag_batches:
+        waiting = f"{format_size(replica.lag_bytes)} wait, " if replica.lag_bytes else ""
+        at_risk = f"BEHIND by {replica.lag_batches:,} batches, {waiting}for {out.about(replica.lag_ms)}"
+    sent = f", written {out.when(replica.sent_at_ms, now_ms)}" if replica.sent_at_ms else ""
+    base = f"newest {out.when(replica.base_at_ms, now_ms)}" if replica.base_bytes else "none yet"
+    size = f", {format_size(replica.base_bytes)}" if replica.base_bytes else ""
+    check = f"; verified {out.when(replica.verified_at_ms, now_ms)}" if replica.verified_at_ms else "; never verified"
+    state = "" if replica.state == "following" else f", {replica.state.replace('_', ' ').upper()}"
+    return [
+        ("replica", f"{replica.mode}, {replica.url}{state}"),
+        *([("", f"UNREACHABLE: {replica.error}")] if replica.error else []),
+        ("", at_risk),
+        ("", f"epoch {replica.epoch:,}, segment {replica.segment:,}{sent}"),
+        ("bases", f"{base}{size}{check if replica.base_bytes else ''}"),
+        *([("", f"FAILED: {replica.base_error}")] if replica.base_error else []),
     ]
 
 

@@ -23,19 +23,20 @@ def stopped(data: Path) -> Iterator[None]:
 def offline() -> Iterator[None]:
     """Open stores in this context: their log lines are suppressed, and their errors end the command.
 
-    Damage has the exit code 4, a directory in use 6.
+    Damage has the exit code 4, a directory in use or an unreachable object store 6.
     """
     import structlog
 
-    from dmq.errors import StoreCorrupt, StoreLocked
+    from dmq.errors import ReplicaDamaged, StoreCorrupt, StoreLocked
+    from dmq.replication.objects import ReplicaUnavailable
 
     was = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))  # no event of ours is critical
     try:
         yield
-    except StoreLocked as error:
+    except (StoreLocked, ReplicaUnavailable) as error:
         raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
-    except StoreCorrupt as error:
+    except (StoreCorrupt, ReplicaDamaged) as error:
         raise CommandFailed(str(error), ExitCode.DAMAGED) from error
     except ModuleNotFoundError as error:
         raise CommandFailed(f"{error.name} is missing: {command('server')}") from error

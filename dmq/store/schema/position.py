@@ -2,7 +2,7 @@
 
 position   version 1 | store 8 | epoch 8 | number 8 | batch 8 | checksum 16      a row of the meta family
 
-The row belongs to the run whose boot number is ``epoch``. If a later run writes no replication log, the numbers differ,
+The row belongs to the run with the boot number ``epoch``. If a later run writes no replication log, the numbers differ,
 and the row is void. The row of a copy of the store is void as well, since a copy has another store number.
 """
 

@@ -60,6 +60,12 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "backups       last 2023-11-14T20:13:20.000Z (2h ago), 1GiB, /backup/dmq-1",
         "              FAILED 2023-11-14T22:13:19.000Z (1s ago): no room",
         "              next 2023-11-14T22:23:20.000Z (in 10m); every 6h, 7 kept",
+        "replica       async, s3://bucket/orders",
+        "              UNREACHABLE: no answer",
+        "              BEHIND by 3 batches, 4KiB wait, for 750ms",
+        "              epoch 4, segment 1,234, written 2023-11-14T22:13:19.500Z (500ms ago)",
+        "bases         newest 2023-11-14T21:13:20.000Z (1h ago), 1GiB; verified 2023-11-14T20:13:20.000Z (2h ago)",
+        "              FAILED: no room",
         "audit outbox  12 events, 2KiB of 1GiB",
         "audit trail   somewhere/data/trail, exported up to 1,234, the oldest other event is 42s old",
     ]

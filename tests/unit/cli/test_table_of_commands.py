@@ -32,6 +32,8 @@ from dmq.cli.app import app
 from dmq.cli.output.errors import ExitCode
 from dmq.cluster.inner import InnerTopic
 from dmq.producer_store.spool import Spool, SpoolOptions
+from dmq.replication.log import LogOptions, ReplicationLog
+from dmq.replication.objects import open_objects
 from dmq.store.store import Store, StoreOptions
 from retry.sink import Death, Entry
 
@@ -183,6 +185,12 @@ EXAMPLES = {
     "store backup": Example(
         "{folder}/copy --data {store}", unknown="{folder}/copy2 --data {folder}/nosuch", asking="{folder}/copy3"
     ),
+    "replica status": Example(unknown=" ", asking=""),
+    "replica check": Example("--replica-url file://{replica}", damaged="--replica-url file://{folder}"),
+    "replica restore": Example(
+        "--replica-url file://{replica} --data {folder}/restored",
+        damaged="--replica-url file://{folder} --data {folder}/restored2",
+    ),
     "audit ls": Example("--trail {trail}", unknown="--trail {folder}/nosuch", asking=""),
     "context add": Example("far --address far:1"),
     "context ls": Example(""),
@@ -211,6 +219,7 @@ EXAMPLES = {
 }
 # Shown where the rest of it is: commands that are or need another process, and what damage brings.
 ELSEWHERE = {
+    "replica status": "tests/fault/test_replica_loss.py",
     "serve": "tests/unit/cli/test_serve.py",
     "demo": "tests/integration/test_demo.py",
     "broker offsets": "tests/unit/cli/test_cli_broker.py",
@@ -230,6 +239,8 @@ CODES_ELSEWHERE = {
     ("msg send", 3): "tests/unit/cli/test_msg.py",
     ("broker queues", 3): "tests/unit/cli/test_cli_broker.py",
     ("broker offsets", 3): "tests/unit/cli/test_cli_broker.py",
+    ("replica check", 6): "tests/fault/test_replica_loss.py",
+    ("replica restore", 6): "tests/fault/test_replica_loss.py",
     ("client stack", 6): "tests/unit/cli/test_cli_client.py",
 }
 
@@ -273,6 +284,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     acl = write_acl(base, f'signature_window = "none"\n{ACL}')
     make_spools(folder)
     Store.open(folder / "store", SystemClock(), StoreOptions(ballast_bytes=0)).close()
+    (folder / "replica").mkdir()
+    log = ReplicationLog(open_objects(f"file://{folder}/replica"), SystemClock(), LogOptions(is_sync=True), lambda _: 0)
+    Store.open(out / "replicated", SystemClock(), StoreOptions(ballast_bytes=0), log).close()
     writer = CellWriter(folder / "trail", "cell-1")
     writer.add(Event(1, 1, "ACCEPTED", NOW, topic="orders", message_id=b"A"))
     writer.close()
@@ -289,7 +303,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patch.setattr("broker_adapter.remoting.client._PAUSES_S", (0.0,))
         fill(live)
         peer.topics[INNER_TOPIC] = [HeldQueue([inner(0, -30_000), inner(1, 1_000), inner(2, 2_000, crc=1)])]
-        places = {name: folder / name for name in ("spool", "other", "damaged", "ruin", "used", "store", "trail")}
+        places = {
+            name: folder / name for name in ("spool", "other", "damaged", "ruin", "used", "store", "trail", "replica")
+        }
         named = {"folder": folder, "out": out, "acl": acl, "peer": peer.address, "in_use": used.path.name}
         yield World(live, folder, places | named)
     used.close()

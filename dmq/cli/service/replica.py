@@ -1,0 +1,109 @@
+"""``dmq replica``: state, check and restore of the second copy of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dmq.cli.bulk.progress import Progress
+from dmq.cli.nouns import noun
+from dmq.cli.output import output as out
+from dmq.cli.output.errors import CommandFailed, ExitCode
+from dmq.cli.output.times import instant_ms
+from dmq.cli.service.status import replica_facts
+from dmq.cli.session.offline import offline
+from dmq.cli.session.options import Session, with_output, with_session
+
+app = noun("replica")
+
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        "--replica-url",
+        envvar="DMQ_REPLICA_URL",
+        metavar="URL",
+        help="Place of the second copy: s3://, gs://, az://BUCKET/PREFIX or file:///PATH.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+@with_session
+def status(session: Session) -> None:
+    """Show the second copy of the daemon's store, and the batches that it lacks; exit with 6 if it lacks some."""
+    with session.connect() as client:
+        found = client.status()
+    if not found.HasField("replica"):
+        raise CommandFailed("the store has no second copy; see 'dmq serve --replica'", ExitCode.NOT_FOUND)
+    if session.as_json:
+        out.show_json(out.to_plain(found.replica))
+    else:
+        out.show_facts(replica_facts(found.replica, found.now_ms))
+    if found.replica.state != "following" or found.replica.error:
+        raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+@app.command()
+@with_output
+def check(session: Session, *, replica_url: UrlOption) -> None:
+    """Read every segment and base, and list the faults; exit with 4 if there are any.
+
+    The command changes nothing, and needs no daemon. It reads the whole log.
+    """
+    with offline(), Progress("check of the replica", quiet=session.as_json) as progress:
+        from dmq.replication.objects import open_objects
+        from dmq.replication.restore import check as check_log
+
+        found = check_log(open_objects(replica_url), lambda number: progress.show(f"segment {number:,}"))
+    if session.as_json:
+        out.show_json(found._asdict())
+    else:
+        facts = [
+            ("store", f"{found.store:016x}"),
+            ("bases", f"{found.bases:,}"),
+            ("segments", f"{found.segments:,}, the last is {found.last_number:,} with batch {found.last_batch:,}"),
+        ]
+        if found.first_ms:
+            facts.append(("restores", f"from {out.when(found.first_ms)} to {out.when(found.last_ms)}"))
+        out.show_facts(facts)
+        for fault in found.faults:
+            typer.echo(out.printable(fault))
+    if found.faults:
+        raise CommandFailed(f"the replica is not whole: {len(found.faults):,} faults", ExitCode.DAMAGED)
+
+
+@app.command()
+@with_output
+def restore(
+    session: Session,
+    *,
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory for the store, new or empty.")],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Restore the state at this time; the newest one without.", show_default=False
+        ),
+    ] = None,
+    replica_url: UrlOption,
+) -> None:
+    """Restore the store from its second copy into a directory, as it was at a time.
+
+    The result is another store, as with a restored backup: handles of the original are invalid there. 'dmq serve
+    --data DIR' serves it. The result does not contain the trail.
+    """
+    at_ms = instant_ms(at, "--at")
+    with offline():
+        from dmq.replication.objects import open_objects
+        from dmq.replication.restore import restore as restore_store
+
+        found = restore_store(open_objects(replica_url), data.absolute(), at_ms)
+    if session.as_json:
+        out.show_json({**found._asdict(), "path": str(found.path), "store": f"{found.store:016x}"})
+        return
+    base = f"base {found.base} and " if found.base else ""
+    facts = [("restored", str(found.path)), ("from", f"{base}{found.segments:,} segments")]
+    facts += [("state of", out.when(found.time_ms)), ("segment", f"{found.number:,}, batch {found.batch:,}")]
+    out.show_facts(facts)

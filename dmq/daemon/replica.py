@@ -1,0 +1,133 @@
+"""The second copy of a daemon's store: its replication log, its bases, and their figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.extras import require
+from dmq.admin import admin_v1 as wire
+from dmq.config.settings import DaemonConfig
+
+if TYPE_CHECKING:
+    from dmq.recovery.replica.keeper import BaseKeeper
+    from dmq.replication.log import ReplicationLog
+    from dmq.replication.objects import ObjectStore
+    from dmq.store.store import Store
+
+log = structlog.get_logger("dmq.daemon")
+
+_AGAIN_S = 1.0
+
+
+class Replica:
+    """Second copy of a store. ``batch_log`` is passed to the store; ``start`` follows once the store is open."""
+
+    def __init__(self, config: DaemonConfig, clock: Clock) -> None:
+        """Open the object store and probe it; wait while it is unreachable. Raise ``ReplicaRefused``."""
+        from dmq.recovery.replica.keeper import Worker, make_base, sweep
+        from dmq.replication.log import LogOptions, ReplicationLog
+
+        assert config.replica_url is not None
+        self._config = config
+        self.url = url = config.replica_url
+        self.objects = _open(url)
+        self._worker = worker = Worker()
+        self._keeper: BaseKeeper | None = None
+        sweep(Path(config.data))
+        options = LogOptions(
+            is_sync=config.replica == "sync",
+            every_s=config.replica_every.total_seconds(),
+            when_unreachable=config.replica_when_unreachable,
+            lag_bytes_max=config.replica_lag_bytes_max,
+            grace_s=config.shutdown_grace_s,
+        )
+        self.batch_log: ReplicationLog = ReplicationLog(
+            self.objects, clock, options, lambda start: make_base(worker, url, clock, start)
+        )
+
+    def start(self, store: Store) -> None:
+        """Keep the bases of the open store from here on."""
+        from dmq.recovery.replica.keeper import BaseKeeper, KeeperOptions
+        from dmq.store.writer.batch_log import LogStart
+
+        config = self._config
+        options = KeeperOptions(
+            base_every_ms=round(config.replica_base_every.total_seconds() * 1000),
+            keep_ms=round(config.replica_keep.total_seconds() * 1000),
+            verify_every_ms=round(each.total_seconds() * 1000) if (each := config.replica_verify_every) else 0,
+        )
+        start = LogStart(store.identity.number, store.boot, Path(config.data).absolute(), store.checkpoint)
+        self._keeper = BaseKeeper(
+            store,
+            self.objects,
+            self.url,
+            options,
+            worker=self._worker,
+            log_status=self.batch_log.status,
+            start=start,
+        )
+        self._keeper.start()
+
+    def status(self) -> wire.Replica:
+        """Return the current figures; from any thread."""
+        found = self.batch_log.status()
+        base = self._keeper.status if self._keeper is not None else None
+        return wire.Replica(
+            mode=self._config.replica,
+            url=found.url,
+            state=found.state.value,
+            epoch=found.epoch,
+            segment=found.number,
+            segments=found.segments,
+            sent_bytes=found.segment_bytes,
+            sent_at_ms=found.sent_at_ms,
+            lag_batches=found.lag_batches,
+            lag_bytes=found.lag_bytes,
+            lag_ms=round(found.lag_s * 1000),
+            error=found.error,
+            base_at_ms=base.base_at_ms if base is not None else 0,
+            base_bytes=base.base_bytes if base is not None else 0,
+            verified_at_ms=base.verified_at_ms if base is not None else 0,
+            base_error=base.error if base is not None else "",
+        )
+
+    def close(self) -> None:
+        """Stop making bases; the log is closed by the store."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+def replica_of(config: DaemonConfig, clock: Clock) -> Replica | None:
+    """Return the second copy of the store, or None if it is off."""
+    if config.replica == "off":
+        return None
+    require_replica(config)
+    return Replica(config, clock)
+
+
+def require_replica(config: DaemonConfig) -> None:
+    """Raise ``ExtraMissing`` if the packages of the second copy are not installed."""
+    of_service = () if (config.replica_url or "").startswith("file:") else ("obstore",)
+    require(f"replica = {config.replica}", "replica", "zstandard", *of_service)
+
+
+def _open(url: str) -> ObjectStore:
+    from dmq.replication.objects import ReplicaUnavailable, open_objects, probe
+
+    objects = open_objects(url)
+    is_reported = False
+    while True:
+        try:
+            probe(objects)
+        except ReplicaUnavailable as error:
+            if not is_reported:
+                log.warning("replica_unreachable", url=objects.url, error=error.reason)
+                is_reported = True
+            Event().wait(_AGAIN_S)
+        else:
+            return objects
