@@ -345,3 +345,67 @@ def test_the_position_is_in_every_batch(tmp_path: Path) -> None:
     store.close()
     position = decode_position(rows_of(tmp_path / "data", with_all=True)[Family.META.name, META_POSITION])
     assert segment_name(position.number) == max(objects.list("log/"))
+
+
+def losses(tmp_path: Path) -> list[bytes]:
+    """Return the acknowledged keys that a machine lost just before or after some put would lose."""
+    objects = MemoryObjects()
+    acknowledged: set[bytes] = set()
+    moments: list[tuple[dict[str, bytes], set[bytes]]] = []
+
+    def lose(method: str, name: str) -> None:
+        if method == "create":
+            threading.Event().wait(0.02)  # a put takes longer than an answer that does not wait for it
+            moments.append((dict(objects.rows), set(acknowledged)))
+
+    objects.fault = lose
+    store = open_with(tmp_path / "data", log_of(objects, every_s=0.01))
+    for number in range(20):
+        key = b"~%d" % number
+        store.commit([Put(Family.META, key, b"v")])
+        acknowledged.add(key)
+        moments.append((dict(objects.rows), set(acknowledged)))
+    store.close()
+    found: list[bytes] = []
+    for number, (rows, expected) in enumerate(moments[1:]):
+        objects.rows = rows
+        restored = restore(objects, tmp_path / f"restored-{number}").path
+        found += expected - {key for _, key in rows_of(restored)}
+        shutil.rmtree(restored)
+    return found
+
+
+def test_a_machine_lost_at_any_step_loses_nothing(tmp_path: Path) -> None:
+    """Before and after each put, and after each answer, the log has everything that was answered OK."""
+    assert losses(tmp_path) == []
+
+
+def test_an_answer_before_the_put_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that does not wait for its put fails the test of a lost machine."""
+    monkeypatch.setattr(ReplicationLog, "_await", lambda *_: None)
+    assert losses(tmp_path)
+
+
+def test_a_log_without_a_nonce_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that takes any segment at its number for its own fails the test of a fenced store."""
+    monkeypatch.setattr(ReplicationLog, "_is_own", lambda *_: True)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_fenced_store_answers_no_write(tmp_path)
+
+
+def test_the_asynchronous_loss_is_the_reported_lag(tmp_path: Path) -> None:
+    """A machine lost in asynchronous mode loses exactly the batches that the status reports."""
+    objects = MemoryObjects()
+    log = log_of(objects, is_sync=False, every_s=3600.0)
+    store = open_with(tmp_path / "data", log)
+    before = log.status().lag_batches
+    for number in range(7):
+        put(store, b"%d" % number)
+    lag = log.status().lag_batches
+    restored = restore(objects, tmp_path / "restored")
+    assert lag == before + 7
+    assert restored.batch + lag == check(objects).last_batch + lag
+    assert rows_of(restored.path) == {}
+    store.close()
+    assert log.status().lag_batches == 0
+    assert len(rows_of(restore(objects, tmp_path / "after").path)) == 7
