@@ -33,7 +33,7 @@ NOUNS = {
     "context": "Named daemons: addresses, TLS settings and access keys.",
     "acl": "Access keys and their permissions.",
     "store": "Back up, check and salvage the store.",
-    "replica": "The second copy of the store: state, check and restore.",
+    "replica": "The second copy of the store: state, check, promotion and restore.",
 }
 
 # The package of ``dmq.cli`` with the module of each command.

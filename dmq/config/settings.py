@@ -401,6 +401,8 @@ class DaemonConfig(BaseSettings):
     replica_every: Annotated[_Duration, _between(timedelta(milliseconds=50), timedelta(hours=1))] = timedelta(seconds=1)
     replica_base_every: Annotated[_Duration, _between(timedelta(minutes=1), timedelta(days=30))] = timedelta(hours=6)
     replica_keep: Annotated[_Duration, _between(timedelta(minutes=1), timedelta(days=3650))] = timedelta(days=7)
+    replica_lease: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(minutes=10))] = timedelta(seconds=10)
+    standby: bool = False  # do not begin an empty log
     replica_when_unreachable: Literal["hold", "local_only"] = "hold"
     replica_lag_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
     replica_verify_every: Annotated[_SwitchedDuration, _at_least(timedelta(minutes=1))] = timedelta(days=1)  # None: off
@@ -537,6 +539,8 @@ class DaemonConfig(BaseSettings):
             raise ValueError(
                 "replica_url is set and replica is off: set replica = sync or async, or remove replica_url"
             )
+        if self.standby and self.replica == "off":
+            raise ValueError("standby = true needs replica = sync or async, and the replica_url of the primary")
         if self.replica != "off" and self.broker != "embedded":
             raise ValueError(f"replica = {self.replica} needs broker = embedded; broker is {self.broker}")
         return self

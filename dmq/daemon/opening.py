@@ -59,6 +59,9 @@ async def open_all(
 ) -> OpenStore:
     """Open the store with its trail and its second copy; ``stack`` closes them in order."""
     replica = replica_of(config, clock)
+    if replica is not None:
+        stack.callback(replica.release)
+        await asyncio.get_running_loop().run_in_executor(None, replica.wait)
     store = open_store(config, clock, open_files_max, replica.batch_log if replica is not None else None)
     store.on_failure = on_failure
     exporter = exporter_of(config, store)

@@ -12,6 +12,7 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
 from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
+from dmq.errors import ReplicaFenced
 
 if TYPE_CHECKING:
     from dmq.recovery.replica.keeper import BaseKeeper
@@ -29,8 +30,9 @@ class Replica:
 
     def __init__(self, config: DaemonConfig, clock: Clock) -> None:
         """Open the object store and probe it; wait while it is unreachable. Raise ``ReplicaRefused``."""
-        from dmq.recovery.replica.keeper import Worker, make_base, sweep
+        from dmq.recovery.replica.keeper import Worker, make_base
         from dmq.replication.log import LogOptions, ReplicationLog
+        from dmq.replication.role import Primacy
 
         assert config.replica_url is not None
         self._config = config
@@ -38,7 +40,7 @@ class Replica:
         self.objects = _open(url)
         self._worker = worker = Worker()
         self._keeper: BaseKeeper | None = None
-        sweep(Path(config.data))
+        self._is_standby_only = config.standby
         options = LogOptions(
             is_sync=config.replica == "sync",
             every_s=config.replica_every.total_seconds(),
@@ -50,12 +52,26 @@ class Replica:
             self.objects, clock, options, lambda start: make_base(worker, url, clock, start)
         )
 
+        self._primacy = Primacy(
+            self.objects,
+            clock,
+            Path(config.data),
+            address=str(config.listen),
+            term_ms=round(config.replica_lease.total_seconds() * 1000),
+            on_lost=lambda reason: self.batch_log.refuse(ReplicaFenced(reason)),
+        )
+
+    def wait(self) -> None:
+        """Return once this process may open the store; until then it is a standby."""
+        self._primacy.wait(may_begin=not self._is_standby_only)
+
     def start(self, store: Store) -> None:
-        """Keep the bases of the open store from here on."""
-        from dmq.recovery.replica.keeper import BaseKeeper, KeeperOptions
+        """Keep the bases of the open store, and the lease, from here on."""
+        from dmq.recovery.replica.keeper import BaseKeeper, KeeperOptions, sweep
         from dmq.store.writer.batch_log import LogStart
 
         config = self._config
+        sweep(Path(config.data))
         options = KeeperOptions(
             base_every_ms=round(config.replica_base_every.total_seconds() * 1000),
             keep_ms=round(config.replica_keep.total_seconds() * 1000),
@@ -72,6 +88,7 @@ class Replica:
             start=start,
         )
         self._keeper.start()
+        self._primacy.lead(store.boot, self.batch_log.bind)
 
     def status(self) -> wire.Replica:
         """Return the current figures; from any thread."""
@@ -100,6 +117,10 @@ class Replica:
         """Stop making bases; the log is closed by the store."""
         if self._keeper is not None:
             self._keeper.close()
+
+    def release(self) -> None:
+        """Release the lease, once the store is closed."""
+        self._primacy.close(is_complete=not self.batch_log.status().lag_batches)
 
 
 def replica_of(config: DaemonConfig, clock: Clock) -> Replica | None:

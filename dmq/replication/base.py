@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from dmq.errors import FormatUnsupported, ReplicaDamaged, StoreCorrupt
+from dmq.replication.following import read_segment
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import PREFIX as LOG_PREFIX
 from dmq.replication.segment import number_of
@@ -129,6 +130,10 @@ def upload(objects: ObjectStore, database: Path, time_ms: int) -> Uploaded:
     )
     if not any((each.batch, each.epoch) == (base.batch, base.epoch) for each in list_bases(objects)):
         objects.create(PREFIX + base.suffix, msgspec.json.encode(base))
+        # A replaced primary may have pruned files that no manifest named yet.
+        for name in missing_objects(objects, base):
+            file = next(each for each in files if FILES + each.content == name)
+            objects.create(name, (database / file.name).read_bytes())
     return Uploaded(base.batch, base.size_bytes, sent_bytes)
 
 
@@ -154,6 +159,26 @@ def read_base(objects: ObjectStore, name: BaseName) -> Base:
         why = f"of format version {base.format_version}, this Rock-DMQ knows {FORMAT_VERSION}"
         raise FormatUnsupported(f"{PREFIX}{name.suffix} is {why}")
     return base
+
+
+def newest_base(objects: ObjectStore, until_ms: int) -> Base | None:
+    """Return the newest base at or before a time that the log continues; None if there is none."""
+    for name in reversed(list_bases(objects)):
+        if name.time_ms <= until_ms:
+            base = read_base(objects, name)
+            if not is_diverged(objects, base):
+                return base
+    return None
+
+
+def is_diverged(objects: ObjectStore, base: Base) -> bool:
+    """Return True if a primary made the base that was replaced before the log had all batches of the base."""
+    number = base.number + 1
+    while (segment := read_segment(objects, number)) is not None and segment.head.first_batch <= base.batch:
+        if segment.head.epoch != base.epoch:
+            return True
+        number += 1
+    return False
 
 
 def download(objects: ObjectStore, base: Base, database: Path) -> None:
@@ -191,8 +216,13 @@ def prune(objects: ObjectStore, keep_from_ms: int, *, needs_verified: bool) -> i
     """
     names = list_bases(objects)
     marks = verified(objects)
-    trusted = [each for each in names if not needs_verified or each.suffix in marks]
-    older = [each for each in trusted if each.time_ms <= keep_from_ms]
+    older = [
+        each
+        for each in names
+        if each.time_ms <= keep_from_ms
+        and (not needs_verified or each.suffix in marks)
+        and not is_diverged(objects, read_base(objects, each))
+    ]
     if not older:
         return 0
     first = older[-1]  # newest base that restores the begin of the window

@@ -44,9 +44,10 @@ def follow(objects: ObjectStore, store: int, number: int, checksum: bytes | None
         raise ReplicaDamaged(f"{segment_name(number + 1)} is missing, and the log has {later[0]}")
 
 
-def last_segment(objects: ObjectStore) -> Segment | None:
-    """Return the newest segment; None if the log is empty."""
-    numbers = [number for each in objects.list(PREFIX) if (number := number_of(each)) is not None]
+def last_segment(objects: ObjectStore, after: int = 0) -> Segment | None:
+    """Return the newest segment after number ``after``; None if there is none."""
+    listed = objects.list(PREFIX, segment_name(after))
+    numbers = [number for each in listed if (number := number_of(each)) is not None]
     return read_segment(objects, numbers[-1]) if numbers else None
 
 

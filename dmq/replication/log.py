@@ -126,6 +126,7 @@ class ReplicationLog:
         self._draft_bytes = 0
         self._oldest_s = 0.0  # when the first batch that is not sent was appended
         self._is_urgent = False
+        self._may_leave = True  # continue without the log, if ``when_unreachable`` allows it
         self._deadline_s: float | None = None
         self._is_closed = False
         self._failure: StoreError | None = None
@@ -194,6 +195,14 @@ class ReplicationLog:
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(self._grace_s() + _RETRY_S_MAX)
+
+    def bind(self, is_bound: bool) -> None:
+        """Forbid or allow to continue without the log: forbidden while a standby may take over."""
+        self._may_leave = not is_bound
+
+    def refuse(self, failure: StoreError) -> None:
+        """Accept no further batch: this process is no longer the primary."""
+        self._fail(failure)
 
     def status(self) -> LogStatus:
         """Return the current figures."""
@@ -421,6 +430,7 @@ class ReplicationLog:
             if (
                 is_over
                 and self._options.when_unreachable == "local_only"
+                and self._may_leave
                 and self._state is LogState.FOLLOWING
                 and self._segments  # not before the opening segment, which is the fence
                 and now_s - self._unreachable_s >= LOCAL_AFTER_S

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dmq.errors import DmqError, ReplicaDamaged
-from dmq.replication.base import Base, download, list_bases, missing_objects, read_base
+from dmq.replication.base import Base, download, list_bases, missing_objects, newest_base, read_base
 from dmq.replication.following import apply, begins_log, follow, last_segment, read_segment
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import PREFIX, number_of
@@ -100,9 +100,8 @@ def fill_database(objects: ObjectStore, database: Path, begin: _Begin, until_ms:
 
 def _begin(objects: ObjectStore, until_ms: int) -> _Begin:
     """Return the newest base at or before a time, or the begin of the log."""
-    names = [each for each in list_bases(objects) if each.time_ms <= until_ms]
-    if names:
-        base = read_base(objects, names[-1])
+    base = newest_base(objects, until_ms)
+    if base is not None:
         checksum = bytes.fromhex(base.checksum) if base.number else None
         return _Begin(base.store, base.number, checksum, base.batch, base)
     first = read_segment(objects, 1)

@@ -132,22 +132,9 @@ def test_a_replaced_daemon_answers_no_write(tmp_path: Path) -> None:
     assert last.head.epoch == head.epoch
 
 
-def test_a_new_directory_does_not_continue_a_log(tmp_path: Path) -> None:
-    """A daemon on an empty directory refuses the log of a store, with the way out."""
-    machine = Machine(tmp_path, "sync")
-    with machine.daemon:
-        pass
-    shutil.rmtree(machine.data)
-    daemon = Daemon(machine.data, env=machine.env)
-    daemon.spawn()
-    assert daemon.wait(30) == 1
-    assert "dmq replica restore" in daemon.event("not_served")["error"]
-    daemon.close()
-
-
-@pytest.mark.parametrize("command", ["check", "restore --data restored"])
+@pytest.mark.parametrize("command", ["check", "promote", "restore --data restored"])
 def test_an_unreachable_object_store_ends_a_command(tmp_path: Path, command: str) -> None:
-    """A check and a restore exit with 6 if the object store does not answer."""
+    """A check, a promotion and a restore exit with 6 if the object store does not answer."""
     env = {"AWS_ENDPOINT": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
     env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     done = run_command("replica", *command.split(), "--replica-url", "s3://bucket/orders", cwd=tmp_path, env=env)

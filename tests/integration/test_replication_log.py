@@ -360,7 +360,7 @@ def losses(tmp_path: Path) -> list[bytes]:
 
     objects.fault = lose
     store = open_with(tmp_path / "data", log_of(objects, every_s=0.01))
-    for number in range(20):
+    for number in range(8):
         key = b"~%d" % number
         store.commit([Put(Family.META, key, b"v")])
         acknowledged.add(key)

@@ -1,4 +1,4 @@
-"""``dmq replica``: state, check and restore of the second copy of a store."""
+"""``dmq replica``: state, check, promotion and restore of the second copy of a store."""
 
 from __future__ import annotations
 
@@ -73,6 +73,26 @@ def check(session: Session, *, replica_url: UrlOption) -> None:
             typer.echo(out.printable(fault))
     if found.faults:
         raise CommandFailed(f"the replica is not whole: {len(found.faults):,} faults", ExitCode.DAMAGED)
+
+
+@app.command()
+@with_output
+def promote(session: Session, *, replica_url: UrlOption) -> None:
+    """Release the lease of the primary, so that a running standby takes over.
+
+    A primary that is alive ends when it notices. It answers OK to no write after the takeover.
+    """
+    with offline():
+        from dmq.replication.objects import open_objects
+        from dmq.replication.role import release_lease
+
+        record = release_lease(open_objects(replica_url))
+    if record is None:
+        raise CommandFailed("the replica has no lease: no primary was started with it", ExitCode.NOT_FOUND)
+    if session.as_json:
+        out.show_json({"released": record.address, "epoch": record.epoch})
+    else:
+        out.show_facts([("released", f"the lease of {record.address}, epoch {record.epoch:,}")])
 
 
 @app.command()

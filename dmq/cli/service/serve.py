@@ -68,6 +68,10 @@ class ServeOptions(OptionGroup):
     trail_every: Annotated[str | None, _key("Interval of writes to the audit trail (1m).", "DURATION")] = None
     replica: Annotated[str | None, _key("Second copy: off, async or sync (off).", "MODE")] = None
     replica_url: Annotated[str | None, _key("Its place: s3://, gs://, az://BUCKET/PREFIX, file:///PATH.", "URL")] = None
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby", help="Begin no empty second copy: wait for its primary.", show_default=False),
+    ] = None
     shutdown_grace: Annotated[str | None, _key("Time limit of each part of a shutdown (10s).", "DURATION")] = None
     acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None
     insecure: Annotated[

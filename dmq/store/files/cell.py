@@ -78,6 +78,16 @@ class Cell:
             return
         self._write(self._marker, encode_marker(Marker(self.cell_id, self.is_copy)))
 
+    def remove_marker(self) -> None:
+        """Remove the marker, durably, before the database is removed."""
+        self._marker.unlink(missing_ok=True)
+        sync_directory(self.path)
+
+    def rewrite_marker(self) -> None:
+        """Replace the marker by another file, durably, so that the identity row no longer names it."""
+        self.is_copy = False
+        self._write(self._marker, encode_marker(Marker(self.cell_id, is_copy=False)))
+
     def mark_original(self) -> None:
         """Clear the copy flag in the marker, durably. Call it once the new identity of the store is durable."""
         if self.is_copy:

@@ -32,6 +32,7 @@ from dmq.cli.app import app
 from dmq.cli.output.errors import ExitCode
 from dmq.cluster.inner import InnerTopic
 from dmq.producer_store.spool import Spool, SpoolOptions
+from dmq.replication.lease import LEASE, LeaseRecord
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import open_objects
 from dmq.store.store import Store, StoreOptions
@@ -187,6 +188,7 @@ EXAMPLES = {
     ),
     "replica status": Example(unknown=" ", asking=""),
     "replica check": Example("--replica-url file://{replica}", damaged="--replica-url file://{folder}"),
+    "replica promote": Example("--replica-url file://{replica}", unknown="--replica-url file://{trail}"),
     "replica restore": Example(
         "--replica-url file://{replica} --data {folder}/restored",
         damaged="--replica-url file://{folder} --data {folder}/restored2",
@@ -240,6 +242,7 @@ CODES_ELSEWHERE = {
     ("broker queues", 3): "tests/unit/cli/test_cli_broker.py",
     ("broker offsets", 3): "tests/unit/cli/test_cli_broker.py",
     ("replica check", 6): "tests/fault/test_replica_loss.py",
+    ("replica promote", 6): "tests/fault/test_replica_loss.py",
     ("replica restore", 6): "tests/fault/test_replica_loss.py",
     ("client stack", 6): "tests/unit/cli/test_cli_client.py",
 }
@@ -285,7 +288,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     make_spools(folder)
     Store.open(folder / "store", SystemClock(), StoreOptions(ballast_bytes=0)).close()
     (folder / "replica").mkdir()
-    log = ReplicationLog(open_objects(f"file://{folder}/replica"), SystemClock(), LogOptions(is_sync=True), lambda _: 0)
+    objects = open_objects(f"file://{folder}/replica")
+    objects.replace(LEASE, LeaseRecord("a", "host:8081", 1, 10_000, 1, is_bound=True).encode(), None)
+    log = ReplicationLog(objects, SystemClock(), LogOptions(is_sync=True), lambda _: 0)
     Store.open(out / "replicated", SystemClock(), StoreOptions(ballast_bytes=0), log).close()
     writer = CellWriter(folder / "trail", "cell-1")
     writer.add(Event(1, 1, "ACCEPTED", NOW, topic="orders", message_id=b"A"))

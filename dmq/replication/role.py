@@ -1,0 +1,215 @@
+"""Role of a process: it waits as a standby until it may be the primary, and keeps the lease while it is.
+
+The lease and the log decide the role, not a setting. The directory that wrote the newest epoch continues at once: its
+lock proves that its last process is dead. Any other directory follows the log until the lease is free.
+
+A standby registers itself in the object store. While one is registered, the primary is *bound*: it stops when it cannot
+renew its lease, and never continues without the log. A standby takes over after a bound primary only. Without a
+standby, a primary serves without renewing, and an operator decides (``release_lease``).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from uuid import uuid4
+
+from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.log import LibraryLog
+from dmq.errors import ReplicaForeign, StartRefused
+from dmq.replication.base import list_bases, read_base
+from dmq.replication.following import last_segment
+from dmq.replication.lease import LEASE, Lease, LeaseKeeper, LeaseRecord
+from dmq.replication.objects import ObjectStore, ReplicaUnavailable
+from dmq.replication.segment import SegmentHead
+from dmq.replication.standby import DirectoryState, Standby, read_directory
+from dmq.store.files.cell import Cell
+
+log = LibraryLog("dmq.replication")
+
+_STANDBYS = "standbys/"
+_LOOK_S = 1.0
+_ALIVE_TERMS = 3  # since the last change of a registration
+
+
+class Role(Enum):
+    """Role of a process at its start."""
+
+    CONTINUE = "continue"  # the directory wrote the newest epoch
+    BEGIN = "begin"  # the log is empty, or the directory was served without it
+    STANDBY = "standby"
+
+
+def role_of(directory: DirectoryState | None, end: SegmentHead | None, *, is_copy: bool, place: str) -> Role:
+    """Return the role of a directory for a log that ends with ``end``.
+
+    Raise ``ReplicaForeign`` if the directory has another store than the log. ``place`` is the URL, for people.
+    """
+    if end is None:
+        return Role.BEGIN
+    if directory is None:
+        return Role.STANDBY
+    if is_copy or directory.identity.number != end.store:
+        raise ReplicaForeign(f"the log at {place} is that of store {end.store:016x}, not of this one")
+    if directory.is_original and directory.position is not None and directory.position.epoch == end.epoch:
+        return Role.CONTINUE
+    if directory.is_original and directory.position is None and directory.boot >= end.epoch:
+        return Role.BEGIN
+    return Role.STANDBY
+
+
+def release_lease(objects: ObjectStore) -> LeaseRecord | None:
+    """Release the lease in the name of its holder, so that a standby takes over; return the record, None if none is.
+
+    A holder that is alive stops when it notices. Raise ``StartRefused`` if the lease changed meanwhile.
+    """
+    found = objects.read(LEASE)
+    if found is None:
+        return None
+    record = LeaseRecord.decode(found[0])
+    released = replace(record, renewal=record.renewal + 1, is_released=True)
+    if objects.replace(LEASE, released.encode(), found[1]) is None:
+        raise StartRefused("the holder renewed its lease meanwhile: repeat the command")
+    return record
+
+
+class Primacy:
+    """Way of one process to the role of the primary, and its lease while it has the role."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        clock: Clock,
+        data: Path,
+        *,
+        address: str,
+        term_ms: int,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """``on_lost`` is called once, from another thread, when this process must stop to be the primary."""
+        self._objects = objects
+        self._clock = clock
+        self._data = data
+        self._address = address
+        self._term_s = term_ms / 1000
+        self._holder = uuid4().hex
+        self._keeper = LeaseKeeper(objects, clock, Lease(self._holder, address, term_ms=term_ms), on_lost)
+        self._etag: str | None = None  # of the own registration
+        self._registrations = 0
+        self._registered_s = 0.0
+        self._closed = threading.Event()
+        self._seen: dict[str, tuple[str, float]] = {}  # ETag of a standby, and when it changed
+        self._thread: threading.Thread | None = None
+
+    def wait(self, *, may_begin: bool) -> bool:
+        """Return once this process may open the store as the primary; True if it took over.
+
+        Raise ``StartRefused`` for an empty log unless ``may_begin``, and ``ReplicaForeign``.
+        """
+        self._keeper.start()
+        cell = Cell(self._data)
+        try:
+            return self._wait(cell, may_begin=may_begin)
+        finally:
+            cell.close()
+
+    def lead(self, epoch: int, bind: Callable[[bool], None]) -> None:
+        """Publish the epoch of the open store. ``bind`` is called with True before a standby may take over."""
+        self._thread = threading.Thread(target=self._watch, args=(epoch, bind), name="dmq-standbys", daemon=True)
+        self._thread.start()
+
+    def close(self, *, is_complete: bool) -> None:
+        """Release the lease if the log ``is_complete``; otherwise a standby waits for the end of its term."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        if is_complete:
+            self._keeper.close()
+
+    def _wait(self, cell: Cell, *, may_begin: bool) -> bool:
+        standby: Standby | None = None
+        try:
+            while True:
+                try:
+                    if standby is None:
+                        role = role_of(read_directory(cell), self._end(), is_copy=cell.is_copy, place=self._objects.url)
+                        if role is Role.BEGIN and not may_begin:
+                            raise StartRefused(f"the log at {self._objects.url} is empty, and --standby begins none")
+                        self._keeper.acquire(is_forced=role is Role.CONTINUE)
+                        if role is not Role.STANDBY:
+                            if self._keeper.wait_held(_LOOK_S):
+                                return False
+                            continue
+                        standby = Standby(self._objects, cell)
+                        log.info("standby", url=self._objects.url)
+                    self._register()
+                    standby.catch_up()
+                    if self._keeper.wait_held(min(_LOOK_S, self._term_s / 5)):
+                        standby.promote()
+                        self._deregister()
+                        log.warning(
+                            "taken_over", url=self._objects.url, **standby.position._asdict() | {"checksum": ""}
+                        )
+                        return True
+                except ReplicaUnavailable as error:
+                    log.warning("standby_waits", url=self._objects.url, error=error.reason)
+                    self._closed.wait(_LOOK_S)
+        finally:
+            if standby is not None:
+                standby.close()
+
+    def _end(self) -> SegmentHead | None:
+        names = list_bases(self._objects)
+        after = max(read_base(self._objects, names[-1]).number - 1, 0) if names else 0
+        last = last_segment(self._objects, after)
+        return last.head if last is not None else None
+
+    def _register(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._registrations and now_s - self._registered_s < self._term_s / 3:
+            return
+        name = _STANDBYS + self._holder
+        self._registrations += 1
+        data = json.dumps({"address": self._address, "registration": self._registrations}).encode()
+        self._etag = self._objects.replace(name, data, self._etag)
+        if self._etag is None:  # an answer was lost: the next attempt replaces what is there
+            found = self._objects.read(name)
+            self._etag = found[1] if found is not None else None
+        self._registered_s = now_s
+
+    def _deregister(self) -> None:
+        with suppress(ReplicaUnavailable):
+            self._objects.delete([_STANDBYS + self._holder])
+
+    def _watch(self, epoch: int, bind: Callable[[bool], None]) -> None:
+        is_bound: bool | None = None
+        while not self._closed.is_set():
+            with suppress(ReplicaUnavailable):
+                found = self._has_standby()
+                record = self._keeper.record()
+                if found:
+                    bind(True)
+                elif record is not None and record.holder == self._holder and not record.is_bound:
+                    bind(False)  # no standby takes over after this record
+                if found != is_bound:
+                    self._keeper.hold(epoch, is_bound=found)
+                    log.info("standby_registered" if found else "no_standby", url=self._objects.url)
+                    is_bound = found
+            self._closed.wait(self._term_s / 3)
+
+    def _has_standby(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        seen: dict[str, tuple[str, float]] = {}
+        for name in self._objects.list(_STANDBYS):
+            if (found := self._objects.read(name)) is not None:
+                known = self._seen.get(name)
+                seen[name] = known if known is not None and known[0] == found[1] else (found[1], now_s)
+        self._seen = seen
+        dead = [name for name, (_, since_s) in seen.items() if now_s - since_s > 2 * _ALIVE_TERMS * self._term_s]
+        self._objects.delete(dead)
+        return any(now_s - since_s < _ALIVE_TERMS * self._term_s for _, since_s in seen.values())

@@ -1,0 +1,193 @@
+"""Directory of a standby: it follows the log without serving, until it is promoted.
+
+The marker file of the directory is rewritten when it becomes a standby, and again when it is promoted; the identity row
+names the marker only after the promotion. A standby's directory that is opened alone is therefore another store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+from broker_adapter.runtime.log import LibraryLog
+from dmq.errors import ReplicaDamaged, ReplicaForeign
+from dmq.replication.base import download, newest_base
+from dmq.replication.following import apply, follow, last_segment, read_segment
+from dmq.replication.objects import ObjectStore
+from dmq.store.engines.engine import Batch
+from dmq.store.engines.rocks import RocksEngine, RocksOptions
+from dmq.store.files.cell import Cell
+from dmq.store.files.durable import sync_directory
+from dmq.store.schema.identity import Identity, StorePlace, decode_identity, encode_identity
+from dmq.store.schema.keys import META_BOOT, META_IDENTITY, META_POSITION, Family, unpack_u64
+from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
+
+log = LibraryLog("dmq.replication")
+
+_PART = "rocksdb.part"
+_FOREVER_MS = 2**62
+
+
+class DirectoryState(NamedTuple):
+    """Store of a directory, as the log sees it. ``position`` is None if the last run wrote no log."""
+
+    identity: Identity
+    is_original: bool  # it is the directory that the identity names, and no copy or standby of it
+    boot: int
+    position: Position | None
+
+
+class _Moved(Exception):
+    """The log does not continue the directory: ``is_diverged`` if the directory has batches that the log lacks."""
+
+    def __init__(self, reason: str, *, is_diverged: bool) -> None:
+        super().__init__(reason)
+        self.is_diverged = is_diverged
+
+
+def read_directory(cell: Cell) -> DirectoryState | None:
+    """Return the state of a locked directory; None if it has no database."""
+    if not (cell.database / "CURRENT").exists():
+        return None
+    engine = RocksEngine(cell.database, RocksOptions(is_read_only=True))
+    try:
+        identity, boot, row = engine.get_many(Family.META, [META_IDENTITY, META_BOOT, META_POSITION])
+    finally:
+        engine.close()
+    if identity is None or boot is None:
+        return None
+    found, position = decode_identity(identity), decode_position(row) if row is not None else None
+    run = unpack_u64(boot)
+    if position is not None and (position.store, position.epoch) != (found.number, run):
+        position = None
+    place = cell.place()
+    is_original = not cell.is_copy and found.place == place and place != StorePlace()
+    return DirectoryState(found, is_original, run, position)
+
+
+class Standby:
+    """Standby in a locked directory. Not thread-safe."""
+
+    def __init__(self, objects: ObjectStore, cell: Cell) -> None:
+        self._objects = objects
+        self._cell = cell
+        self._engine: RocksEngine | None = None
+        self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
+
+    @property
+    def position(self) -> Position:
+        """Position after the last applied batch."""
+        return self._position
+
+    def catch_up(self, is_wanted: Callable[[], bool] = lambda: True) -> int:
+        """Apply the new segments, durable on return, and return their number.
+
+        A directory without a database, or with one that the log does not continue, begins with the newest base. A
+        database with batches that the log lacks is kept under another name.
+        """
+        if self._engine is None:
+            self._open()
+        try:
+            return self._apply(is_wanted)
+        except _Moved as moved:
+            self._set_aside(moved)
+            self._open()
+            return self._apply(is_wanted)
+
+    def promote(self) -> None:
+        """Apply the rest of the log, and make the directory the original one of the store. It is closed after that."""
+        self.catch_up()
+        engine, cell = self._engine, self._cell
+        assert engine is not None
+        (row,) = engine.get_many(Family.META, [META_IDENTITY])
+        assert row is not None
+        cell.rewrite_marker()
+        batch = Batch()
+        identity = decode_identity(row)._replace(place=cell.place())
+        batch.puts.append((Family.META, META_IDENTITY, encode_identity(identity)))
+        engine.write(batch)
+        engine.sync()
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; the directory stays locked."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _open(self) -> None:
+        cell = self._cell
+        cell.mark_opened()
+        if read_directory(cell) is None:
+            self._fill()
+        cell.rewrite_marker()
+        engine = self._engine = RocksEngine(cell.database)
+        identity, boot, row = engine.get_many(Family.META, [META_IDENTITY, META_BOOT, META_POSITION])
+        assert identity is not None
+        if row is not None:
+            self._position = decode_position(row)
+        is_valid = row is not None and boot is not None and self._position.epoch == unpack_u64(boot)
+        if not is_valid or self._position.store != decode_identity(identity).number:
+            raise ReplicaForeign(f"the store in {cell.path} has no position in the log at {self._objects.url}")
+
+    def _fill(self) -> None:
+        """Write the newest base, or the first segment of a log without one, to the directory."""
+        part = self._cell.path / _PART
+        shutil.rmtree(part, ignore_errors=True)
+        base = newest_base(self._objects, _FOREVER_MS)
+        if base is not None:
+            download(self._objects, base, part)
+        else:
+            first = read_segment(self._objects, 1)
+            if first is None or first.head.first_batch != 1:
+                raise ReplicaDamaged(f"{self._objects.url} has no base")
+            part.mkdir(mode=0o700)
+            engine = RocksEngine(part)
+            try:
+                apply(engine, first, 0)
+                engine.sync()
+            finally:
+                engine.close()
+        shutil.rmtree(self._cell.database, ignore_errors=True)
+        part.rename(self._cell.database)
+        sync_directory(self._cell.path)
+
+    def _apply(self, is_wanted: Callable[[], bool]) -> int:
+        engine, position = self._engine, self._position
+        assert engine is not None
+        if position.number:
+            last = read_segment(self._objects, position.number)
+            if last is not None and last.checksum != position.checksum:
+                raise _Moved("another store wrote its last segment", is_diverged=True)
+            if last is None and last_segment(self._objects) is not None:
+                raise _Moved("its last segment was pruned", is_diverged=False)
+        count = 0
+        for segment in follow(self._objects, position.store, position.number, position.checksum):
+            head = segment.head
+            if head.epoch != position.epoch and head.first_batch <= position.batch:
+                raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=True)
+            if head.first_batch > position.batch + 1:
+                raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=False)
+            batch = apply(engine, segment, position.batch)
+            position = Position(head.store, head.epoch, head.number, batch, segment.checksum)
+            count += 1
+            if not is_wanted():
+                break
+        engine.sync()
+        self._position = position
+        return count
+
+    def _set_aside(self, moved: _Moved) -> None:
+        self.close()
+        position, cell = self._position, self._cell
+        cell.remove_marker()
+        log.warning("standby_rebased", path=str(cell.path), batch=position.batch, why=str(moved))
+        if not moved.is_diverged:
+            shutil.rmtree(cell.database)
+            return
+        kept = cell.path / f"diverged-{position.epoch}-{position.batch}"
+        shutil.rmtree(kept, ignore_errors=True)
+        cell.database.rename(kept)
+        sync_directory(cell.path)
+        log.error("replica_diverged", kept=str(kept), batch=position.batch, why=str(moved))
