@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker_adapter.runtime.exports import lazy_exports
+
 if TYPE_CHECKING:
     from dmq.recovery.backups.folder import BackupFolder, check_backup_dir, size_of
     from dmq.recovery.backups.snapshots import Snapshots
@@ -51,27 +53,19 @@ __all__ = [
     "size_of",
 ]
 
-_HOMES = {
-    "backups.folder": ("BackupFolder", "check_backup_dir", "size_of"),
-    "backups.snapshots": ("Snapshots",),
-    "check.check": ("check_store",),
-    "check.ledger": ("SHOWN_MAX", "LedgerVerifier", "Verification", "no_ledger"),
-    "check.spool": ("SpoolCheck",),
-    "reading.findings": ("Checked",),
-    "reading.log_repair": ("Tell",),
-    "reading.look": ("How",),
-    "reading.spool": ("Found", "SpoolLook", "TypeFigures", "figures_of"),
-    "salvage.salvage": ("salvage_store",),
-    "salvage.spool": ("Report", "looked_through", "salvage_spool"),
-}
-
-
-def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            from importlib import import_module
-
-            value: object = getattr(import_module(f"{__name__}.{home}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "dmq.recovery.backups.folder": "BackupFolder check_backup_dir size_of",
+        "dmq.recovery.backups.snapshots": "Snapshots",
+        "dmq.recovery.check.check": "check_store",
+        "dmq.recovery.check.ledger": "SHOWN_MAX LedgerVerifier Verification no_ledger",
+        "dmq.recovery.check.spool": "SpoolCheck",
+        "dmq.recovery.reading.findings": "Checked",
+        "dmq.recovery.reading.log_repair": "Tell",
+        "dmq.recovery.reading.look": "How",
+        "dmq.recovery.reading.spool": "Found SpoolLook TypeFigures figures_of",
+        "dmq.recovery.salvage.salvage": "salvage_store",
+        "dmq.recovery.salvage.spool": "Report looked_through salvage_spool",
+    },
+)
