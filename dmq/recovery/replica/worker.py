@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from dmq.errors import DmqError, ReplicaDamaged
-from dmq.recovery.check.check import check
+from dmq.recovery.check.check import check_store
 from dmq.replication.base import Uploaded, mark_verified, prune, upload
 from dmq.replication.objects import ReplicaUnavailable, open_objects
 from dmq.replication.restore import restore
@@ -51,7 +51,7 @@ def verify(url: str, directory: Path) -> Verified:
     try:
         restored = restore(objects, directory)
         size_bytes = sum(each.stat().st_size for each in restored.path.rglob("*") if each.is_file())
-        findings = check(directory, lambda _: None).findings
+        findings = check_store(directory, lambda _: None).findings
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if findings.count:
