@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from dmq.cli.bulk.engine import BATCH, check_missing, goes_on, in_batches
+from dmq.cli.bulk.engine import BATCH, check_missing, in_batches, is_confirmed
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
@@ -157,7 +157,7 @@ def run_change(session: Session, client: AdminClient, targets: Targets, change: 
             return
         if ids:
             would = f"{_counted(len(ids))} of topic {targets.topic} {_would(client, targets, change)}"
-            goes_on(session, would, None, consent)
+            is_confirmed(session, would, None, consent)
     elif consent.dry_run:
         found, missing = _look(client, targets)
         if found:

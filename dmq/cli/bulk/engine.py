@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 BATCH = 1_000  # items of a call
 
 
-def goes_on(session: Session, would: str, plain: object, consent: Consent, *, asks: bool = True) -> bool:
+def is_confirmed(session: Session, would: str, plain: object, consent: Consent, *, asks: bool = True) -> bool:
     """Show the effect of a dry run and return False; otherwise ask for confirmation if ``asks``, and return True."""
     if consent.dry_run:
         session.show(plain, would)

@@ -12,7 +12,6 @@ import typer
 
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from dmq.cli.nouns import noun
-from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused, refusing
 from dmq.cli.session.options import Session, with_session
 from dmq.cli.session.policy_options import PolicyOptions
@@ -114,13 +113,11 @@ def simulate(
     run = _run(policy, start_ms, processing_ms, Random(seed))
     if run.dead_at_ms > DELIVER_AT_MS_MAX:
         raise refused("the attempts would continue past the year 9999", "--start", "--processing")
-    if session.as_json:
-        given = {"policy": to_plain(policy), "start_ms": start_ms, "processing_ms": processing_ms, "seed": seed}
-        out.show_json(given | _simulated_plain(run, start_ms))
-        return
-    if policy.jitter:
+    given = {"policy": to_plain(policy), "start_ms": start_ms, "processing_ms": processing_ms, "seed": seed}
+    if policy.jitter and not session.as_json:
         typer.echo(f"jitter drawn with --seed {seed}")
-    out.show_table(
+    session.show_table(
+        given | _simulated_plain(run, start_ms),
         ("ATTEMPT", "TIME", "SINCE FIRST", "DELAY AFTER"),
         [
             (
@@ -133,8 +130,9 @@ def simulate(
         ],
         numbers=("ATTEMPT", "SINCE FIRST", "DELAY AFTER"),
     )
-    after = format_duration(run.dead_at_ms - start_ms)
-    typer.echo(f"dead letter at {format_time(run.dead_at_ms)}, {after} after the first delivery: {_why(run, policy)}")
+    if not session.as_json:
+        dead = f"{format_time(run.dead_at_ms)}, {format_duration(run.dead_at_ms - start_ms)}"
+        typer.echo(f"dead letter at {dead} after the first delivery: {_why(run, policy)}")
 
 
 def _policy_of_group(session: Session, group: str) -> RetryPolicy | None:

@@ -121,15 +121,13 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
     found = cluster.ask(lambda survey: survey.positions(group))
     lag = sum(each.lag or 0 for each in found.values())
     never = sum(each.committed_offset is None for each in found.values())
-    if session.as_json:
-        rows = [_named(queue) | _position(each) for queue, each in found.items()]
-        out.show_json({"group": group, "lag": lag, "never_committed": never, "queues": rows})
-        return
-    if not found:
+    if not found and not session.as_json:
         out.note(f"group {group} never committed an offset and has no online members")
         return
+    plain = [_named(queue) | _position(each) for queue, each in found.items()]
     now_ms = SystemClock().now_ms()
-    out.show_table(
+    session.show_table(
+        {"group": group, "lag": lag, "never_committed": never, "queues": plain},
         (*_QUEUE, "BROKER OFFSET", "COMMITTED", "LAG", "CONSUMED UP TO"),
         [
             (
@@ -142,10 +140,10 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
         ],
         numbers=("QUEUE", "BROKER OFFSET", "COMMITTED", "LAG"),
     )
-    typer.echo()
-    out.show_facts(
-        [("total lag", f"{lag:,}"), ("never committed", f"{never:,} of {len(found):,} queues" if never else "")]
-    )
+    if not session.as_json:
+        typer.echo()
+        never_committed = f"{never:,} of {len(found):,} queues" if never else ""
+        out.show_facts([("total lag", f"{lag:,}"), ("never committed", never_committed)])
 
 
 @app.command()

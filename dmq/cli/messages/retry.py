@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.bulk.engine import check_missing, goes_on, in_batches
+from dmq.cli.bulk.engine import check_missing, in_batches, is_confirmed
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -176,7 +176,7 @@ def _move(session: Session, group: str, chosen: RetrySelection, call: str, conse
         text = f"{_counted(len(entries))}{of_topic} waiting in group {group} {would}"
         plain = {"group": group, "matching": len(entries), "missing": missing, "is_dry_run": True}
         asks = chosen.is_bulk and bool(entries)
-        if not goes_on(session, text, plain, consent, asks=asks):
+        if not is_confirmed(session, text, plain, consent, asks=asks):
             check_missing(not_there, missing, done=1)
             return
         method = getattr(client, call)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.bulk.engine import goes_on
+from dmq.cli.bulk.engine import is_confirmed
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
@@ -296,7 +296,7 @@ def rm(
         plain |= {"unread": {each.topic: each.unread for each in found.unread}, "needs_force": needs_force}
         asks = bool(losses) and (force or not needs_force)  # otherwise the daemon refuses it, without a prompt
         would = text + "; it needs --force" * (needs_force and consent.dry_run)
-        if not goes_on(session, would, plain | {"is_dry_run": True}, consent, asks=asks):
+        if not is_confirmed(session, would, plain | {"is_dry_run": True}, consent, asks=asks):
             return
         client.remove_group(group, force=force, with_dead_letters=removes)
     fate, kept = ("removed", 0) if removes else ("kept", found.dead)
@@ -367,4 +367,4 @@ def _is_wanted(session: Session, client: AdminClient, name: str, group: str, to:
     unread_text = f"{unread:,} of the {topic.stored:,} messages of topic {topic.name} are unread by group {group}"
     plain = {"group": group, "topic": topic.name, "stored": topic.stored, "unread": unread, "is_dry_run": True}
     asks = {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored))  # else nothing changes
-    return goes_on(session, f"{unread_text}; from {to} on, {then}", plain, consent, asks=asks)
+    return is_confirmed(session, f"{unread_text}; from {to} on, {then}", plain, consent, asks=asks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmq.cli.bulk.engine import goes_on
+from dmq.cli.bulk.engine import is_confirmed
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refusing
@@ -311,7 +311,7 @@ def _is_wanted(session: Session, client: AdminClient, name: str, consent: Consen
     plain |= {"unread": {each.group: each.unread for each in topic.readers}, "needs_force": needs_force}
     asks = bool(topic.stored or topic.pending) and (force or not needs_force)  # else it is refused, without a prompt
     would = text + "; it needs --force" * (needs_force and consent.dry_run)
-    return goes_on(session, would, plain | {"is_dry_run": True}, consent, asks=asks)
+    return is_confirmed(session, would, plain | {"is_dry_run": True}, consent, asks=asks)
 
 
 def _show(session: Session, topic: wire.Topic) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dmq.cli.bulk.engine import goes_on
+from dmq.cli.bulk.engine import is_confirmed
 from dmq.cli.nouns import Group, noun
 from dmq.cli.output.facts import clock_line
 from dmq.cli.session.options import Consent, Session, with_reason, with_session
@@ -53,7 +53,7 @@ def accept(session: Session, *, consent: Consent) -> None:
                 timeline = client.status().timeline
                 due = {"pending": timeline.pending, "next_due_at_ms": timeline.next_due_at_ms}
                 plain = {"has_changed": False, "clock": answer.clock, **due, "is_dry_run": True}
-                if not goes_on(session, _would(answer.clock, timeline), plain, consent):
+                if not is_confirmed(session, _would(answer.clock, timeline), plain, consent):
                     return
             answer = client.accept_clock(session.why)
     accepted = ("accepted", "yes" if answer.has_changed else "nothing waited for it")

@@ -20,7 +20,7 @@ import typer
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.bulk.confirm import confirm
-from dmq.cli.bulk.engine import check_missing, goes_on
+from dmq.cli.bulk.engine import check_missing, is_confirmed
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -439,7 +439,7 @@ def requeue(
         of_type = f" of type {', '.join(type_name)}" if type_name else ""
         text = f"{_entries(count, 'dead ')}{of_type} in the free directories of {root} would be sent again"
         plain = _requeued_plain(count, missing) | ({"is_dry_run": True} if consent.dry_run else {})
-        if not goes_on(session, text, plain, replace(consent, dry_run=consent.dry_run or not count)):
+        if not is_confirmed(session, text, plain, replace(consent, dry_run=consent.dry_run or not count)):
             check_missing("not dead in a free directory", missing, done=count)
             return
     moved, used, exit_code = set[bytes](), list[str](), ExitCode.NOT_FOUND
@@ -525,7 +525,7 @@ def adopt(
         count = _entries_in(free)
         text = f"{_entries(count)} of {_counted(len(free))} of {origin} would be moved into one of {root}"
         plain = {"into": "", "entries": count, "adopted": [path.name for path in free], "left_alone": used}
-        if not goes_on(session, text, plain | {"is_dry_run": True}, consent, asks=bool(count)):
+        if not is_confirmed(session, text, plain | {"is_dry_run": True}, consent, asks=bool(count)):
             _note_left_alone(used)
             return
     into, moved, adopted, damaged = free[0].name if is_alone and free else "", 0, list[str](), list[str]()
