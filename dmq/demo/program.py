@@ -187,7 +187,7 @@ class _Demo:
         restart = f"SIGKILL; down for {down_s:.2f} s, {start_s:.2f} s of it the new start"
         if self.cluster is not None:
             self.cluster.start()
-            restart += f"; its broker for {self.clock.monotonic_s() - killed_s:.2f} s"
+            restart += f"\n{'':<11}its broker was down for {self.clock.monotonic_s() - killed_s:.2f} s"
             self._event("broker serving again; the daemon accepted sends without it")
         return DaemonOutage(killed_at_ms, self.clock.now_ms(), self.cluster is not None), restart
 
