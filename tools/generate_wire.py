@@ -53,18 +53,32 @@ def generate(proto: Path, out: Path) -> None:
         ]
         subprocess.run(command, check=True)
         raw = (Path(scratch) / f"{proto.stem}_pb2.pyi").read_text(encoding="utf-8")
-    stub = HEADER.format(proto=proto.name, tools=version("grpcio-tools")) + _adapt(raw) + _stub_of(proto)
+    adapted = _adapt(raw)
+    stub = HEADER.format(proto=proto.name, tools=version("grpcio-tools")) + adapted + _calls_of(proto, adapted)
     (out / proto.with_suffix(".pyi").name).write_text(stub, encoding="utf-8")
 
 
-def _stub_of(proto: Path) -> str:
-    """Return the types of the calls of a service."""
-    pattern = r"^  rpc (\w+)\((\w+)\) returns \((\w+)\)"  # one request, one response
-    head = "\nclass Stub:\n    def __init__(self, call: _Callable[..., _message.Message]) -> None: ...\n"
-    return head + "".join(
-        f"    def {name}(self, request: {request}, timeout_s: float = ...) -> {response}: ...\n"
-        for name, request, response in re.findall(pattern, proto.read_text(encoding="utf-8"), re.MULTILINE)
-    )
+def _calls_of(proto: Path, stub: str) -> str:
+    """Return the types of ``Calls``, the methods of a client, if the definition names them by ``client_name``."""
+    source = proto.read_text(encoding="utf-8")
+    if "client_name" not in source:
+        return ""
+    classes = {part.partition("(")[0]: part for part in re.split(r"^class ", stub, flags=re.MULTILINE)}
+    made = "\nclass Calls:\n"
+    pattern = re.compile(r"^  rpc (\w+)\((\w+)\) returns \((\w+)\)(.*?)^  }", re.MULTILINE | re.DOTALL)
+    for rpc, request, response, options in pattern.findall(source):
+        given = re.search(r'client_name\) = "(\w+)"', options)
+        name = given[1] if given else re.sub(r"\B([A-Z])", r"_\1", rpc).lower()
+        fields = re.search(r"def __init__(\(self.*\)) -> None", classes[request])
+        # The first argument may be the request itself.
+        arguments = (
+            re.sub(r"_Optional\[(.*?)\] = ", rf"_Union[{request}, \1, None] = ", fields[1], count=1)
+            if fields
+            else "(self)"
+        )
+        values = re.findall(r"^    \w+: (?!_ClassVar)(.+)$", classes[response], re.MULTILINE)
+        made += f"    def {name}{arguments} -> {values[0] if len(values) == 1 else response}: ...\n"
+    return made
 
 
 def _adapt(stub: str) -> str:
@@ -85,9 +99,7 @@ def _adapt(stub: str) -> str:
     stub = re.sub(r"^import (\w+_v\d)_pb2 as ", r"from broker_adapter.wire import \1 as ", stub, flags=re.MULTILINE)
     # The number of an extension at module level is no class variable.
     stub = re.sub(r"^(\w+): _ClassVar\[int\]$", r"\1: int", stub, flags=re.MULTILINE)
-    loader = (
-        "\nfrom collections.abc import Callable as _Callable\nfrom broker_adapter.wire.pool import Method as _Method\n"
-    )
+    loader = "\nfrom broker_adapter.wire.pool import Method as _Method\n"
     tail = "\nSERVICE: str\nMETHODS: _Mapping[str, _Method]\n"
     return stub.replace("\nDESCRIPTOR:", loader + "\nDESCRIPTOR:", 1) + tail
 

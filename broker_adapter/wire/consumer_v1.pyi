@@ -5,7 +5,6 @@ from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
 from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
-from collections.abc import Callable as _Callable
 from broker_adapter.wire.pool import Method as _Method
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -32,7 +31,3 @@ class ReportFailureResponse(_message.Message):
 
 SERVICE: str
 METHODS: _Mapping[str, _Method]
-
-class Stub:
-    def __init__(self, call: _Callable[..., _message.Message]) -> None: ...
-    def ReportFailure(self, request: ReportFailureRequest, timeout_s: float = ...) -> ReportFailureResponse: ...

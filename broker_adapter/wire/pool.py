@@ -10,9 +10,8 @@ here as well; those of ``google.protobuf.timestamp_pb2`` are other classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePath
 from pkgutil import get_data
 from types import MappingProxyType
@@ -43,14 +42,19 @@ class Method:
     client_streaming: bool
     server_streaming: bool
 
+    @property
+    def snake_name(self) -> str:
+        """Name of a Python method for the RPC: ``get_status`` for ``GetStatus``."""
+        return "".join(f"_{each.lower()}" if each.isupper() else each for each in self.name).removeprefix("_")
+
 
 def load(descriptor_file: str, package: str = "broker_adapter.wire") -> dict[str, object]:
     """Load a FileDescriptorSet of ``package`` into the pool and return the namespace of generated code for it.
 
     ``name.desc`` represents ``name.proto``: the namespace has that file's messages, enum wrappers and enum values, its
     ``DESCRIPTOR``, its extensions, and the well-known types that it imports (``Timestamp``). If the file declares a
-    service, the namespace has its full name as ``SERVICE``, its table as ``METHODS`` and its ``Stub``. Loading a set
-    twice, or two sets with a common import, is allowed.
+    service, the namespace has its full name as ``SERVICE`` and its table as ``METHODS``. Loading a set twice, or two
+    sets with a common import, is allowed.
 
     Raises FileNotFoundError for a missing set; KeyError for a set without that file; TypeError for a set that
     contradicts the contents of the pool; ValueError for a file with more than one service.
@@ -64,14 +68,6 @@ def load(descriptor_file: str, package: str = "broker_adapter.wire") -> dict[str
     for file in descriptors.file:
         POOL.AddSerializedFile(file.SerializeToString())
     return _namespace(POOL.FindFileByName(PurePath(descriptor_file).with_suffix(".proto").name))
-
-
-class Stub:
-    """Calls of a service by the names of its RPCs: ``call`` gets the method, the request and further arguments."""
-
-    def __init__(self, methods: Mapping[str, Method], call: Callable[..., Message]) -> None:
-        for name, method in methods.items():
-            setattr(self, name, partial(call, method))
 
 
 def methods(service: ServiceDescriptor) -> Mapping[str, Method]:
@@ -111,8 +107,7 @@ def _namespace(file: FileDescriptor) -> dict[str, object]:
     if len(file.services_by_name) > 1:
         raise ValueError(f"{file.name} declares more than one service")
     for service in file.services_by_name.values():
-        found = methods(service)
-        names |= {"SERVICE": service.full_name, "METHODS": found, "Stub": partial(Stub, found)}
+        names |= {"SERVICE": service.full_name, "METHODS": methods(service)}
     return names
 
 

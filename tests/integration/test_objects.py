@@ -36,7 +36,7 @@ def test_only_what_was_made_is_served_and_each_topic_takes_its_type(tmp_path: Pa
         assert refused[0].status.code == wire.CONSUMER_GROUP_NOT_FOUND
         admin.create_group("workers")
         for number, type_ in enumerate(("NORMAL", "FIFO", "DELAY", "MIXED"), 1):
-            assert admin.create_topic(type_.lower(), queues=number, type_=type_).type == type_
+            assert admin.create_topic(type_.lower(), queues=number, type=type_).type == type_
         daemon.kill()
         daemon.restart()
         sent = {

@@ -11,10 +11,8 @@ from support.admin_status import STATUS
 from support.command_tree import keep
 from typer.testing import CliRunner, Result
 
-from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from broker_adapter.wire.signature import Signer
-from dmq.admin import admin_v1 as wire
 from dmq.admin.client import client
 from dmq.cli.app import app
 from dmq.config.contexts import ClientTls
@@ -40,15 +38,13 @@ class FakeClient(client.AdminClient):
         tls: ClientTls | None = None,
         why: str = "",
     ) -> None:
-        self._timeout_s = timeout_s
-        self._rpc, self._public = wire.Stub(self._call), public.Stub(self._call)
         self.signers.append(signer)
         self.opened.append((address, timeout_s))
 
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _call(self, method: Method, request: Message, timeout_s: float = 0.0) -> Message:
+    def _call(self, method: Method, request: Message) -> Message:
         if self.failure is not None:
             raise self.failure
         return self.answers.get(method.name, method.response_class())

@@ -19,7 +19,7 @@ from support.fake_admin_client import run_dmq
 from support.rigs import PATIENCE_S, EmbeddedRig
 from typer.testing import Result
 
-from broker_adapter.wire.pool import Method, option
+from broker_adapter.wire.pool import Method
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
@@ -43,11 +43,10 @@ class WatchedClient(client.AdminClient):
     deadlines: ClassVar[list[tuple[str, float]]]
     before_call: ClassVar[Callable[[str], None]]
 
-    def _call(self, method: Method, request: Message, timeout_s: float = 0.0) -> Message:
-        deadline_s = timeout_s or max(self._timeout_s, option(method, wire.timeout_s))
-        self.deadlines.append((method.name, deadline_s))
+    def _call(self, method: Method, request: Message) -> Any:  # noqa: ANN401 - the response of the method
+        self.deadlines.append((method.name, self._deadline_s(method, request)))
         WatchedClient.before_call(method.name)
-        return super()._call(method, request, timeout_s)
+        return super()._call(method, request)
 
 
 class LiveCell:

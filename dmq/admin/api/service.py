@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
+from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import Cell
@@ -81,7 +81,7 @@ class AdminService:
 
     def handler(self, rpc: str) -> Callable[[Any], Awaitable[Message]]:
         """Return the method that is named as an RPC: ``get_status`` for ``GetStatus``."""
-        name = re.sub(r"\B([A-Z])", r"_\1", rpc).lower()
+        name = wire.METHODS[rpc].snake_name
         (found,) = (getattr(part, name) for part in self._parts if hasattr(part, name))
         return found  # type: ignore[no-any-return]  # looked up by name
 

@@ -185,7 +185,7 @@ def create(
     """Create a topic; fail if it exists."""
     keep = keep_options.change()
     with session.connect() as client:
-        made = client.create_topic(topic, queues=queues or 0, type_=type_.name if type_ is not None else "", keep=keep)
+        made = client.create_topic(topic, queues=queues or 0, type=type_.name if type_ is not None else "", keep=keep)
     _show(session, made)
 
 
@@ -238,7 +238,7 @@ def set_(
         changed = client.set_topic(
             topic,
             queues=queues or 0,
-            type_=type_name,
+            type=type_name,
             keep=keep,
             deliver_rate=deliver_rate,
             max_pending=limits[0],

@@ -32,7 +32,7 @@ app = noun("clock", _ShownAlone)
 def show(session: Session) -> None:
     """Show the host clock and the actions on hold after a clock step."""
     with session.connect() as client:
-        found = client.clock().clock
+        found = client.clock()
     session.show_facts(found, _facts(found))
 
 
@@ -47,7 +47,7 @@ def accept(session: Session, *, consent: Consent) -> None:
     from dmq.admin import admin_v1 as wire
 
     with session.connect() as client:
-        answer = wire.AcceptClockResponse(clock=client.clock().clock)
+        answer = wire.AcceptClockResponse(clock=client.clock())
         if answer.clock.is_held or not answer.clock.is_steady:
             if consent.dry_run or not consent.yes:
                 timeline = client.status().timeline

@@ -262,7 +262,7 @@ def test_a_start_in_doubt_says_how_to_find_out(daemon: LiveCell) -> None:
 
 def test_a_job_that_is_no_longer_listed(daemon: LiveCell) -> None:
     """Nobody can say how it ended."""
-    with patch.object(WatchedClient, "jobs", lambda self, group: []):
+    with patch.object(WatchedClient, "jobs", lambda self, group: [], create=True):
         result = daemon.run(*REDRIVE, "--yes")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "job 1 is no longer among the newest jobs" in result.stderr
