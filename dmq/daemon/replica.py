@@ -15,7 +15,7 @@ from dmq.config.settings import DaemonConfig
 from dmq.errors import ReplicaFenced
 
 if TYPE_CHECKING:
-    from dmq.recovery.replica.keeper import BaseKeeper
+    from dmq.recovery.replica import BaseKeeper
     from dmq.replication.log import ReplicationLog
     from dmq.replication.objects import ObjectStore
     from dmq.store.store import Store
@@ -30,7 +30,7 @@ class Replica:
 
     def __init__(self, config: DaemonConfig, clock: Clock) -> None:
         """Open the object store and probe it; wait while it is unreachable. Raise ``ReplicaRefused``."""
-        from dmq.recovery.replica.keeper import Worker, make_base
+        from dmq.recovery.replica import Worker, make_base
         from dmq.replication.log import LogOptions, ReplicationLog
         from dmq.replication.role import Primacy
 
@@ -67,7 +67,7 @@ class Replica:
 
     def start(self, store: Store) -> None:
         """Keep the bases of the open store, and the lease, from here on."""
-        from dmq.recovery.replica.keeper import BaseKeeper, KeeperOptions, sweep
+        from dmq.recovery.replica import BaseKeeper, KeeperOptions, sweep
         from dmq.store.writer.batch_log import LogStart
 
         config = self._config

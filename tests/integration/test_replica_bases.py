@@ -12,7 +12,7 @@ from support.replica_objects import MemoryObjects
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import ReplicaDamaged
 from dmq.recovery import check_store
-from dmq.recovery.replica.keeper import BaseKeeper, BaseStatus, KeeperOptions, Worker
+from dmq.recovery.replica import BaseKeeper, BaseStatus, KeeperOptions, Worker
 from dmq.replication.base import FILES, list_bases, mark_verified, prune, upload
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import ObjectStore, open_objects

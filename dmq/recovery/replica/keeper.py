@@ -18,7 +18,7 @@ import msgspec
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import DmqError, StoreFailed
-from dmq.recovery.replica.worker import UNAVAILABLE, Pruned, Verified
+from dmq.recovery.replica.results import UNAVAILABLE, Pruned, Verified
 from dmq.replication.base import Uploaded, list_bases, read_base, verified
 from dmq.replication.log import LogState, LogStatus
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable

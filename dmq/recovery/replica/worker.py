@@ -20,26 +20,14 @@ import msgspec
 
 from dmq.errors import DmqError, ReplicaDamaged
 from dmq.recovery.check.check import check_store
+from dmq.recovery.replica.results import UNAVAILABLE, Pruned, Verified
 from dmq.replication.base import Uploaded, mark_verified, prune, upload
 from dmq.replication.objects import ReplicaUnavailable, open_objects
 from dmq.replication.restore import restore
 from dmq.runtime.background import die_with_parent, end_with_stdin
 
-FAILED, UNAVAILABLE = 1, 3
+_FAILED = 1
 _NICE = 10
-
-
-class Verified(msgspec.Struct, frozen=True):
-    """Result of a verification: the base, and the size of the restored store."""
-
-    base: str
-    size_bytes: int
-
-
-class Pruned(msgspec.Struct, frozen=True):
-    """Number of removed objects."""
-
-    objects: int
 
 
 def verify(url: str, directory: Path) -> Verified:
@@ -79,7 +67,7 @@ def main(arguments: list[str]) -> int:
         return UNAVAILABLE
     except (DmqError, OSError) as error:
         sys.stderr.write(f"{error}\n")
-        return FAILED
+        return _FAILED
     sys.stdout.write(msgspec.json.encode(result).decode())
     return 0
 
