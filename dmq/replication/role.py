@@ -133,6 +133,7 @@ class Primacy:
 
     def _wait(self, cell: Cell, *, may_begin: bool) -> bool:
         standby: Standby | None = None
+        is_reported = False
         try:
             while True:
                 try:
@@ -144,6 +145,9 @@ class Primacy:
                         if role is not Role.STANDBY:
                             if self._keeper.wait_held(_LOOK_S):
                                 return False
+                            if not is_reported and (record := self._keeper.record()) is not None:
+                                is_reported = True
+                                log.warning("lease_awaited", url=self._objects.url, holder=record.address)
                             continue
                         standby = Standby(self._objects, cell)
                         log.info("standby", url=self._objects.url)
