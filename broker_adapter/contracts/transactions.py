@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope
 
 
@@ -82,3 +83,12 @@ class TransactionalBroker(Protocol):
     async def roll_back(self, topic: str, transaction_id: str) -> None:
         """Remove a half message, durable on return; raises as ``commit``. A repeated rollback succeeds."""
         ...
+
+
+def single_half(halves: Sequence[Half]) -> Half:
+    """Return the half message of a send to a cluster, which accepts one without a delay and a message group."""
+    (half, *others) = halves
+    if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
+        why = "RocketMQ accepts one half message per send, without a delay or a message group"
+        raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
+    return half

@@ -27,7 +27,7 @@ from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, BODY_BYTES_
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group
-from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt, single_half
 from broker_adapter.leasing.handles import HalfHandle, LeaseHandle, given_recall_handle, is_ours
 from broker_adapter.leasing.leases import MemberLeases
 from broker_adapter.leasing.member import GroupMember
@@ -205,10 +205,7 @@ class LeasingBroker:
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """Implement ``TransactionalBroker.prepare``, for one half message without a delay."""
-        (half, *others) = halves
-        if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
-            why = "RocketMQ accepts one half message per send, without a delay or a message group"
-            raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
+        half = single_half(halves)
         await self._join_producers()
         message = message_of(half.envelope)
         system = {_CHECK_AFTER: str(-(-half.check_after_ms // 1000))} if half.check_after_ms else {}

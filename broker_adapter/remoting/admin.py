@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from broker_adapter.contracts.adapter import QueueRange
 from broker_adapter.contracts.classic import Filter, MemberState
@@ -20,7 +18,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import queue_of_name
-from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions, number_of
+from broker_adapter.remoting.calls import CallingClient, number_of
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.ids import decode_offset_id
@@ -76,23 +74,8 @@ class Connections(NamedTuple):
     start: str  # a value of Start, or a new value of a later RocketMQ
 
 
-class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
+class RemotingAdmin(CallingClient):
     """Administration client. Belongs to one event loop, connects on first use, and must be closed with ``close``."""
-
-    def __init__(self, options: RemotingOptions) -> None:
-        self._calls = RemotingCalls(options)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._calls.close()
 
     async def cluster(self) -> ClusterInfo:
         """Return every broker that the name servers list, and remember their addresses."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.remoting.codes import Operation, Result, error_of
@@ -184,6 +187,25 @@ class RemotingCalls:
                 greeting=self._greeting if is_broker else lambda: None,
             )
         return connection
+
+
+class CallingClient(AbstractAsyncContextManager["CallingClient"]):
+    """Client that connects to a cluster on first use and must be closed. Belongs to one event loop."""
+
+    def __init__(self, options: RemotingOptions) -> None:
+        self._calls = RemotingCalls(options)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._calls.close()
 
 
 def number_of(answer: RemotingFrame, name: str, address: str) -> int:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 from broker_adapter.contracts.adapter import QueueRange
 from broker_adapter.contracts.classic import Filter
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
+from broker_adapter.remoting.calls import CallingClient
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
 from broker_adapter.remoting.routes import MASTER, decode_route
@@ -44,28 +42,13 @@ class Pull(NamedTuple):
     next_offset: int
 
 
-class RemotingClient(AbstractAsyncContextManager["RemotingClient"]):
+class RemotingClient(CallingClient):
     """Read-only client of a cluster. Belongs to one event loop, connects on first use, and must be closed with
     ``close``.
 
     Every method raises ``BrokerUnavailable`` or ``Overloaded`` after three attempts, ``Refused(TOPIC_UNKNOWN)``,
     ``Refused(UNAUTHORIZED)`` or ``Refused(FORBIDDEN)``.
     """
-
-    def __init__(self, options: RemotingOptions) -> None:
-        self._calls = RemotingCalls(options)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._calls.close()
 
     async def queues(self, topic: str) -> Sequence[Queue]:
         """Return the readable queues of a topic, by broker and number."""

@@ -113,14 +113,21 @@ def _of_json(header: bytes, body: bytes) -> RemotingFrame:
     fields, remark = found.get("extFields") or {}, found.get("remark") or ""
     if not all(type(each) is int for each in numbers) or not isinstance(fields, dict) or not isinstance(remark, str):
         raise FrameBroken("a header field has the wrong type")
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     code, opaque, flag, version = numbers
+    return _frame(code, opaque, flag, version, remark, texts, body)
+
+
+def _frame(  # noqa: PLR0917 - the parts of a header
+    code: int, opaque: int, flag: int, version: int, remark: str, fields: dict[str, str], body: bytes
+) -> RemotingFrame:
     return RemotingFrame(
         code=code,
         opaque=opaque,
         is_answer=bool(flag & _ANSWER),
         is_one_way=bool(flag & _ONE_WAY),
         remark=remark,
-        fields={name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()},
+        fields=fields,
         body=body,
         version=version,
     )
@@ -146,16 +153,7 @@ def _of_binary(header: bytes, body: bytes) -> RemotingFrame:
         fields = dict(_fields(header, at + LENGTH_BYTES))
     except (struct.error, UnicodeDecodeError) as error:
         raise FrameBroken(f"the header cannot be read: {error}") from None
-    return RemotingFrame(
-        code=code,
-        opaque=opaque,
-        is_answer=bool(flag & _ANSWER),
-        is_one_way=bool(flag & _ONE_WAY),
-        remark=remark,
-        fields=fields,
-        body=body,
-        version=version,
-    )
+    return _frame(code, opaque, flag, version, remark, fields, body)
 
 
 def _fields(header: bytes, at: int) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Over
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
 from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt, single_half
 from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.rocketmq.codes import check, error_of
 from broker_adapter.rocketmq.gathered import Gathered, GatheredSend
@@ -233,10 +233,7 @@ class RocketMQBroker:
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """Implement ``TransactionalBroker.prepare``, for one half message without a delay."""
-        (half, *others) = halves
-        if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
-            why = "RocketMQ accepts one half message per send, without a delay or a message group"
-            raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
+        half = single_half(halves)
         message = _as_sent(half.envelope, self._clock.now_ms())
         message.system_properties.message_type = wire.TRANSACTION
         if half.check_after_ms:
