@@ -21,7 +21,8 @@ from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.damage import read_timeline
-from dmq.producer_store.entries.entries import Entries
+from dmq.producer_store.entries.entries import Entries, settling
+from dmq.producer_store.entries.plan import Settle
 from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.engines.engine import scan_pages
 from dmq.store.schema import spool as schema
@@ -29,7 +30,6 @@ from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import TakenMark
 from dmq.store.writer.operations import Delete, Op, Put
-from dmq.store.writer.writer import Unit
 from dmq.trail.export import TrailUnavailable
 from retry.sink import Entry
 
@@ -195,7 +195,7 @@ class _Move:
             return
         progress = Put(Family.GROUP, self._row, schema.encode_taken(TakenMark(self._start, mark, number)))
         with _of_own(), self._own.lock:
-            self._own.adopt(entry, turn, progress, _into(self._waiting))
+            self._own.adopt(entry, turn, progress, self._settling())
         self.count += 1
 
     def _dead(self) -> None:
@@ -209,7 +209,7 @@ class _Move:
                         self._left.append(f"dead entry {row.hex()} cannot be read: {error}")
                         continue
                     with _of_own(), self._own.lock:
-                        self._own.adopt_dead(dead, turn, _into(self._waiting))
+                        self._own.adopt_dead(dead, turn, self._settling())
                     self._gone += [Delete(Family.GROUP, row), *self._other.forget_dead(type_id)]
                     self.count += 1
                 self._settle()
@@ -220,10 +220,16 @@ class _Move:
         with _of_own():
             self._own.store.commit([Put(Family.GROUP, row, value) for row, value in rows], is_urgent=True)
 
+    def _settling(self) -> Settle:
+        done: Future[None] = Future()
+        self._waiting.append(done)
+        return settling(done)
+
     def _settle(self) -> None:
         """Wait until the adopted entries are durable here, then delete them there."""
-        for each in self._waiting:
-            each.result()
+        with _of_own():
+            for each in self._waiting:
+                each.result()
         self._waiting.clear()
         if self._gone:
             self._other.store.commit(self._gone)
@@ -250,16 +256,3 @@ def _close(orphan: Entries) -> None:
         orphan.store.close()
     except StoreError as error:
         log.warning("spool_orphan_not_closed_well", error=str(error))
-
-
-def _into(waiting: list[Future[None]]) -> Callable[[Unit], None]:
-    future: Future[None] = Future()
-    waiting.append(future)
-
-    def settle(unit: Unit) -> None:
-        if unit.error is not None:
-            future.set_exception(_OwnFailed(str(unit.error)))
-        else:
-            future.set_result(None)
-
-    return settle

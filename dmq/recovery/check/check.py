@@ -24,13 +24,13 @@ from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store import hold
-from dmq.recovery.check.walk import Pending, StoreWalk, mark_of
+from dmq.recovery.check.walk import Pending, StoreWalk
 from dmq.recovery.reading.findings import Checked, Findings
 from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.look import How, Look
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.places import place_of, shown_id_of
-from dmq.recovery.reading.rows import Indexed, Waiting, read_begin, read_index, read_progress, read_waiting
+from dmq.recovery.reading.rows import Indexed, Waiting, mark_of, read_begin, read_index, read_progress, read_waiting
 from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell

@@ -15,10 +15,9 @@ from dmq.recovery.reading.findings import Findings, Pages, RowTotal, check_outbo
 from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.names import NAME_LETTERS
-from dmq.recovery.reading.rows import read_figure
+from dmq.recovery.reading.rows import mark_of, read_figure
 from dmq.store.schema import keys
 from dmq.store.schema.counts import due_in, end_of_minute
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import OutboxState, decode_state
 
@@ -184,11 +183,3 @@ class _Count:
     def add_hour(self, key: bytes, value: bytes) -> None:
         for each in due_in(key, value):
             self.add(each.until_ms, each.count)
-
-
-def mark_of(row: bytes) -> int:
-    """Return the timeline key in an index row as a number; -1 if the row cannot be decoded."""
-    try:
-        return decode_index(row).mark
-    except StoreCorrupt:
-        return -1

@@ -11,6 +11,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from dmq.recovery.reading.rows import Indexed
+from dmq.store.schema import keys
+from dmq.store.schema.index import encode_index_finished
+
+Place = tuple[int, int]  # topic (or lane) id, queue id
+
 
 class Run(NamedTuple):
     """Offsets from ``first`` up to, not including, ``end``, and the new offset of the first one."""
@@ -95,3 +101,45 @@ class OffsetMap:
             runs.append(Run(first, end, at))
             at += end - first
         return MovedRange(tuple(runs), self.end)
+
+
+class MovedMessages:
+    """Offset changes of all queues."""
+
+    def __init__(self, spans: dict[Place, OffsetMap]) -> None:
+        self.spans = spans
+        self._moves = {place: move for place, each in spans.items() if (move := each.move()) is not None}
+
+    def of(self, place: Place) -> MovedRange | None:
+        """Return the offset change of a queue; ``None`` if its offsets stay."""
+        return self._moves.get(place)
+
+    def queue_counts(self) -> dict[int, int]:
+        """Return the number of queues that each topic must have."""
+        counts: dict[int, int] = {}
+        for topic_id, queue_id in self.spans:
+            counts[topic_id] = max(counts.get(topic_id, 0), queue_id + 1)
+        return counts
+
+    def is_removed(self, place: Place, offset: int) -> bool:
+        """Whether retention removed the message at ``offset``. A missing message that it did not remove is lost."""
+        spans = self.spans.get(place)
+        return spans is not None and offset < (spans.assumed_begin or spans.begin or 0)
+
+    def begins(self) -> dict[Place, int]:
+        """Return the first offsets of queues whose offsets change, or whose begin is only assumed."""
+        assumed = {place: each.assumed_begin for place, each in self.spans.items() if each.assumed_begin}
+        return assumed | {place: move.begin for place, move in self._moves.items()}
+
+    def queue_key(self, place: Place, offset: int) -> bytes:
+        """Return the new key of a message. If it was not saved, return its old key, which no longer has a row."""
+        move = self.of(place)
+        to = move.of(offset) if move is not None else offset
+        return keys.pack_queue_key(*place, offset if to is None else to)
+
+    def index_row(self, row: Indexed, key: bytes) -> bytes:
+        """Return the index row of a finished entry whose message now has the key ``key``."""
+        receipt = row.receipt
+        assert receipt.state is not None
+        offset = keys.queue_offset_of(key)
+        return encode_index_finished(receipt.state, receipt.sequence, receipt.at_ms, receipt.queue_id, offset)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.recovery.reading.names import KnownNames, shown_id
+from dmq.recovery.reading.offset_map import Place
 from dmq.recovery.reading.rows import Indexed
 from dmq.store.schema.index import EntryState, failed_message_id
-
-Place = tuple[int, int]  # topic (or lane) id, queue id
 
 _QUEUED = frozenset({EntryState.QUEUED, EntryState.DELIVERED})
 

@@ -107,6 +107,14 @@ def read_waiting(key: bytes, value: bytes) -> Waiting:
     return Waiting(int.from_bytes(key, "big"), entry, *ids_of(entry, value))
 
 
+def mark_of(row: bytes | None) -> int:
+    """Return the timeline key in an index row as a number; -1 if there is none, or it cannot be decoded."""
+    try:
+        return decode_index(row).mark if row else -1
+    except StoreCorrupt:
+        return -1
+
+
 def read_index(key: bytes, value: bytes) -> Indexed:
     """Decode a row of the index."""
     if len(key) <= keys.INDEX_PREFIX_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.topics import Names
@@ -12,7 +12,7 @@ from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import NAME_LETTERS
-from dmq.recovery.reading.offset_map import MovedRange
+from dmq.recovery.reading.offset_map import MovedMessages
 from dmq.recovery.reading.rows import Indexed, read_begin, read_figure
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
@@ -33,18 +33,6 @@ from dmq.trail.events import decode_event, gap_event
 BadRow = Callable[[Family, bytes, str], None]
 
 _FIRST_GENERATION = 2
-
-
-class HasMoves(Protocol):
-    """Source of the offset changes of queues."""
-
-    def of(self, place: tuple[int, int]) -> MovedRange | None:
-        """Do the same as ``Moves.of``."""
-        ...
-
-    def begins(self) -> dict[tuple[int, int], int]:
-        """Do the same as ``Moves.begins``."""
-        ...
 
 
 @dataclass(slots=True)
@@ -133,7 +121,7 @@ def save_audit(look: Look, new: Replay, lost: LossReport, figures: SalvagedFigur
 
 
 def save_meta(
-    look: Look, moves: HasMoves, new: Replay, names: Names, figures: SalvagedFigures, bad_row: BadRow
+    look: Look, moves: MovedMessages, new: Replay, names: Names, figures: SalvagedFigures, bad_row: BadRow
 ) -> None:
     """Write the figures, and the unfinished jobs and procedures of operators."""
     moved = moves.begins()
@@ -159,7 +147,7 @@ def save_meta(
     new.add(Delete(Family.META, keys.META_CLOCK))  # that of this command
 
 
-def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:
+def _job(value: bytes, moves: MovedMessages, names: Names) -> bytes:
     """Return a dead-letter job, adjusted to the new offsets of its queue."""
     job = decode_job(value)
     topic = names.topics.get(dead_letter_topic(job.group))
@@ -170,7 +158,7 @@ def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:
     return encode_job(replace(job, first_offset=first, next_offset=following, end_offset=end))
 
 
-def _procedure(procedure: Procedure, moves: HasMoves) -> bytes:
+def _procedure(procedure: Procedure, moves: MovedMessages) -> bytes:
     """Return a removal unchanged, a reset with the new offsets of its topic's queues."""
 
     def placed(offsets: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,15 +11,14 @@ from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames
-from dmq.recovery.reading.offset_map import MovedRange, OffsetMap
-from dmq.recovery.reading.places import Place, place_of
-from dmq.recovery.reading.rows import Indexed, ProgressRow, epoch_of, read_begin, read_index, read_progress
+from dmq.recovery.reading.offset_map import MovedMessages, MovedRange, OffsetMap, Place
+from dmq.recovery.reading.places import place_of
+from dmq.recovery.reading.rows import ProgressRow, epoch_of, read_begin, read_index, read_progress
 from dmq.recovery.salvage.figures import BadRow, SalvagedFigures
 from dmq.recovery.salvage.names import RequiredNames
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
 from dmq.store.schema.group import GroupKind, pack_group_key
-from dmq.store.schema.index import encode_index_finished
 from dmq.store.schema.keys import Family
 from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block
 from dmq.store.schema.record import QueuedMessage, decode_queued
@@ -28,48 +27,6 @@ from dmq.trail.events import EventKind, decode_event
 
 _ARRIVALS = frozenset({EventKind.QUEUED, EventKind.DELIVERED})
 _OF_PROGRESS = frozenset({GroupKind.FLOOR, GroupKind.CHUNK, GroupKind.EXCEPTION})
-
-
-class MovedMessages:
-    """Offset changes of all queues."""
-
-    def __init__(self, spans: dict[Place, OffsetMap]) -> None:
-        self.spans = spans
-        self._moves = {place: move for place, each in spans.items() if (move := each.move()) is not None}
-
-    def of(self, place: Place) -> MovedRange | None:
-        """Return the offset change of a queue; ``None`` if its offsets stay."""
-        return self._moves.get(place)
-
-    def queue_counts(self) -> dict[int, int]:
-        """Return the number of queues that each topic must have."""
-        counts: dict[int, int] = {}
-        for topic_id, queue_id in self.spans:
-            counts[topic_id] = max(counts.get(topic_id, 0), queue_id + 1)
-        return counts
-
-    def is_removed(self, place: Place, offset: int) -> bool:
-        """Whether retention removed the message at ``offset``. A missing message that it did not remove is lost."""
-        spans = self.spans.get(place)
-        return spans is not None and offset < (spans.assumed_begin or spans.begin or 0)
-
-    def begins(self) -> dict[Place, int]:
-        """Return the first offsets of queues whose offsets change, or whose begin is only assumed."""
-        assumed = {place: each.assumed_begin for place, each in self.spans.items() if each.assumed_begin}
-        return assumed | {place: move.begin for place, move in self._moves.items()}
-
-    def queue_key(self, place: Place, offset: int) -> bytes:
-        """Return the new key of a message. If it was not saved, return its old key, which no longer has a row."""
-        move = self.of(place)
-        to = move.of(offset) if move is not None else offset
-        return keys.pack_queue_key(*place, offset if to is None else to)
-
-    def index_row(self, row: Indexed, key: bytes) -> bytes:
-        """Return the index row of a finished entry whose message now has the key ``key``."""
-        receipt = row.receipt
-        assert receipt.state is not None
-        offset = keys.queue_offset_of(key)
-        return encode_index_finished(receipt.state, receipt.sequence, receipt.at_ms, receipt.queue_id, offset)
 
 
 def measure(look: Look, names: KnownNames, figures: SalvagedFigures, bad_row: BadRow) -> MovedMessages:

@@ -25,17 +25,17 @@ from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.look import How, Look
 from dmq.recovery.reading.loss_report import LOST_FILE, LossReport
 from dmq.recovery.reading.names import KnownNames
-from dmq.recovery.reading.places import Place, place_of, shown_id_of
-from dmq.recovery.reading.rows import Indexed, Waiting, read_index, read_waiting
+from dmq.recovery.reading.offset_map import MovedMessages, Place
+from dmq.recovery.reading.places import place_of, shown_id_of
+from dmq.recovery.reading.rows import Indexed, Waiting, mark_of, read_index, read_waiting
 from dmq.recovery.salvage.figures import SalvagedFigures, save_audit, save_meta
 from dmq.recovery.salvage.logs import tell_dropped
 from dmq.recovery.salvage.names import RequiredNames
-from dmq.recovery.salvage.queues import MovedMessages, measure, save_progress, save_queues
+from dmq.recovery.salvage.queues import measure, save_progress, save_queues
 from dmq.recovery.salvage.replay import Replay
 from dmq.recovery.salvage.schedules import is_whole, save_schedules
 from dmq.store.backup import check_place, place
 from dmq.store.schema import keys
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
@@ -178,8 +178,8 @@ class _Salvage:
 
     def _is_older(self, each: Waiting, said: bytes | None) -> bool:
         """Return True if the index has a later state of the entry, and that state is readable."""
-        mark = _mark_of(said)
-        if mark is None or mark == each.mark:
+        mark = mark_of(said)
+        if mark in {-1, each.mark}:
             return False
         (value,) = self._look.find_many(Family.TIMELINE, [timeline_key(mark)])
         return value is not None
@@ -217,8 +217,8 @@ class _Salvage:
         for page in self._look.pages(Family.INDEX):
             asked: dict[bytes, bytes] = {}  # timeline key by index key
             for key, value in page:
-                mark = _mark_of(value) if key[:4] == bytes(4) and len(key) > INDEX_PREFIX_BYTES else None
-                if mark is not None:
+                mark = mark_of(value) if key[:4] == bytes(4) and len(key) > INDEX_PREFIX_BYTES else -1
+                if mark >= 0:
                     asked[key] = timeline_key(mark)
             for key in self._bodiless & asked.keys():  # already reported
                 del asked[key]
@@ -266,15 +266,6 @@ class _Salvage:
                     self._lost.tell("message", topic=topic, message_id=shown, was="in a queue")
                 else:
                     self._new.put(Family.INDEX, key, moves.index_row(row, queue_key))
-
-
-def _mark_of(row: bytes | None) -> int | None:
-    if not row:
-        return None
-    try:
-        return decode_index(row).mark
-    except StoreCorrupt:
-        return None
 
 
 def _cell_id(path: Path) -> str:
