@@ -2,7 +2,7 @@
 
     reading    a damaged store as far as it can be read: copies, rows, names, offsets, losses
     check      every row of a store, and the rules between them
-    salvage    replay of what can be read into a new store
+    salvage    replay of the readable entries into a new store
     backups    the folder of periodic backups, snapshots
 
 One check and one salvage serve the daemon's store and the directories of the producer store. Imports:

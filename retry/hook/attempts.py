@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from retry.hook.classify import describe
@@ -179,17 +180,7 @@ class Attempts:
     def _bury(self, handler: Handler, held: Held, death: Death, text: str, *, is_counted: bool) -> None:
         entry = held.entry
         dead = DeadEntry(
-            entry=Entry(
-                type_name=entry.type_name,
-                uid=entry.uid,
-                payload=entry.payload,
-                key=entry.key,
-                created_at_ms=entry.created_at_ms,
-                due_at_ms=entry.due_at_ms,
-                attempts=entry.attempts + is_counted,
-                is_uncertain=entry.is_uncertain,
-                error=text,
-            ),
+            entry=replace(entry, attempts=entry.attempts + is_counted, error=text, is_new=False),
             death=death,
             died_at_ms=self._sink.clock.now_ms(),
         )
