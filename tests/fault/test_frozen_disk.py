@@ -129,6 +129,7 @@ def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_pa
             status, text = ask(health)
             assert status == 503
             assert health_of(daemon) == _Health.NOT_SERVING
+            assert health_of(daemon, "liveness") == _Health.SERVING
             assert "the disk stalls" in text
             answer = client.send(a_message("orders", "refused"))
             assert answer.status.code == wire.TOO_MANY_REQUESTS
@@ -149,11 +150,11 @@ def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_pa
         assert received == {"before", "held", "after"}
 
 
-def health_of(daemon: Daemon) -> int:
+def health_of(daemon: Daemon, service: str = "") -> int:
     """Return the answer of the health service of gRPC."""
     with grpc.insecure_channel(daemon.address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S).status)
 
 
 def ask(url: str) -> tuple[int, str]:

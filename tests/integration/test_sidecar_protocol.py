@@ -370,6 +370,7 @@ def test_health_follows_the_daemon() -> None:
             await server.set_serving(is_serving=is_serving)
             for name in ("", wire.SERVICE):
                 assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == status
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service="liveness"))).status == serving
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(service="nonsense"))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND

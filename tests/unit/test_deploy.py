@@ -306,7 +306,10 @@ def test_probes_ask_where_the_daemon_answers() -> None:
         for probe in ("startupProbe", "readinessProbe"):
             assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         liveness = container["livenessProbe"]
-        assert liveness["grpc"]["port"] in reached if "grpc" in liveness else liveness["exec"]["command"][0] == "dmq"
+        if "grpc" in liveness:  # the other services also report a stalled disk
+            assert (liveness["grpc"]["port"] in reached, liveness["grpc"]["service"]) == (True, "liveness")
+        else:
+            assert liveness["exec"]["command"][0] == "dmq"
 
 
 def test_what_selects_pods_selects_those() -> None:

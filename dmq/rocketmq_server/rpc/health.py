@@ -1,12 +1,17 @@
-"""The standard health service for either transport. At shutdown its watches send NOT_SERVING and end by themselves."""
+"""The standard health service for either transport. At shutdown its watches send NOT_SERVING and end by themselves.
+
+The service ``liveness`` is always SERVING: a liveness probe must not end a process that waits for its disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Final
 
 from grpc_health.v1 import health_pb2
 
+LIVENESS: Final = "liveness"
 _Request = health_pb2.HealthCheckRequest
 _Response = health_pb2.HealthCheckResponse
 
@@ -16,10 +21,10 @@ class UnknownService(Exception):
 
 
 class HealthService:
-    """The health state of the services in ``names``; all of them serve, or none."""
+    """The health state of the services in ``names``; all of them serve, or none, except ``liveness``."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = frozenset(names)
+        self._names = frozenset((LIVENESS, *names))
         self._is_serving = False
         self._changed = asyncio.Event()
         self._is_ending = False
@@ -55,4 +60,5 @@ class HealthService:
     def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
         if service not in self._names:
             return _Response(status=_Response.SERVICE_UNKNOWN)
-        return _Response(status=_Response.SERVING if self._is_serving else _Response.NOT_SERVING)
+        is_serving = self._is_serving or service == LIVENESS
+        return _Response(status=_Response.SERVING if is_serving else _Response.NOT_SERVING)
