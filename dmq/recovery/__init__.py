@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dmq.recovery.reading.findings import Checked
     from dmq.recovery.reading.log_repair import Tell
     from dmq.recovery.reading.look import How
-    from dmq.recovery.reading.spool import Found, SpoolLook, TypeFigures, figures_of
+    from dmq.recovery.reading.spool import FoundEntry, SpoolLook, TypeFigures, figures_of
     from dmq.recovery.salvage.salvage import salvage_store
     from dmq.recovery.salvage.spool import Report, looked_through, salvage_spool
 
@@ -33,7 +33,7 @@ __all__ = [
     "SHOWN_MAX",
     "BackupFolder",
     "Checked",
-    "Found",
+    "FoundEntry",
     "How",
     "LedgerVerifier",
     "Report",
@@ -64,7 +64,7 @@ __getattr__ = lazy_exports(
         "dmq.recovery.reading.findings": "Checked",
         "dmq.recovery.reading.log_repair": "Tell",
         "dmq.recovery.reading.look": "How",
-        "dmq.recovery.reading.spool": "Found SpoolLook TypeFigures figures_of",
+        "dmq.recovery.reading.spool": "FoundEntry SpoolLook TypeFigures figures_of",
         "dmq.recovery.salvage.salvage": "salvage_store",
         "dmq.recovery.salvage.spool": "Report looked_through salvage_spool",
     },

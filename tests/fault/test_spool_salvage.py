@@ -30,7 +30,7 @@ from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.producer_store.spool import Spool
 from dmq.recovery.reading.log_repair import clean_logs
 from dmq.recovery.reading.look import How
-from dmq.recovery.reading.spool import DirectoryState
+from dmq.recovery.reading.spool import SpooledState
 from dmq.recovery.salvage.spool import Missing, salvage_spool
 from dmq.store.engines.wal import BLOCK_BYTES, check_logs
 from dmq.store.schema.keys import Family
@@ -116,7 +116,7 @@ def test_order_of_a_key_outlives_the_loss_of_one_of_it(logged: Path, tmp_path: P
         lane = [each for each in saved.found if (each.entry.type_name, each.entry.key) == (type_name, key)]
         order = [each.entry.uid for each in lane]
         assert order == sorted(order)
-        assert [each.state for each in lane].count(DirectoryState.WAITING) == 1
+        assert [each.state for each in lane].count(SpooledState.WAITING) == 1
 
 
 def test_the_parked_take_the_place_of_a_lost_head(logged: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_parked_take_the_place_of_a_lost_head(logged: Path, tmp_path: Path) 
     assert saved.check(LOGGED) == {uid_of(3)}
     lane = [each for each in saved.found if (each.entry.type_name, each.entry.key) == ("bills", "k3")]
     order = [each.entry.uid for each in lane]
-    assert (order[0], lane[0].state) == (uid_of(15), DirectoryState.WAITING)
+    assert (order[0], lane[0].state) == (uid_of(15), SpooledState.WAITING)
     assert order == sorted(order)
 
 

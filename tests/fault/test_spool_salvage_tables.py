@@ -14,7 +14,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.log_repair import _fragments
 from dmq.recovery.reading.look import How, Look
-from dmq.recovery.reading.spool import DirectoryState, SpoolLook
+from dmq.recovery.reading.spool import SpooledState, SpoolLook
 from dmq.recovery.salvage.spool import Missing
 from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import Family
@@ -40,7 +40,7 @@ def tabled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(path, root / "killed" / path.name))
 
 
-def state_of(directory: Path) -> dict[bytes, DirectoryState]:
+def state_of(directory: Path) -> dict[bytes, SpooledState]:
     with SpoolLook.strictly(directory, SystemClock()) as found:
         return {each.entry.uid: each.state for each in found.entries()}
 
@@ -57,8 +57,8 @@ def test_a_flipped_bit_in_a_table_costs_one_block(tabled: Path, tmp_path: Path, 
     assert uid_of(number) in lost
     assert len(lost) <= 8
     assert {before[uid] for uid in lost} == {before[uid_of(number)]}
-    assert saved.report.dead == 10 - sum(before[uid] is DirectoryState.DEAD for uid in lost)
-    if before[uid_of(number)] is DirectoryState.WAITING:
+    assert saved.report.dead == 10 - sum(before[uid] is SpooledState.DEAD for uid in lost)
+    if before[uid_of(number)] is SpooledState.WAITING:
         assert saved.report.missing_uids == tuple(sorted(uid.hex() for uid in lost))
 
 

@@ -12,7 +12,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.copies import directories_of
 from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.recovery.check.spool import SpoolCheck
-from dmq.recovery.reading.spool import Found, SpoolLook
+from dmq.recovery.reading.spool import FoundEntry, SpoolLook
 from dmq.recovery.salvage.spool import Missing, Report, salvage_spool
 from retry.sink import Entry, Held
 
@@ -100,7 +100,7 @@ class Saved:
         assert written == json.loads(json.dumps(self.report.as_json()))
         with SpoolLook.strictly(Path(self.report.saved_in), SystemClock()) as found:
             assert SpoolCheck(found, lambda _: None).run().lines() == []
-            self.found: list[Found] = list(found.entries())
+            self.found: list[FoundEntry] = list(found.entries())
 
     def uids(self) -> set[bytes]:
         return {each.entry.uid for each in self.found}

@@ -45,7 +45,7 @@ from dmq.config.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from broker_adapter.runtime.clock import Clock
-    from dmq.recovery import Found, Report, Tell, TypeFigures
+    from dmq.recovery import FoundEntry, Report, Tell, TypeFigures
 
 app = noun("spool")
 
@@ -85,11 +85,11 @@ class EntryFilter(OptionGroup):
         ),
     ] = None
 
-    def matcher(self, *, is_dead: bool | None) -> Callable[[Found], bool]:
+    def matcher(self, *, is_dead: bool | None) -> Callable[[FoundEntry], bool]:
         """Return the filter; ``is_dead`` is None for both sets. Raise a usage error for an invalid time."""
         due_before_ms = instant_ms(self.due_before, "--due-before")
 
-        def is_match(found: Found) -> bool:
+        def is_match(found: FoundEntry) -> bool:
             entry = found.entry
             return (
                 (not self.type_name or entry.type_name in self.type_name)
@@ -108,7 +108,7 @@ class _Reader:
         self._paths = _directories_of(root)
         self._exit_code = ExitCode.OK
 
-    def entries(self, options: EntryFilter, *, is_dead: bool | None) -> Generator[tuple[Path, Found], None, None]:
+    def entries(self, options: EntryFilter, *, is_dead: bool | None) -> Generator[tuple[Path, FoundEntry], None, None]:
         """Yield the matching entries, each with its directory. Close the generator if it is not exhausted."""
         from dmq.errors import StoreCorrupt, StoreError
         from dmq.recovery import How, SpoolLook
@@ -591,7 +591,7 @@ def _directories_of(root: Path) -> list[Path]:
     return found
 
 
-def _plain(found: Found, directory: Path, *, with_body: bool = False) -> dict[str, object]:
+def _plain(found: FoundEntry, directory: Path, *, with_body: bool = False) -> dict[str, object]:
     """Return an entry as JSON values: always the same keys, bytes in base64 and, if they are valid text, also
     as text.
     """
@@ -625,7 +625,7 @@ def _line_of(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
+def _show_list(entries: Iterator[tuple[Path, FoundEntry]], listing: Listing) -> int:
     """Print entries as they are read; return their number."""
     count = 0
     if listing is Listing.TABLE:
@@ -651,7 +651,7 @@ def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
     return count
 
 
-def _cells(found: Found, now_ms: int) -> tuple[str, ...]:
+def _cells(found: FoundEntry, now_ms: int) -> tuple[str, ...]:
     entry = found.entry
     state = found.dead.death.name.lower() if found.dead is not None else found.state.value
     return (
@@ -660,7 +660,7 @@ def _cells(found: Found, now_ms: int) -> tuple[str, ...]:
     )
 
 
-def _facts(found: Found, path: Path, now_ms: int) -> list[tuple[str, str]]:
+def _facts(found: FoundEntry, path: Path, now_ms: int) -> list[tuple[str, str]]:
     entry, dead = found.entry, found.dead
     return [
         ("uid", entry.uid.hex()),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import RETRY_PREFIX
 from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
+from dmq.recovery.reading.look import Look
 from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
@@ -17,18 +17,10 @@ from dmq.store.writer.operations import Op, Put
 NAME_LETTERS = (keys.META_NAME, keys.META_SETTINGS, keys.META_HOLDS)
 
 
-class Readable(Protocol):
-    """Source of readable rows in order."""
-
-    def rows(self, family: Family, start: bytes = ..., stop: bytes = ...) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a range."""
-        ...
-
-
 class KnownNames(Names):
     """Variant of ``Names`` that reports and skips unreadable records."""
 
-    def __init__(self, source: Readable, tell: Callable[[bytes, str], None]) -> None:
+    def __init__(self, source: Look, tell: Callable[[bytes, str], None]) -> None:
         """Read the names; ``tell`` is called with the key and the error of each bad row."""
         self._tell = tell
         self.rows: list[tuple[bytes, bytes]] = []  # readable records
@@ -99,7 +91,7 @@ def _record(ops: list[Op]) -> Put:
 class _Scan:
     """Rows in the form that ``Names`` reads."""
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Look) -> None:
         self._source = source
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:

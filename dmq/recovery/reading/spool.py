@@ -31,7 +31,7 @@ from dmq.store.schema.spool import (
 from retry.sink import DeadEntry, Entry
 
 
-class DirectoryState(StrEnum):
+class SpooledState(StrEnum):
     """State of an entry."""
 
     WAITING = "waiting"
@@ -39,7 +39,7 @@ class DirectoryState(StrEnum):
     DEAD = "dead"
 
 
-class Unreadable(NamedTuple):
+class UnreadableRow(NamedTuple):
     """Row that cannot be decoded as an entry."""
 
     family: Family
@@ -47,10 +47,10 @@ class Unreadable(NamedTuple):
     error: str
 
 
-class Found(NamedTuple):
+class FoundEntry(NamedTuple):
     """Entry with its state and row key. ``dead`` is set for an entry of the dead set."""
 
-    state: DirectoryState
+    state: SpooledState
     entry: Entry
     turn: int
     type_id: int
@@ -67,7 +67,7 @@ class SpoolLook(Look):
         self, path: Path, copy: Path, source: Readable, how: How, error: str = "", dropped: Sequence[Dropped] = ()
     ) -> None:
         super().__init__(path, copy, source, how, error, dropped)
-        self.unreadable: list[Unreadable] = []
+        self.unreadable: list[UnreadableRow] = []
         self.types: dict[int, str] = {}
         for key, value in self.rows(Family.META, *meta_range(META_NAME)):
             self.types |= _name_in(key, value)
@@ -88,41 +88,41 @@ class SpoolLook(Look):
             self.unknown_types.add(name)
         return name
 
-    def waiting(self) -> Iterator[Found]:
+    def waiting(self) -> Iterator[FoundEntry]:
         """Yield the entries on the timeline, by due time."""
         for key, value in self.rows(Family.TIMELINE):
-            yield from self._entry(Family.TIMELINE, DirectoryState.WAITING, key, value)
+            yield from self._entry(Family.TIMELINE, SpooledState.WAITING, key, value)
 
-    def parked(self) -> Iterator[Found]:
+    def parked(self) -> Iterator[FoundEntry]:
         """Yield the parked entries, those of each key in its order."""
         for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_PARKED)):
-            yield from self._entry(Family.GROUP, DirectoryState.PARKED, key, value)
+            yield from self._entry(Family.GROUP, SpooledState.PARKED, key, value)
 
-    def dead(self) -> Iterator[Found]:
+    def dead(self) -> Iterator[FoundEntry]:
         """Yield the dead set, by type and uid."""
         for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_DEAD)):
             type_id = type_of(key)
             try:
                 dead, turn = decode_dead(value, self.type_name(type_id))
             except StoreCorrupt as error:
-                self.unreadable.append(Unreadable(Family.GROUP, key, str(error)))
+                self.unreadable.append(UnreadableRow(Family.GROUP, key, str(error)))
                 continue
-            yield Found(DirectoryState.DEAD, dead.entry, turn, type_id, key, dead)
+            yield FoundEntry(SpooledState.DEAD, dead.entry, turn, type_id, key, dead)
 
-    def entries(self) -> Iterator[Found]:
+    def entries(self) -> Iterator[FoundEntry]:
         """Yield every entry: waiting, parked, dead."""
         yield from self.waiting()
         yield from self.parked()
         yield from self.dead()
 
-    def _entry(self, family: Family, state: DirectoryState, key: bytes, value: bytes) -> Iterator[Found]:
+    def _entry(self, family: Family, state: SpooledState, key: bytes, value: bytes) -> Iterator[FoundEntry]:
         try:
             type_id = decode_waiting(value).topic_id
             entry, turn = decode_entry(value, self.type_name(type_id))
         except StoreCorrupt as error:
-            self.unreadable.append(Unreadable(family, key, str(error)))
+            self.unreadable.append(UnreadableRow(family, key, str(error)))
             return
-        yield Found(state, entry, turn, type_id, key)
+        yield FoundEntry(state, entry, turn, type_id, key)
 
 
 def _name_in(key: bytes, value: bytes) -> dict[int, str]:

@@ -34,7 +34,7 @@ from dmq.producer_store import (
 from dmq.recovery.check.spool import SpoolCheck
 from dmq.recovery.reading.log_repair import Tell, puts_of
 from dmq.recovery.reading.look import How
-from dmq.recovery.reading.spool import DirectoryState, Found, SpoolLook, totals_of
+from dmq.recovery.reading.spool import FoundEntry, SpooledState, SpoolLook, totals_of
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.files.durable import sync_directory
 from dmq.store.schema import keys
@@ -201,11 +201,11 @@ class _Salvage:
     def _save(self, look: SpoolLook, entries: Entries, new: Replay) -> None:
         """Replay the entries: first the heads of key queues, then the entries after them, in their order."""
         order = _KeyOrder.of(look) if look.has_lost_writes else _KeyOrder({}, {})
-        behind: list[Found] = []
+        behind: list[FoundEntry] = []
         # The later state of such a parked entry, as the head of its key, is lost.
         heads = (each for each in look.parked() if order.was_head(each)) if order.first else ()
         for found in chain(heads, self._waiting(look)):
-            if found.state is DirectoryState.WAITING and order.is_behind(found):
+            if found.state is SpooledState.WAITING and order.is_behind(found):
                 behind.append(found)
             else:
                 self._keep(look, entries, new, found)
@@ -216,7 +216,7 @@ class _Salvage:
         new.flush()
         self._tell(f"{self._saved.total():,} entries saved")
 
-    def _waiting(self, look: SpoolLook) -> Iterator[Found]:
+    def _waiting(self, look: SpoolLook) -> Iterator[FoundEntry]:
         """Yield the entries of the timeline. In a hole the index names them; count those that cannot be read."""
         yield from _reached(look)
         if not any(hole.family is Family.TIMELINE for hole in look.holes):
@@ -234,7 +234,7 @@ class _Salvage:
                 if len(self._missing_uids) < _NAMED_MAX:
                     self._missing_uids.append(key[INDEX_PREFIX_BYTES:][:UID_BYTES].hex())
 
-    def _keep(self, look: SpoolLook, entries: Entries, new: Replay, found: Found) -> None:
+    def _keep(self, look: SpoolLook, entries: Entries, new: Replay, found: FoundEntry) -> None:
         if look.has_lost_writes and _is_superseded(look, found):
             self._superseded += 1
             return
@@ -339,37 +339,37 @@ class _KeyOrder(NamedTuple):
                 order.first[key_queue_of(key)] = keys.unpack_pair(value)[0]
         return order
 
-    def was_head(self, found: Found) -> bool:
+    def was_head(self, found: FoundEntry) -> bool:
         """Return True if a parked entry had become the first one of its key."""
         return parked_number(found.key) < self.first.get(key_queue_id(found.type_id, found.entry.key), 0)
 
-    def is_behind(self, found: Found) -> bool:
+    def is_behind(self, found: FoundEntry) -> bool:
         """Return True if another entry of the timeline precedes this one in its key queue."""
         sequence = found.key[8:]
         key_queue = key_queue_id(found.type_id, found.entry.key)
         return bool(found.entry.key) and self.head.get(key_queue, sequence) != sequence
 
 
-def _reached(look: SpoolLook) -> Iterator[Found]:
+def _reached(look: SpoolLook) -> Iterator[FoundEntry]:
     """Yield the entries of the timeline outside of holes: in a hole, rows that were deleted may reappear."""
     return (found for found in look.waiting() if not look.is_in_hole(Family.TIMELINE, found.key))
 
 
-def _at(look: SpoolLook, row: bytes, type_id: int) -> Found | None:
+def _at(look: SpoolLook, row: bytes, type_id: int) -> FoundEntry | None:
     (value,) = look.find_many(Family.TIMELINE, [row])
     with suppress(StoreCorrupt):
         if value is not None and decode_waiting(value).topic_id == type_id:
-            return Found(DirectoryState.WAITING, *decode_entry(value, look.type_name(type_id)), type_id, row)
+            return FoundEntry(SpooledState.WAITING, *decode_entry(value, look.type_name(type_id)), type_id, row)
     return None
 
 
-def _is_superseded(look: SpoolLook, found: Found) -> bool:
+def _is_superseded(look: SpoolLook, found: FoundEntry) -> bool:
     """Return True if a later state of the entry waits: the batch that ended this state is lost."""
     prefix = pack_index_prefix(WAITING_GENERATION, found.type_id) + found.entry.uid
     with suppress(StoreCorrupt):
         for key, value in look.source.scan(Family.INDEX, prefix, prefix + b"\xff" * 8, limit=16).rows:
             turn = turn_of(key[8:])
-            if turn < found.turn or (turn == found.turn and found.state is DirectoryState.WAITING):
+            if turn < found.turn or (turn == found.turn and found.state is SpooledState.WAITING):
                 continue
             receipt = decode_index(value)
             mark = receipt.mark
