@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from broker_adapter.contracts.adapter import GroupSettings, Subscription, TopicRoute
-from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import Refused, Rule
-from broker_adapter.contracts.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.contracts.message import Delivery, MessageType
 from dmq.broker.classic import ClassicClients, SentBackMessages
 from dmq.broker.delayed import Recalls
 from dmq.broker.deliveries import Deliveries, Leases
@@ -25,7 +24,7 @@ from dmq.broker.handles import EntryHandles, ReceiptHandles
 from dmq.broker.io import Commits, Reader
 from dmq.broker.operations import KEEP_DEFAULT, DeadLetters, Operator, Procedures, Retention
 from dmq.broker.pulling import Pulls
-from dmq.broker.sending import Note, Placement, Sends
+from dmq.broker.sending import Placement, Sends
 from dmq.broker.topics import (
     AUTO_CREATE,
     DEFAULT_POLICY,
@@ -105,7 +104,7 @@ class EmbeddedBroker:
         self.note_failure = failures.reasons.note
         self.retries = WaitingRetries(shared, outcomes)
         self.leases = Leases(store, ends, failures)
-        self.deliveries = Deliveries(
+        self.deliveries = deliveries = Deliveries(
             shared,
             subscriptions=subscriptions,
             ends=ends,
@@ -113,8 +112,8 @@ class EmbeddedBroker:
             failures=failures,
             leases=self.leases,
         )
-        self.flows = self.deliveries.flows
-        self.pulls = Pulls(shared, filters=self.deliveries.filters, settled=subscriptions.settled)
+        self.flows = deliveries.flows
+        self.pulls = Pulls(shared, filters=deliveries.filters, settled=subscriptions.settled)
         self.dead_letters = DeadLetters(shared, subscriptions=subscriptions, placement=placement)
         # For clients that divide queues among themselves (``dmq.broker.in_process_client``).
         self.clients = ClassicClients(store.clock)
@@ -123,6 +122,12 @@ class EmbeddedBroker:
             *(shared, outcomes), sends=self.sends, failures=failures, receipts=receipts, levels_ms=levels
         )
         self._add_upkeep(shared, keep, keep_forwarded, schedules)
+        # The calls of ``PopBroker`` that one part serves alone.
+        self.send, self.recall = self.sends.send, self.recalls.recall
+        self.ack, self.not_taken = deliveries.ack, deliveries.not_taken
+        self.change_invisible, self.dead_letter = deliveries.change_invisible, deliveries.dead_letter
+        self.send_back = deliveries.send_back
+        self.client_seen, self.client_gone = ends.client_seen, ends.client_gone
         store.attach(loop, self._on_appended)
 
     def _add_upkeep(self, shared: SharedParts, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
@@ -229,16 +234,6 @@ class EmbeddedBroker:
         await self.commits.committed(done)
         self.on_group_changed(name)
 
-    # -- sending ------------------------------------------------------------------------------------------------------
-
-    def send(self, envelopes: Sequence[Envelope], note: Note | None = None) -> Deferred[Sequence[SendReceipt]]:
-        return self.sends.send(envelopes, note)
-
-    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
-        return await self.recalls.recall(topic, recall_handle)
-
-    # -- deliveries ---------------------------------------------------------------------------------------------------
-
     async def receive(
         self,
         group: str,
@@ -253,31 +248,3 @@ class EmbeddedBroker:
         return await self.deliveries.receive(
             group, subscription, batch_max=batch_max, invisible_ms=invisible_ms, wait_ms=wait_ms, renew_for=renew_for
         )
-
-    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
-        return await self.deliveries.ack(group, topic, receipt_handles)
-
-    async def change_invisible(
-        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
-    ) -> str:
-        return await self.deliveries.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
-
-    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
-        await self.deliveries.not_taken(group, leased)
-
-    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
-        await self.deliveries.dead_letter(group, topic, receipt_handle, attempts=attempts)
-
-    async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
-        """Return a delivery as failed. Delay level -1 ends its attempts, 0 applies the retry policy, 1 and up select a
-        level.
-        """
-        await self.deliveries.send_back(group, topic, receipt_handle, delay_level)
-
-    # -- clients ------------------------------------------------------------------------------------------------------
-
-    def client_seen(self, client_id: str) -> None:
-        self.lease_ends.client_seen(client_id)
-
-    def client_gone(self, client_id: str) -> None:
-        self.lease_ends.client_gone(client_id)
