@@ -19,6 +19,7 @@ from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
+    History,
     QueuedMessage,
     decode_queued,
     decode_waiting,
@@ -78,7 +79,13 @@ class _Retry(NamedTuple):
     due_at_ms: int
     lane_id: int
     message: QueuedMessage  # as it will be stored in its lane
+    history: History
     value: bytes  # encoded for its lane
+
+    @property
+    def index_id(self) -> bytes:
+        """Index id of the retry."""
+        return failed_id(self.message.message_id, self.history, self.message.attempts_before)
 
 
 _Instead = Callable[[_Retry], tuple[list[Op], list[Append | Tally]]]
@@ -123,9 +130,7 @@ class WaitingRetries(BrokerPart):
                 if entry.kind != EntryKind.RETRY or entry.scope != group.group_id:
                     continue
                 retry = _retry_of(key, value, entry.deliver_at_ms)
-                history = retry.message.history
-                assert history is not None
-                if not topic_id or history.topic_id == topic_id:
+                if not topic_id or retry.history.topic_id == topic_id:
                     found.append(self._shown(group, retry))
             if rows.is_complete:
                 return RetryPage(retries=found)
@@ -133,8 +138,7 @@ class WaitingRetries(BrokerPart):
         return RetryPage(retries=found, next_token=_entry_of(at))
 
     def _shown(self, group: Group, retry: _Retry) -> WaitingRetry:
-        message, history = retry.message, retry.message.history
-        assert history is not None
+        message, history = retry.message, retry.history
         return WaitingRetry(
             entry=_entry_of(retry.key),
             group=group.name,
@@ -153,18 +157,9 @@ class WaitingRetries(BrokerPart):
         found = self._catalog.known_group(group)
 
         def moved(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
-            history = retry.message.history
-            assert history is not None
-            event = encode_event(
-                EventKind.RETRY_MOVED,
-                history.topic_id,
-                found.group_id,
-                LANE,
-                retry.message.attempts_before + 1,
-                retry.due_at_ms,
-                retry.message.message_id,
-            )
-            return [], [Append(found.group_id, _index_id(retry), retry.lane_id, 0, retry.value, event)]
+            place = retry.history.topic_id, found.group_id, LANE, retry.message.attempts_before + 1
+            event = encode_event(EventKind.RETRY_MOVED, *place, retry.due_at_ms, retry.message.message_id)
+            return [], [Append(found.group_id, retry.index_id, retry.lane_id, 0, retry.value, event)]
 
         return await self._withdraw(found, entries, moved)
 
@@ -173,12 +168,10 @@ class WaitingRetries(BrokerPart):
         found = self._catalog.known_group(group)
 
         def ended(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
-            history = retry.message.history
-            assert history is not None
-            place = found.group_id, history.topic_id, NO_QUEUE, retry.message.attempts_before
-            failed = FailedMessage(*place, retry.message, history)
+            place = found.group_id, retry.history.topic_id, NO_QUEUE, retry.message.attempts_before
+            failed = FailedMessage(*place, retry.message, retry.history)
             before, copy = self._outcomes.bury(failed, Reason.OPERATOR, self._store.clock.now_ms())
-            return before, [copy, Tally(history.topic_id, found.group_id, Term.DEAD_WAITING, 1)]
+            return before, [copy, Tally(retry.history.topic_id, found.group_id, Term.DEAD_WAITING, 1)]
 
         outcomes = await self._withdraw(found, entries, ended)
         self._outcomes.dead_total += outcomes.moved
@@ -203,11 +196,10 @@ class WaitingRetries(BrokerPart):
             retry = _retry_of(key, value, entry.deliver_at_ms, now_ms=self._store.clock.now_ms())
             before, then = instead(retry)
             ops += before
-            retry_id = _index_id(retry)
             ops.append(
                 # ``before`` creates a dead-letter queue, which stays empty if the retry is gone.
                 Withdraw(
-                    *(key, group.group_id, retry_id, entry.deliver_at_ms, len(value)),
+                    *(key, group.group_id, retry.index_id, entry.deliver_at_ms, len(value)),
                     instead=tuple(then),
                     if_gone=IfKnown.ANSWER,
                 )
@@ -234,13 +226,9 @@ def next_of(store: Store, scope: int, at: bytes) -> bytes:
 def _retry_of(key: bytes, value: bytes, due_at_ms: int, *, now_ms: int = 0) -> _Retry:
     entry = decode_waiting(value)
     queued = encode_queued(entry.retry_count, now_ms, 0, value[WAITING_HEADER_BYTES:], has_history=True)
-    return _Retry(key, due_at_ms, entry.topic_id, decode_queued(queued), queued)
-
-
-def _index_id(retry: _Retry) -> bytes:
-    message, history = retry.message, retry.message.history
-    assert history is not None
-    return failed_id(message.message_id, history, message.attempts_before)
+    message = decode_queued(queued)
+    assert message.history is not None
+    return _Retry(key, due_at_ms, entry.topic_id, message, message.history, queued)
 
 
 def _entry_of(key: bytes) -> str:

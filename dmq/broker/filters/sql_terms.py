@@ -117,11 +117,11 @@ class FilterTransformer(Transformer[Token, FilterTerm]):
 
     def any_of(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         conditions = [condition_of(part) for part in parts]
-        return _condition(_any_of(conditions), *parts)
+        return _condition(_joined(conditions, decisive=True), *parts)
 
     def all_of(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         conditions = [condition_of(part) for part in parts]
-        return _condition(_all_of(conditions), *parts)
+        return _condition(_joined(conditions, decisive=False), *parts)
 
     def negation(self, parts: Sequence[FilterTerm]) -> FilterTerm:
         return _condition(_negated(condition_of(parts[1])), parts[1])
@@ -209,32 +209,20 @@ def _negated(condition: Condition) -> Condition:
     return negated
 
 
-def _all_of(conditions: Sequence[Condition]) -> Condition:
-    def all_of(properties: Mapping[str, str]) -> bool | None:
-        result: bool | None = True
+def _joined(conditions: Sequence[Condition], *, decisive: bool) -> Condition:
+    """Join conditions by AND, which one False decides, or by OR, which one True decides."""
+
+    def joined(properties: Mapping[str, str]) -> bool | None:
+        result: bool | None = not decisive
         for condition in conditions:
             truth = condition(properties)
-            if truth is False:
-                return False
+            if truth is decisive:
+                return decisive
             if truth is None:
                 result = None
         return result
 
-    return all_of
-
-
-def _any_of(conditions: Sequence[Condition]) -> Condition:
-    def any_of(properties: Mapping[str, str]) -> bool | None:
-        result: bool | None = False
-        for condition in conditions:
-            truth = condition(properties)
-            if truth:
-                return True
-            if truth is None:
-                result = None
-        return result
-
-    return any_of
+    return joined
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
@@ -274,7 +262,7 @@ def _ordered_properties(first: str, ordering: _Ordering, second: str, properties
 def _between(value: FilterTerm, low: FilterTerm, high: FilterTerm) -> Condition:
     if isinstance(low.of, int | float) and isinstance(high.of, int | float) and low.of > high.of:
         raise WrongTerm("the first bound of BETWEEN is above the second", low.at)
-    return _all_of([_ordered(value, operator.ge, low), _ordered(value, operator.le, high)])
+    return _joined([_ordered(value, operator.ge, low), _ordered(value, operator.le, high)], decisive=False)
 
 
 def _equal(left: FilterTerm, right: FilterTerm) -> Condition:
