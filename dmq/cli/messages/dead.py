@@ -464,7 +464,7 @@ def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *
     if is_asked or request.is_dry_run:
         would = _would(client, request)
         if request.is_dry_run or not would.done:
-            rest = f"{would.passed:,} would be passed over, {would.failed:,} would fail"
+            rest = f"{would.passed:,} would be skipped, {would.failed:,} would fail"
             session.show(would, f"{would.done:,} would be {_done(would)}, {rest}")
             check_missing(text, missing, done=1)
             return

@@ -164,7 +164,7 @@ def _move(session: Session, group: str, chosen: RetrySelection, call: str, conse
     """Move the selected retries by ``call``, a method of the client."""
     chosen.check()
     would, where = _TEXTS[call]
-    not_there = f"not among the retries that wait in group {group}"
+    not_there = f"not among the waiting retries of group {group}"
     with session.connect() as client:
         entries, missing = list(dict.fromkeys(chosen.entry or ())), list[str]()
         if consent.dry_run or not entries:
