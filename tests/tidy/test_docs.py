@@ -34,6 +34,7 @@ CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 NAMED = re.compile(r"`(?:\w+\.)*(\w+)`[^`|]{0,4}(?:in |of |\()+`([\w/]+\.py)`")
 PAGE = re.compile(r"\bdocs/(?!x\.md)[\w/-]+\.md\b")
 LINKED = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
+ANCHORED = re.compile(r"(?:\]\(|runbook: )((?!https?:)[^)#\s]*)#([^)\s]+)")
 NAMES = re.compile(r"`([^`]+)`")
 
 
@@ -92,6 +93,21 @@ def test_what_is_cited_exists(document: Path) -> None:
     text = read(document)
     assert broken_citations(text) == []
     assert [link for link in LINKED.findall(text) if not (document.parent / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_anchors_of_links_exist() -> None:
+    """Links between pages, and the runbooks that the alert rules name."""
+    rules = ROOT / "deploy" / "prometheus" / "rules.yaml"
+    links = [(page, *link) for page in [*DOCUMENTS, rules] for link in ANCHORED.findall(read(page))]
+    assert len(links) > 100
+    targets = [((ROOT if page == rules else page.parent) / path if path else page, name) for page, path, name in links]
+    assert [(target, name) for target, name in targets if name not in anchors(target)] == []
 
 
 def test_names_that_contributors_are_sent_to_exist() -> None:
