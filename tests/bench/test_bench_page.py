@@ -65,7 +65,7 @@ def names(kept: Mapping[str, Any]) -> set[str]:
     return {figure["name"] for figure in kept["figures"]}
 
 
-def test_a_part_measured_anew_replaces_only_itself(tmp_path: Path) -> None:
+def test_a_repeated_measurement_replaces_only_its_part(tmp_path: Path) -> None:
     """One name measured again leaves the others on the page, each with its own commit and date."""
     path = tmp_path / "results.json"
     kept_in(path, {"grpc_send": [sent(10_000)], "sizes": [waiting(1000, 50)]})
@@ -74,7 +74,7 @@ def test_a_part_measured_anew_replaces_only_itself(tmp_path: Path) -> None:
     assert [figure["value"] for figure in kept["figures"] if figure["group"] == "grpc_send"] == [22_000]
 
 
-def test_what_failed_or_ran_elsewhere_is_not_shown_as_measured(tmp_path: Path) -> None:
+def test_a_failed_or_foreign_measurement_is_not_shown_as_measured(tmp_path: Path) -> None:
     """A name that failed has no figures left, and figures of another machine do not stand beside these."""
     path = tmp_path / "results.json"
     kept_in(path, {"grpc_send": [sent(10_000)], "sizes": [waiting(1000, 50)]})
@@ -82,7 +82,7 @@ def test_what_failed_or_ran_elsewhere_is_not_shown_as_measured(tmp_path: Path) -
     assert names(kept_in(path, {"grpc_send": [sent(1)]}, {**HERE, "kernel": "6.2"})) == {"grpc_send.normal.64"}
 
 
-def test_what_is_written_by_hand_stays(tmp_path: Path) -> None:
+def test_handwritten_text_stays(tmp_path: Path) -> None:
     """The page is written anew around the part between its marks."""
     path = tmp_path / "results.json"
     kept_in(path, {"grpc_send": [sent(10_000)]})
@@ -101,7 +101,7 @@ def test_what_is_written_by_hand_stays(tmp_path: Path) -> None:
     assert (tmp_path / report.PAGE).read_text(encoding="utf-8") == second
 
 
-def test_the_page_says_what_missed_its_goal_and_what_was_not_measured(tmp_path: Path) -> None:
+def test_the_page_names_missed_goals_and_missing_measurements(tmp_path: Path) -> None:
     """A missed goal stands first, a peer that was not there has no figure, a part that failed is named."""
     path = tmp_path / "results.json"
     kept = kept_in(path, {"grpc_send": [sent(10_000)]})
@@ -138,7 +138,7 @@ def text_of(svg: str) -> list[str]:
     return [each.text or "" for each in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_pictures_are_made_of_what_was_measured_and_of_nothing_else(tmp_path: Path) -> None:
+def test_pictures_are_made_of_measurements_alone(tmp_path: Path) -> None:
     """There is a picture for each part that was measured, and none for the others."""
     drawn = pictures_of(kept_in(tmp_path / "r.json", {"grpc_send": [sent(10_000, peer=7_000)]})["figures"])
     assert set(drawn) == {"send"}
@@ -152,7 +152,7 @@ def test_pictures_are_made_of_what_was_measured_and_of_nothing_else(tmp_path: Pa
     assert {"10 k", "10 M"} <= set(text_of(drawn["pending"]))
 
 
-def test_a_picture_holds_whatever_is_drawn() -> None:
+def test_a_picture_contains_any_drawing() -> None:
     """Also one value, zero, and names that XML would read."""
     pictures = [
         lines("a < b", [Series(name="x & y", values=[(1, 0.0)], colour=0)], x="n", y="m"),
@@ -199,7 +199,7 @@ def test_rounds_end_with_their_time_but_never_before_the_first() -> None:
     assert rounds_of(1) == [0, 1, 2]
 
 
-def test_a_peer_that_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_peer_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Java or Maven there is no figure of the peer, and a reason."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(PeerMissing, match="java is not here"), rocketmq.running(Load(command=(), is_native=False)):

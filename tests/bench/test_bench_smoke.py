@@ -62,7 +62,7 @@ def test_rounds_that_disagree_are_flagged() -> None:
         assert figure.plain()["is_steady"] is is_steady
 
 
-def test_a_difference_is_as_steady_as_what_stands_beside_it() -> None:
+def test_a_difference_is_as_steady_as_its_neighbours() -> None:
     for alone, is_steady in (([4.0, 5.0, 4.5], True), ([4.0, 40.0, 5.0], False)):
         added = Figure(
             name="a",
@@ -81,7 +81,7 @@ def test_quantiles_are_values_that_were_measured() -> None:
 
 
 @at_length
-def test_nacks_stand_beside_a_floor_and_beside_acks(tmp_path: Path) -> None:
+def test_nacks_are_shown_next_to_a_floor_and_acks(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "nack")
     assert isinstance(kept["figures"], list)
     figures = {figure["name"]: figure for figure in kept["figures"]}
@@ -95,7 +95,7 @@ def test_nacks_stand_beside_a_floor_and_beside_acks(tmp_path: Path) -> None:
 
 @at_length
 @pytest.mark.timeout(200)
-def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_a_disturbance_is_compared_with_an_idle_run(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "fairness", "--retries", "500")
     assert isinstance(kept["options"], dict)
     assert kept["options"]["retries"] == 500
@@ -111,7 +111,7 @@ def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
 
 @at_length
 @pytest.mark.timeout(200)
-def test_topics_beside_trouble_are_compared_with_topics_without(tmp_path: Path) -> None:
+def test_topics_with_trouble_are_compared_with_topics_without(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "neighbours", "--overdue", "500")
     assert isinstance(kept["figures"], list)
     figures = {figure["name"]: figure for figure in kept["figures"]}
@@ -138,7 +138,7 @@ def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon", "burst.client"}
 
 
-def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
+def test_deliveries_and_costs_of_sends_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     """Long polls, a backlog and the steps of a send are measured for real, and each figure is on the page."""
     kept = run_bench(tmp_path / "results.json", "wakeup", "receive", "costs")
     assert isinstance(kept["figures"], list)
@@ -163,7 +163,7 @@ def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_pa
 
 
 @at_length
-def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_path: Path) -> None:
+def test_the_hook_is_shown_next_to_the_bare_call_the_floor_and_persist_queue(tmp_path: Path) -> None:
     """Each figure of the hook has beside it what it is to be read against."""
     kept = run_bench(tmp_path / "results.json", "hook")
     assert isinstance(kept["figures"], list)

@@ -144,7 +144,7 @@ def test_the_heat_map_does_not_speak_by_colour_alone(seen: Callable[..., Any]) -
     assert "lost" in page.locator("#heatmap .legend").inner_text()
 
 
-def test_pointing_at_a_field_says_its_counts(opened: Callable[..., Any]) -> None:
+def test_pointing_at_a_field_shows_its_counts(opened: Callable[..., Any]) -> None:
     """Topic, time, verdict and numbers, within the window; gone when the pointer is gone."""
     page: Page = opened("ordinary").page
     field = page.locator('#heatmap-fields-svg path[fill="var(--lost)"]').first

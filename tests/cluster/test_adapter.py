@@ -46,7 +46,7 @@ def refusal(envelope: Envelope) -> Rule:
     return rules[0]
 
 
-def test_what_a_topic_does_not_take_is_refused() -> None:
+def test_a_type_that_a_topic_does_not_accept_is_refused() -> None:
     """With the cluster's own rule: a type, a delay beyond its maximum, a topic that is not there, an empty body."""
     normal, delayed = cluster().topic(), cluster().topic("DELAY")
     assert refusal(a_message(normal, deliver_at_ms=now_ms() + 5_000)) is Rule.MESSAGE_TYPE
@@ -109,7 +109,7 @@ def test_its_certificate_is_checked(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_nobody_waits_at_a_broker_that_has_nothing() -> None:
+def test_no_pull_waits_at_an_empty_broker() -> None:
     """What lies at one of two brokers comes with each receive, whichever is asked first."""
     topic, group = cluster().topic(), cluster().group()
 
@@ -210,7 +210,7 @@ def test_a_short_receive_takes_nothing_away() -> None:
     play(scenario())
 
 
-def test_what_a_killed_process_had_received_for_a_push_consumer_comes_back() -> None:
+def test_messages_that_a_killed_process_received_for_a_push_consumer_come_back() -> None:
     """Soon, though the consumer lives on: the proxy would renew it for three hours, for nobody."""
     topic, group = cluster().topic(), cluster().group()
     options = ClusterOptions(endpoints=cluster().endpoints[:1], request_timeout_ms=REQUEST_MS)

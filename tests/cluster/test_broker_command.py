@@ -46,7 +46,7 @@ def of_topic(found: list[dict[str, Any]], topic: str) -> list[dict[str, Any]]:
     return [each for each in found if each["topic"] == topic]
 
 
-def test_members_say_what_is_theirs_and_lags_are_told(names: str, topic: str) -> None:
+def test_members_report_their_queues_and_lags_are_shown(names: str, topic: str) -> None:
     """Two share the queues, and each is said to be whose it is; when one leaves, the other has all."""
     group, seen = f"{topic}-group", Seen()
 
@@ -85,7 +85,7 @@ def test_members_say_what_is_theirs_and_lags_are_told(names: str, topic: str) ->
     asyncio.run(run())
 
 
-def test_queues_that_were_never_committed_are_told(names: str, topic: str) -> None:
+def test_queues_without_a_commit_are_shown(names: str, topic: str) -> None:
     """RocketMQ 4 says 0 of a queue that begins there; of the others the difference is known."""
     group = f"{topic}-group"
     administer(names, lambda admin: admin.make_group(group))
@@ -107,7 +107,7 @@ def test_queues_that_were_never_committed_are_told(names: str, topic: str) -> No
     asyncio.run(run())
 
 
-def test_brokers_and_queues_are_told(names: str, topic: str) -> None:
+def test_brokers_and_queues_are_listed(names: str, topic: str) -> None:
     """Each broker with its version; a topic with its queues; what is not there has an exit code of its own."""
 
     async def run() -> None:

@@ -331,7 +331,7 @@ def test_members_hear_of_each_other_and_share_locks(site: Site) -> None:
     asyncio.run(scenario())
 
 
-def test_what_fails_comes_again_and_ends_as_a_dead_letter(site: Site) -> None:
+def test_a_failed_message_comes_again_and_ends_as_a_dead_letter(site: Site) -> None:
     """Under the topic it was sent to, with its attempts and its id; the last failure is in the dead-letter queue."""
     topic, group = site.topic(), site.group()
 
@@ -359,7 +359,7 @@ def test_what_fails_comes_again_and_ends_as_a_dead_letter(site: Site) -> None:
     asyncio.run(scenario())
 
 
-def test_transactions_end_as_their_producer_says(site: Site) -> None:
+def test_transactions_end_as_their_producer_decides(site: Site) -> None:
     """A commit is visible, a rollback never; one that nobody decided is asked for, and the answer counts."""
     topic, group = site.topic("TRANSACTION"), site.group()
 
@@ -390,7 +390,7 @@ def test_transactions_end_as_their_producer_says(site: Site) -> None:
     asyncio.run(scenario())
 
 
-def test_operators_change_what_is_there(site: Site) -> None:
+def test_operators_change_existing_objects(site: Site) -> None:
     """Offsets of a group that is online are set back; a topic and a group that are deleted are gone."""
     topic, group = site.topic(), site.group()
 

@@ -52,7 +52,7 @@ def test_a_killed_daemon_and_a_killed_broker_lose_nothing(
     assert list(tmp_path.iterdir()) == [], "data is left behind"
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_input_is_reported(tmp_path: Path) -> None:
     """Without Java it ends at once, and says what it takes."""
     environment = {**os.environ, "PATH": str(tmp_path)}
     command = [sys.executable, "-m", "bench.demo"]

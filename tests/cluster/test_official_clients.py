@@ -44,7 +44,7 @@ DAILY: dict[Callable[..., None], tuple[str, set[str]]] = {
 _UNTOLD = "a delayed message comes to the cluster as an undelayed one, so that its consumers are told no time"
 # What the cluster does differently, by the name of the test.
 DIFFERS = {
-    "test_a_delivery_timestamp_is_told": _UNTOLD,
+    "test_a_delivery_timestamp_is_returned": _UNTOLD,
     "test_a_time_that_has_passed_means_now": _UNTOLD,
     "test_each_delay_level": _UNTOLD,
     "test_absolute_time_by_property": _UNTOLD,
@@ -204,7 +204,7 @@ def test_a_failed_message_comes_back(scenarios: Scenarios, language: Language) -
 
 @at_length
 @pytest.mark.parametrize("language", CLIENTS, ids=lambda language: language.name)
-def test_a_message_that_nobody_finishes_comes_back(scenarios: Scenarios, language: Language) -> None:
+def test_an_unfinished_message_comes_back(scenarios: Scenarios, language: Language) -> None:
     """After its invisible duration of 10 s, as attempt 2."""
     sent_ms, (first, second) = scenarios.result(let_expire, language, WITHIN_S)
     assert (second["message_id"], second["attempt"]) == (first["message_id"], 2)
@@ -213,7 +213,7 @@ def test_a_message_that_nobody_finishes_comes_back(scenarios: Scenarios, languag
 
 @at_length
 @pytest.mark.parametrize("language", CLIENTS, ids=lambda language: language.name)
-def test_another_consumer_gets_what_one_that_died_left(scenarios: Scenarios, language: Language) -> None:
+def test_another_consumer_gets_the_messages_of_a_dead_one(scenarios: Scenarios, language: Language) -> None:
     """All that it had taken, as attempt 2."""
     found = scenarios.result(_let_die, language, WITHIN_S)
     assert sorted(each["message_id"] for each in found.taken) == sorted(found.sent)

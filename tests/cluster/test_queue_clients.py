@@ -187,7 +187,7 @@ async def test_a_delay_level_and_a_delivery_time_are_waited_for(setting: Setting
 
 
 @on_clusters()
-async def test_broadcasting_goes_on_where_it_stopped(setting: Setting) -> None:
+async def test_broadcasting_resumes_where_it_stopped(setting: Setting) -> None:
     """Everybody gets everything; who was away gets what came meanwhile, and nothing again."""
     with tempfile.TemporaryDirectory() as folder:
         how: dict[str, Any] = {"is_broadcast": True}

@@ -29,7 +29,7 @@ def _running() -> None:
     cluster()
 
 
-def test_what_fails_is_tried_again_here_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_failed_message_is_retried_here_and_nowhere_else(tmp_path: Path) -> None:
     """Each attempt comes once, the first from the cluster, the others from the daemon; a kill in between loses none."""
     topic, group = cluster().topic(), cluster().group()
     came: Counter[tuple[str, int]] = Counter()

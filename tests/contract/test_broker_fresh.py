@@ -60,7 +60,7 @@ async def test_a_message_that_just_came_needs_no_look_at_the_store(rig: Embedded
 
 
 @every_durable_broker()
-async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: EmbeddedRig) -> None:
+async def test_a_wake_up_for_a_gone_message_is_passed_on(rig: EmbeddedRig) -> None:
     """Two queues grew and one receive was woken, but its message is gone: who waits for the other queue hears of it."""
     await send(rig, *(f"m-{number}" for number in range(4)))
     await receive(rig)
@@ -81,7 +81,7 @@ async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: EmbeddedRig) -> None
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: EmbeddedRig) -> None:
+async def test_an_entry_in_memory_does_not_pass_one_being_read(rig: EmbeddedRig) -> None:
     """A receive reads old messages of a group while a new one comes: it waits its turn, and so does who asks for it."""
     await rig.broker.send([an_envelope(f"m-{number}", message_group="g") for number in range(2)])
     await receive(rig, topic="other")  # the group is there
@@ -105,14 +105,14 @@ async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: EmbeddedR
 
 
 @every_durable_broker()
-async def test_nothing_is_kept_for_nobody(rig: EmbeddedRig) -> None:
+async def test_nothing_is_cached_without_a_reader(rig: EmbeddedRig) -> None:
     """A topic that no group reads takes no memory."""
     await send(rig, "m-1")
     assert rig.broker.reader.recent.size_bytes == 0
 
 
 @every_durable_broker(queues=1)
-async def test_nothing_is_kept_for_who_is_far_behind(rig: EmbeddedRig) -> None:
+async def test_nothing_is_cached_for_a_reader_far_behind(rig: EmbeddedRig) -> None:
     """Its messages would be gone from memory before it comes to them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subscriptions_module, "LAG_MAX", 2)
@@ -127,7 +127,7 @@ async def test_nothing_is_kept_for_who_is_far_behind(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_a_purge_takes_is_not_handed_out_from_memory(rig: EmbeddedRig) -> None:
+async def test_purged_letters_are_not_delivered_from_memory(rig: EmbeddedRig) -> None:
     """A group reads dead letters as they come: what was removed meanwhile, its next receive does not find."""
     await receive(rig, topic=DEAD, group="readers")
     await die(rig, an_envelope("m-1", payload=b"secret"))

@@ -47,7 +47,7 @@ async def test_a_message_arrives_as_it_was_sent(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_the_route_says_what_a_topic_takes(rig: Rig) -> None:
+async def test_the_route_states_the_types_of_a_topic(rig: Rig) -> None:
     """Queues, and types."""
     route = await rig.broker.route(rig.topic("NORMAL"))
     assert route.queues > 0
@@ -68,7 +68,7 @@ async def test_groups_are_independent(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_what_nobody_finishes_comes_back_and_what_somebody_finished_does_not(rig: Rig) -> None:
+async def test_only_unfinished_messages_come_back(rig: Rig) -> None:
     """With the next attempt, and a handle of its own."""
     topic, group = rig.topic("NORMAL"), rig.group()
     await rig.broker.ensure_group(group)
@@ -126,7 +126,7 @@ async def test_a_recalled_message_does_not_come(rig: Rig) -> None:
 @every_broker(
     rocketmq="a proxy says OK to a recall of what does not exist: 'recalled' says nothing there", leased_4=_NO_TIMERS
 )
-async def test_a_recall_that_comes_too_late_is_told_so(rig: Rig) -> None:
+async def test_a_late_recall_is_answered_as_late(rig: Rig) -> None:
     """When it was delivered."""
     topic, group = rig.topic("DELAY"), rig.group()
     await rig.broker.ensure_group(group)

@@ -66,7 +66,7 @@ async def test_a_message_comes_as_it_was_sent(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_a_batch_lies_together(rig: ClassicRig) -> None:
+async def test_the_messages_of_a_batch_are_adjacent(rig: ClassicRig) -> None:
     """Its messages follow each other in one queue, each with its id; a delayed one is refused there."""
     client, group, topic = rig.client("a"), rig.group(), await rig.topic()
     await joined(client, group, topic)
@@ -117,7 +117,7 @@ async def test_a_pull_that_waits_is_woken_by_a_send(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_only_what_a_filter_wants_comes(rig: ClassicRig) -> None:
+async def test_only_matches_of_a_filter_come(rig: ClassicRig) -> None:
     """By tags and by SQL; the next offset is behind what was passed over; a wrong expression is refused."""
     client, group, topic = rig.client("a"), rig.group(), await rig.topic()
     await joined(client, group, topic)
@@ -138,7 +138,7 @@ async def test_only_what_a_filter_wants_comes(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_who_was_not_heard_of_does_not_pull(rig: ClassicRig) -> None:
+async def test_an_unregistered_member_does_not_pull(rig: ClassicRig) -> None:
     """The first heartbeat comes before the first pull."""
     client, group, topic = rig.client("a"), rig.group(), await rig.topic()
     queue = (await queues_of(client, topic))[0]
@@ -148,7 +148,7 @@ async def test_who_was_not_heard_of_does_not_pull(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_a_group_goes_on_where_it_said(rig: ClassicRig) -> None:
+async def test_a_group_resumes_at_its_committed_offset(rig: ClassicRig) -> None:
     """Whichever member asks; a group that never said is told so."""
     client, other, group, topic = rig.client("a"), rig.client("b"), rig.group(), await rig.topic()
     await joined(client, group, topic)
@@ -182,7 +182,7 @@ async def test_offsets_outside_are_moved(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_members_are_told_of_each_other(rig: ClassicRig) -> None:
+async def test_members_learn_of_each_other(rig: ClassicRig) -> None:
     """Who comes and who leaves; the ids are sorted, and those of another group are not among them."""
     group, topic = rig.group(), await rig.topic()
     b, a = rig.client("client-b"), rig.client("client-a")
@@ -238,7 +238,7 @@ async def test_a_queue_is_locked_by_one_member(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_what_is_sent_back_comes_again_and_dies_at_last(rig: ClassicRig) -> None:
+async def test_a_message_sent_back_comes_again_and_dies_at_last(rig: ClassicRig) -> None:
     """After its delay, from the retry topic, under its own topic and id, with one failure more; then it is dead."""
     client, group, topic = rig.client("a"), rig.group(), await rig.topic()
     await joined(client, group, topic)
@@ -311,7 +311,7 @@ async def test_a_delayed_message_is_taken_back(rig: ClassicRig) -> None:
 
 
 @every_classic_broker()
-async def test_a_transaction_ends_as_its_producer_says(rig: ClassicRig) -> None:
+async def test_a_transaction_ends_as_its_producer_decides(rig: ClassicRig) -> None:
     """Nobody sees a half message; committed it is in its queue, rolled back it is gone."""
     client, group, topic = rig.client("a"), rig.group(), await rig.topic()
     await joined(client, group, topic)

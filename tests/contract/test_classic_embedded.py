@@ -178,7 +178,7 @@ async def test_consumers_put_messages_into_their_retry_topic(rig: EmbeddedClassi
 
 
 @every_embedded_classic()
-async def test_what_was_failed_has_no_key_any_more(rig: EmbeddedClassicRig) -> None:
+async def test_a_failed_message_has_no_key_any_more(rig: EmbeddedClassicRig) -> None:
     """Danger: of two messages that a consumer put into its retry topic the later one cancels the other for its key."""
     _, found = await one(rig)
     client = rig.clients[-1]
@@ -191,7 +191,7 @@ async def test_what_was_failed_has_no_key_any_more(rig: EmbeddedClassicRig) -> N
 
 
 @every_embedded_classic()
-async def test_who_is_silent_is_dropped(rig: EmbeddedClassicRig) -> None:
+async def test_a_silent_member_is_dropped(rig: EmbeddedClassicRig) -> None:
     """After six heartbeats that did not come, at the next one of another member, which is told."""
     topic, clock = await rig.topic(), rig.embedded.clock
     alive, silent = rig.client("alive"), rig.client("silent")
@@ -252,7 +252,7 @@ async def test_the_retry_topic_goes_with_its_group(rig: EmbeddedClassicRig) -> N
 
 
 @every_embedded_classic()
-async def test_the_trail_tells_of_copies_and_letters(rig: EmbeddedClassicRig) -> None:
+async def test_the_trail_shows_copies_and_letters(rig: EmbeddedClassicRig) -> None:
     """A copy is a message of the retry topic; a letter is the group's from its death on, with its origin."""
     _, found = await one(rig)
     client = rig.clients[-1]
@@ -275,7 +275,7 @@ async def test_the_trail_tells_of_copies_and_letters(rig: EmbeddedClassicRig) ->
 
 
 @every_embedded_classic()
-async def test_what_cannot_be_is_refused(rig: EmbeddedClassicRig) -> None:
+async def test_invalid_input_is_refused(rig: EmbeddedClassicRig) -> None:
     """A queue that is not there, a batch with a delay in it, another topic's message, what is too large."""
     queue, _ = await one(rig)
     client = rig.clients[-1]
@@ -298,7 +298,7 @@ async def test_what_cannot_be_is_refused(rig: EmbeddedClassicRig) -> None:
 
 
 @every_embedded_classic()
-async def test_what_is_no_message_is_shown_and_dies_at_once(rig: EmbeddedClassicRig) -> None:
+async def test_bytes_that_are_no_message_are_shown_and_die_at_once(rig: EmbeddedClassicRig) -> None:
     """A payload that nobody can read is none the better for waiting; the letter has it as it was."""
     await rig.embedded.broker.send([an_envelope("m-1", topic=TOPIC, payload=b"\xff")._replace(queue_id=0)])
     client, queue = rig.client("a"), MessageQueue(TOPIC, "embedded", 0)

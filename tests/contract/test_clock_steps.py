@@ -42,7 +42,7 @@ async def look(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_lease_ends_when_it_said_whatever_the_clock_does(rig: EmbeddedRig) -> None:
+async def test_a_lease_ends_at_its_time_through_clock_steps(rig: EmbeddedRig) -> None:
     """Taken while the clock was a year ahead: 30 s later it is back, and not a millisecond before."""
     await send(rig, "m-1")
     step(rig, YEAR_MS)
@@ -123,7 +123,7 @@ async def test_a_retry_is_not_stuck_after_a_kill_at_the_step_back(rig: EmbeddedR
 
 
 @every_durable_broker()
-async def test_a_message_group_goes_on_after_the_glitch(rig: EmbeddedRig) -> None:
+async def test_a_message_group_continues_after_the_glitch(rig: EmbeddedRig) -> None:
     """Its first message was failed meanwhile, and hides where it lies."""
     await rig.set_group(GROUP, max_attempts=3, delays_ms=(SECOND_MS,), is_fifo=True)
     await rig.broker.send([an_envelope(each, message_group="g") for each in ("m-1", "m-2")])

@@ -148,7 +148,7 @@ def test_a_fault_of_ours_ends_no_consumption(tmp_path: Path, *, in_order: bool) 
 
 
 @on_the_embedded_broker(queues=1)
-async def test_a_handler_says_how_much_of_a_batch_it_consumed(members: Members) -> None:
+async def test_a_handler_reports_the_consumed_part_of_a_batch(members: Members) -> None:
     """What lies before the first failure is not seen again, the rest is."""
 
     def answer(received: ReceivedMessage) -> Outcome:
@@ -193,7 +193,7 @@ async def test_order_holds_while_members_come_and_go(members: Members) -> None:
 
 
 @on_the_embedded_broker(queues=2)
-async def test_a_broadcast_reaches_all_and_goes_on_where_it_stopped(members: Members) -> None:
+async def test_a_broadcast_reaches_all_and_resumes_where_it_stopped(members: Members) -> None:
     """Every client gets everything; a client that comes back gets what came meanwhile, and nothing again."""
     path = members.rig._path
     seen = Seen()
@@ -211,7 +211,7 @@ async def test_a_broadcast_reaches_all_and_goes_on_where_it_stopped(members: Mem
 
 
 @on_the_embedded_broker(queues=2)
-async def test_a_group_goes_on_where_it_was_closed(members: Members) -> None:
+async def test_a_group_resumes_where_it_was_closed(members: Members) -> None:
     """What was consumed is committed on the way out, also what a filter passed over."""
     seen = Seen()
     await members.send(TOPIC, *bodies(10))
@@ -276,7 +276,7 @@ async def test_a_group_that_began_at_the_end_misses_nothing_after_a_crash(member
 
 
 @on_the_embedded_broker(queues=1)
-async def test_a_queue_that_somebody_else_locked_waits(members: Members) -> None:
+async def test_a_queue_locked_by_another_member_waits(members: Members) -> None:
     """Ordered consumption begins when the lock is free, and ends where it cannot be renewed."""
     await members.send(TOPIC, b"first")
     other = Faulty(members.rig.broker, "other")
@@ -302,7 +302,7 @@ async def test_a_queue_that_somebody_else_locked_waits(members: Members) -> None
 
 
 @on_the_embedded_broker(queues=1)
-async def test_who_lost_a_queue_commits_nothing_of_it(members: Members) -> None:
+async def test_a_consumer_that_lost_a_queue_commits_nothing_of_it(members: Members) -> None:
     """A handler that ends after its queue went to another member: what it failed is not sent back a second time."""
     release, begun = asyncio.Event(), asyncio.Event()
     await members.send(TOPIC, b"slow")
@@ -329,7 +329,7 @@ async def test_who_lost_a_queue_commits_nothing_of_it(members: Members) -> None:
 
 
 @on_the_embedded_broker(queues=1)
-async def test_what_a_filter_passed_over_is_committed(members: Members) -> None:
+async def test_filtered_messages_are_committed(members: Members) -> None:
     """A group of one tag comes to the end of a queue of others, and sees none of them."""
     await members.send(TOPIC, *bodies(5), tag="red")
     await members.send(TOPIC, b"mine", tag="blue")
@@ -381,7 +381,7 @@ async def test_nothing_is_committed_while_a_failure_is_nobodys(members: Members)
 
 
 @on_the_embedded_broker(queues=2)
-async def test_a_member_that_its_broker_forgot_says_that_it_lives(members: Members) -> None:
+async def test_a_forgotten_member_registers_again(members: Members) -> None:
     """At once, and not at its next heartbeat."""
     members.intervals = Intervals(heartbeat_ms=3_600_000, route_ms=3_600_000)
     members.client("a")
@@ -421,7 +421,7 @@ async def test_one_client_has_one_consumer_of_a_group(members: Members) -> None:
 
 
 @on_the_embedded_broker(queues=1)
-async def test_a_queue_that_begins_anew_is_consumed_from_there(members: Members) -> None:
+async def test_a_recreated_queue_is_consumed_from_its_start(members: Members) -> None:
     """A broker that lost its end, or came from a backup: what is stored after it is not passed over."""
     for in_order in (False, True):
         group, name = f"{GROUP}-{in_order}", f"a-{in_order}"
@@ -456,7 +456,7 @@ async def test_an_operator_has_a_group_go_on_before_and_behind(members: Members)
 
 
 @on_the_embedded_broker(queues=1)
-async def test_a_member_says_what_is_its_own(members: Members) -> None:
+async def test_a_member_reports_its_own_queues(members: Members) -> None:
     """Where its group goes on in each of its queues, and what it holds of them; nothing once it left."""
     gate, seen = asyncio.Event(), Seen()
 

@@ -118,7 +118,7 @@ def test_stopping_is_not_answered_before_it_is_durable(tmp_path: Path) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_job_goes_on_in_the_next_run(rig: EmbeddedRig) -> None:
+async def test_a_job_continues_in_the_next_run(rig: EmbeddedRig) -> None:
     """By itself, from where it was, through an orderly end and through a kill."""
     wanted = await die_many(rig, 5)
     job = await start(rig, SLOW)
@@ -133,7 +133,7 @@ async def test_a_job_goes_on_in_the_next_run(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_job_goes_on_when_its_caller_goes_away(rig: EmbeddedRig) -> None:
+async def test_a_job_continues_without_its_caller(rig: EmbeddedRig) -> None:
     """A call that was cancelled may have been accepted; what was accepted runs."""
     await die_many(rig, 3)
     starting = asyncio.ensure_future(start(rig, REDRIVE))
@@ -189,7 +189,7 @@ def test_a_job_is_never_half_started(tmp_path: Path) -> None:
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
 
-def test_a_commit_that_fails_after_its_job_was_left_surprises_nobody(tmp_path: Path) -> None:
+def test_a_commit_that_fails_after_its_job_ended_is_harmless(tmp_path: Path) -> None:
     """The broker is closed while a unit is under way, and then the disk fails: who asks is told, nobody else is."""
 
     async def scenario(rig: BreakingRig) -> None:

@@ -54,7 +54,7 @@ async def test_a_job_looks_at_every_letter_once(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_job_does_not_look_at_what_dies_after_its_start(rig: EmbeddedRig) -> None:
+async def test_a_job_skips_messages_that_die_after_its_start(rig: EmbeddedRig) -> None:
     """Else one that sends letters back to a group that fails them would never end."""
     await die_many(rig, 3)
     job = await start(rig, SLOW)

@@ -38,7 +38,7 @@ WORK_MS = 77
 
 
 @every_durable_broker(queues=1)
-async def test_a_letter_tells_what_it_was_and_how_it_died(rig: EmbeddedRig) -> None:
+async def test_a_letter_shows_its_message_and_its_end(rig: EmbeddedRig) -> None:
     """Every fact, and the message as it was sent; in a later run too."""
     await rig.set_group(GROUP, max_attempts=2, delays_ms=(1_000,))
     envelope = a_message("m-1", body=b"as sent", tag="blue", keys=("k1", "k2"))
@@ -99,7 +99,7 @@ async def test_pages_join_without_a_gap_or_a_repetition(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker(queues=1)
-async def test_each_filter_lists_what_it_means(rig: EmbeddedRig) -> None:
+async def test_each_filter_lists_its_matches(rig: EmbeddedRig) -> None:
     """Reason, topic, key, id, a span of time, and several of them at once."""
     await rig.set_group(GROUP, max_attempts=1, delays_ms=(1_000,))
     times: list[int] = []
@@ -157,7 +157,7 @@ async def test_one_look_is_bounded_in_bytes(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_look_does_not_walk_through_what_is_settled(rig: EmbeddedRig) -> None:
+async def test_a_look_skips_settled_letters(rig: EmbeddedRig) -> None:
     """Letters in front that all have an outcome cost a look nothing, unless they are asked for; nor a job."""
     await die_many(rig, 10)
     await finish(rig, REDRIVE)
@@ -190,7 +190,7 @@ async def test_reading_the_queue_as_a_consumer_changes_nothing_here(rig: Embedde
 
 
 @every_durable_broker(queues=1)
-async def test_what_somebody_sent_to_the_queue_is_a_letter_without_a_story(rig: EmbeddedRig) -> None:
+async def test_a_message_sent_to_the_queue_is_a_letter_without_a_history(rig: EmbeddedRig) -> None:
     """It has no origin and no reason, so no filter by those finds it; its time is when it came."""
     await die_many(rig, 1)
     await pass_time(rig, 1_000)
@@ -217,7 +217,7 @@ async def test_where_nothing_died_there_is_nothing_to_see(rig: EmbeddedRig) -> N
 
 
 @every_durable_broker(queues=1)
-async def test_what_cannot_be_read_is_seen_all_the_same(rig: EmbeddedRig) -> None:
+async def test_an_unreadable_row_is_still_visible(rig: EmbeddedRig) -> None:
     """A payload that is no message has no keys; a record that is none, or names what is not, has an offset only."""
     await die(rig, a_message("m-0"), an_envelope("m-1", payload=b"\xff\xff"), *(a_message("m-2") for _ in range(1)))
     await die_many(rig, 4, first=3)

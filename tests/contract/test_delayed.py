@@ -207,7 +207,7 @@ async def test_many_are_changed_in_one_call(rig: EmbeddedRig) -> None:
 
 
 @on_both
-async def test_what_must_not_be_is_refused(rig: EmbeddedRig) -> None:
+async def test_forbidden_text_is_refused(rig: EmbeddedRig) -> None:
     """Beyond the longest delay, with a full disk, in a topic that is unknown: nothing is changed, and why is said."""
     await sent(rig, "m")
     broker, now_ms = rig.broker.delayed, rig.clock.now_ms()
@@ -291,7 +291,7 @@ async def test_a_message_is_moved_up_to_its_expiry(rig: EmbeddedRig) -> None:
 
 
 @on_both
-async def test_what_holds_a_fired_message_is_answered(rig: EmbeddedRig) -> None:
+async def test_the_obstacle_of_a_fired_message_is_returned(rig: EmbeddedRig) -> None:
     """The pause of its topic, its rate, or what it still holds after a resume; nothing holds one that is not due."""
     await sent(rig, "a", "b", "c", "d", "e")
     broker, operator = rig.broker.delayed, rig.broker.operator
@@ -315,7 +315,7 @@ async def test_what_holds_a_fired_message_is_answered(rig: EmbeddedRig) -> None:
     assert await broker.held_by(TOPIC, await broker.cancel(TOPIC, named("never"))) == [HeldBy.NOTHING]
 
 
-def test_a_change_in_doubt_is_told_when_it_is_repeated(tmp_path: Path) -> None:
+def test_a_change_in_doubt_is_reported_when_repeated(tmp_path: Path) -> None:
     """The sync failed: after a kill the message has its new time, after power loss the old one; it comes once."""
 
     async def scenario(rig: EmbeddedRig) -> None:
@@ -354,7 +354,7 @@ async def test_a_time_that_was_given_is_moved_by_no_step(rig: EmbeddedRig) -> No
     assert await taken(rig) == ["given"]
 
 
-def test_now_is_what_the_daemon_believes(tmp_path: Path) -> None:
+def test_now_is_the_time_of_the_daemon(tmp_path: Path) -> None:
     """While a large step forward is held, firing delivers at once, and a time that only the host has reached waits."""
     options = StoreOptions(gap_event=gap_event, clock=ClockOptions(jump_max_ms=LATER_MS))
 

@@ -139,7 +139,7 @@ async def test_leases_are_bounded(rig: EmbeddedRig) -> None:
     assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{bound}", f"m-{bound + 1}"]
 
 
-def test_a_failing_store_is_said_as_the_contract_says_it(tmp_path: Path) -> None:
+def test_a_failing_store_raises_the_error_of_the_contract(tmp_path: Path) -> None:
     """Every call raises ``BrokerUnavailable`` (in doubt), and what was in doubt is not half done after a restart."""
 
     async def scenario(rig: EmbeddedRig) -> None:
@@ -192,7 +192,7 @@ def test_a_repeated_ack_is_not_answered_before_the_first_is_durable(tmp_path: Pa
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated), scenario))
 
 
-def test_a_group_is_never_handed_what_is_not_durable_yet(tmp_path: Path) -> None:
+def test_a_group_never_gets_a_message_that_is_not_durable_yet(tmp_path: Path) -> None:
     """It is read for the first time in this run while a send is between its write and its sync."""
     gates: list[GatedEngine] = []
 
@@ -219,7 +219,7 @@ def test_a_group_is_never_handed_what_is_not_durable_yet(tmp_path: Path) -> None
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated, queues=1), scenario))
 
 
-def test_what_a_filter_passed_over_fails_with_the_store_and_quietly(tmp_path: Path) -> None:
+def test_filtered_messages_fail_with_the_store_quietly(tmp_path: Path) -> None:
     """Nobody waits for that write, so nobody misses its failure; after a restart it is passed over again."""
 
     async def scenario(rig: EmbeddedRig) -> None:
@@ -262,7 +262,7 @@ async def test_a_refused_send_leaves_nothing(rig: EmbeddedRig) -> None:
     assert not any(each.repeated for each in await send(rig, "m-1", "m-3"))
 
 
-def test_a_full_store_refuses_sends_and_goes_on_finishing(tmp_path: Path) -> None:
+def test_a_full_store_refuses_sends_and_still_finishes_messages(tmp_path: Path) -> None:
     """On a disk that is almost full: ``Overloaded`` and nothing done, while deliveries, acks and hand-overs go on."""
 
     async def scenario(rig: EmbeddedRig) -> None:

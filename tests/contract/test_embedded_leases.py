@@ -82,7 +82,7 @@ def test_leases_of_all_groups_have_a_bound(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
 
-def test_what_waits_behind_its_message_group_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_waiting_for_their_message_group_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it a group looks at a batch of a queue, whose order goes on; what is removed or reset makes room."""
     monkeypatch.setattr(group_queue, "REMEMBERED_MAX", 100)
 
@@ -112,7 +112,7 @@ def test_what_waits_behind_its_message_group_has_a_bound(tmp_path: Path, monkeyp
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
 
-def test_what_came_back_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returned_messages_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it a group gets what came back and nothing new, also after a restart; what is finished makes room."""
     monkeypatch.setattr(group_queue, "REMEMBERED_MAX", 100)
 
@@ -161,7 +161,7 @@ def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeyp
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
 
-def test_what_is_leased_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in the middle of a receive leaves no message of it with nobody for ever."""
 
     async def scenario(rig: EmbeddedRig) -> None:
@@ -237,7 +237,7 @@ async def test_renewing_ends_when_the_client_leaves(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_goodbye_reaches_what_is_left_of_what_a_client_had(rig: EmbeddedRig) -> None:
+async def test_an_unregistration_returns_the_remaining_messages_of_a_client(rig: EmbeddedRig) -> None:
     """What it received after something that it has finished comes back; nothing stays of a client that has nothing."""
     await send(rig, "m-1", "m-2")
     (first,) = await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
@@ -256,7 +256,7 @@ async def test_a_goodbye_reaches_what_is_left_of_what_a_client_had(rig: Embedded
 
 
 @every_durable_broker()
-async def test_whoever_sets_the_time_ends_the_renewal(rig: EmbeddedRig) -> None:
+async def test_any_setter_of_the_time_ends_the_renewal(rig: EmbeddedRig) -> None:
     """A consumer that wants the message again in five seconds, with no attempt counted, gets it, alive as it is."""
     await send(rig, "m-1")
     (delivery,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
@@ -385,7 +385,7 @@ async def test_a_lease_that_was_changed_ends_once(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: EmbeddedRig) -> None:
+async def test_a_delivery_that_is_being_returned_does_not_expire(rig: EmbeddedRig) -> None:
     """Its time is over while the answer is being written: it came back once, because it was given back."""
     await send(rig, "m-1")
     delivery = await receive_one(rig)
@@ -417,7 +417,7 @@ async def test_a_process_that_stood_still_fails_no_delivery_of_a_client_that_liv
 
 
 @every_durable_broker()
-async def test_a_delivery_that_is_extended_while_its_last_end_is_decided_goes_on(rig: EmbeddedRig) -> None:
+async def test_a_delivery_extended_while_its_expiry_is_decided_continues(rig: EmbeddedRig) -> None:
     """Its time is over, and that makes a dead letter of it: not once its consumer was told that it has more time."""
     await rig.set_group(GROUP, max_attempts=1, delays_ms=(SOON_MS,))
     await send(rig, "m-1")
@@ -506,7 +506,7 @@ def test_pairs_of_groups_and_topics_have_a_bound(tmp_path: Path, monkeypatch: py
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
 
 
-def test_a_subscription_begins_where_it_is_said(tmp_path: Path) -> None:
+def test_a_subscription_begins_at_the_requested_position(tmp_path: Path) -> None:
     """By a daemon whose groups begin at the end, too: whoever subscribes by hand reads what was there before."""
 
     async def scenario(rig: EmbeddedRig) -> None:

@@ -109,7 +109,7 @@ def test_families_are_apart(engine: Engine) -> None:
         (b"a", END, 100, [], True),
     ],
 )
-def test_scan_ends_where_it_says(
+def test_a_scan_ends_at_its_limit(
     engine: Engine, start: bytes, stop: bytes, limit: int, expected: list[int], is_complete: bool
 ) -> None:
     """``stop`` is outside; a scan that used up its limit says whether that was all."""
@@ -203,7 +203,7 @@ def test_rows_survive_a_clean_close(opened: Opened) -> None:
     ],
     ids=["write", "sync", "get_many", "scan", "last", "stats"],
 )
-def test_a_closed_engine_says_so(engine: Engine, use: Callable[[Engine], object]) -> None:
+def test_a_closed_engine_raises(engine: Engine, use: Callable[[Engine], object]) -> None:
     """Every method but ``close``, which may be called again."""
     engine.close()
     engine.close()
@@ -211,7 +211,7 @@ def test_a_closed_engine_says_so(engine: Engine, use: Callable[[Engine], object]
         use(engine)
 
 
-def test_what_a_caller_does_to_its_batch_afterwards_changes_nothing(opened: Opened) -> None:
+def test_later_changes_of_a_batch_by_its_caller_have_no_effect(opened: Opened) -> None:
     """A batch is taken when it is written."""
     batch = put_batch((T, b"001", b"as written"))
     opened.engine.write(batch)

@@ -103,7 +103,7 @@ async def _error_of(call: Callable[[], Awaitable[object]]) -> BrokerError:
 
 
 @every_exchange
-async def test_what_is_refused_says_why(rig: Rig) -> None:
+async def test_a_refusal_gives_the_reason(rig: Rig) -> None:
     """Each call with the very error, rule, value, limit and text that the broker raises."""
     exchange, direct = rig.exchange, rig.port.service.exchange
     await rig.send("m-1")
@@ -135,7 +135,7 @@ async def test_what_is_refused_says_why(rig: Rig) -> None:
 
 
 @every_exchange
-async def test_who_has_too_much_is_told_so(rig: Rig) -> None:
+async def test_a_client_above_its_share_gets_an_error(rig: Rig) -> None:
     """By the quotas of keys and addresses, whichever process counts them; others are served."""
     quotas, (key, address) = rig.port.service.quotas, HOLDERS
     quotas.is_known = lambda _, name: name in {TOPIC, GROUP}
@@ -158,7 +158,7 @@ async def test_who_has_too_much_is_told_so(rig: Rig) -> None:
 
 
 @every_exchange
-async def test_a_receive_ends_when_its_client_says_goodbye(rig: Rig) -> None:
+async def test_a_receive_ends_when_its_client_unregisters(rig: Rig) -> None:
     """With nothing, at once, and others wait on."""
     mine, others = await rig.waiting(client="leaves"), await rig.waiting(client="stays")
     rig.port.service._polls.end("leaves")
@@ -189,7 +189,7 @@ async def test_receives_end_when_the_daemon_does(rig: Rig) -> None:
 
 
 @every_exchange
-async def test_what_is_given_back_comes_again_as_the_same_attempt(rig: Rig) -> None:
+async def test_a_returned_message_comes_again_as_the_same_attempt(rig: Rig) -> None:
     """Its client was shown nothing of it, so it cannot have died of it."""
     await rig.send("m-1", "m-2")
     (await rig.receive()).give_back()
@@ -199,7 +199,7 @@ async def test_what_is_given_back_comes_again_as_the_same_attempt(rig: Rig) -> N
 
 
 @every_exchange
-async def test_what_was_taken_stays_handed_out(rig: Rig) -> None:
+async def test_a_taken_message_stays_delivered(rig: Rig) -> None:
     """It is the client's, until its time is over."""
     await rig.send("m-1", "m-2")
     received = await rig.receive()
@@ -210,7 +210,7 @@ async def test_what_was_taken_stays_handed_out(rig: Rig) -> None:
 
 
 @every_exchange
-async def test_what_was_not_taken_comes_again(rig: Rig) -> None:
+async def test_untaken_messages_come_again(rig: Rig) -> None:
     """At once, to whoever waits, as the next attempt; leases that are renewed too."""
     for number, is_renewed in enumerate((False, True)):
         await rig.send(f"m-{number}")
@@ -304,7 +304,7 @@ async def test_a_receive_may_be_cancelled_at_any_moment(rig: Rig) -> None:
 
 
 @fronted_exchange
-async def test_what_a_dead_front_had_comes_again_at_once(rig: Rig) -> None:
+async def test_messages_of_a_dead_front_come_again_at_once(rig: Rig) -> None:
     """What it did not pass on, and what a socket took in its last second; nothing that is older or acknowledged."""
     assert rig.joined is not None
     await rig.send("old")
@@ -330,7 +330,7 @@ async def test_what_a_dead_front_had_comes_again_at_once(rig: Rig) -> None:
 
 
 @fronted_exchange
-async def test_what_a_client_has_had_for_long_stays_its_own(rig: Rig) -> None:
+async def test_messages_that_a_client_has_had_for_long_stay_its_own(rig: Rig) -> None:
     """Though nothing was taken since, and its front dies."""
     assert rig.joined is not None
     await rig.send("old")

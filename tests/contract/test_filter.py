@@ -62,7 +62,7 @@ async def take(
 
 
 @every_broker(queues=1)
-async def test_an_expression_passes_what_it_is_true_of(rig: Rig) -> None:
+async def test_an_expression_passes_matching_messages(rig: Rig) -> None:
     """Over user properties, tag and keys; what is false or unknown does not pass, and never comes to the group."""
     await rig.broker.send(
         [
@@ -89,7 +89,7 @@ async def test_a_wrong_expression_is_refused(rig: Rig) -> None:
 
 
 @every_broker(queues=1)
-async def test_a_message_that_nobody_can_read_passes(rig: Rig) -> None:
+async def test_a_message_that_no_client_can_read_passes(rig: Rig) -> None:
     """Passed over, it would be gone without a word."""
     await rig.broker.send([Envelope(TOPIC, "m-1", b"\xff\xff no message")])
     assert ids(await take(rig, "a = 1")) == ["m-1"]
@@ -322,7 +322,7 @@ def test_a_long_scan_leaves_room_for_other_groups(tmp_path: Path) -> None:
     with_counts(scenario, tmp_path)
 
 
-def test_a_receive_ends_in_time_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_a_receive_ends_in_time_and_the_next_one_continues(tmp_path: Path) -> None:
     """One that may not wait looks for half a second at most; what it passed over is done."""
 
     async def scenario(rig: CountingRig) -> None:
@@ -354,7 +354,7 @@ def test_a_look_is_bounded_in_bytes(tmp_path: Path) -> None:
     with_counts(scenario, tmp_path)
 
 
-def test_what_a_look_found_too_much_comes_next(tmp_path: Path) -> None:
+def test_surplus_messages_of_a_look_come_next(tmp_path: Path) -> None:
     """A look that grew over messages nobody wants may find more than the batch: they come with the next receives."""
 
     async def scenario(rig: CountingRig) -> None:
@@ -370,7 +370,7 @@ def test_what_a_look_found_too_much_comes_next(tmp_path: Path) -> None:
     with_counts(scenario, tmp_path)
 
 
-def test_a_waiting_receive_is_not_ended_by_what_it_does_not_want(tmp_path: Path) -> None:
+def test_a_waiting_receive_is_not_ended_by_filtered_messages(tmp_path: Path) -> None:
     """It waits on, and the first message that passes ends the wait; everything before it is finished."""
 
     async def scenario(rig: CountingRig) -> None:

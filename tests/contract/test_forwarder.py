@@ -37,7 +37,7 @@ def short_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_idle")
 @with_lanes
-async def test_what_waits_behind_a_message_that_took_long_goes_on(rig: LanesRig) -> None:
+async def test_messages_after_a_slow_one_continue(rig: LanesRig) -> None:
     """A lane does not end while something of its topic is neither at the cluster nor finished."""
     hold = asyncio.Event()
 
@@ -57,7 +57,7 @@ async def test_what_waits_behind_a_message_that_took_long_goes_on(rig: LanesRig)
 
 
 @with_lanes
-async def test_what_is_given_up_with_its_topic_is_not_sent(rig: LanesRig) -> None:
+async def test_a_message_given_up_with_its_topic_is_not_sent(rig: LanesRig) -> None:
     """Not when the cluster is back either; the topic does not come back by itself, and one made anew is served."""
     rig.cluster.says(Refused(Rule.FORBIDDEN, "the key may not"))
     await rig.keep(*(f"old-{number}" for number in range(200)))  # more than are in flight at a time
@@ -90,7 +90,7 @@ async def looked(rig: LanesRig) -> None:
 
 
 @with_lanes
-async def test_after_a_kill_what_may_be_there_twice_is_told(rig: LanesRig) -> None:
+async def test_after_a_kill_possible_duplicates_are_marked(rig: LanesRig) -> None:
     """Of message groups, whose first ones stand before much that was not sent, and of letters that were sent again."""
     is_silent(rig)
     await rig.keep(*(f"a-{number}" for number in range(100)), message_group="a")
@@ -179,7 +179,7 @@ async def test_messages_sent_after_an_outage_are_in_doubt_after_a_kill(rig: Lane
 
 
 @with_lanes
-async def test_a_letter_that_was_sent_again_before_a_kill_is_told(rig: LanesRig) -> None:
+async def test_a_letter_sent_again_before_a_kill_is_reported(rig: LanesRig) -> None:
     """It lies in a queue of its own, and may be at the cluster as well."""
     rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"))
     await rig.keep("large")
@@ -196,7 +196,7 @@ async def test_a_letter_that_was_sent_again_before_a_kill_is_told(rig: LanesRig)
 
 
 @with_lanes
-async def test_what_is_in_doubt_stays_so_over_a_clean_stop(rig: LanesRig) -> None:
+async def test_an_entry_in_doubt_stays_so_over_a_clean_stop(rig: LanesRig) -> None:
     """After a kill, a run that sent nothing again before it was stopped leaves the telling to the next one."""
     is_silent(rig)
     await rig.keep(*(f"m-{number}" for number in range(8)))
@@ -215,7 +215,7 @@ async def test_what_is_in_doubt_stays_so_over_a_clean_stop(rig: LanesRig) -> Non
 
 
 @with_lanes
-async def test_a_restored_store_tells_that_the_cluster_may_have_all_of_it(rig: LanesRig) -> None:
+async def test_a_restored_store_reports_that_the_cluster_may_have_all_of_it(rig: LanesRig) -> None:
     """What was forwarded since the backup is sent again: what lay there, and what was due; not what came later."""
     is_silent(rig)
     now_ms = rig.clock.now_ms()
@@ -238,7 +238,7 @@ async def test_a_restored_store_tells_that_the_cluster_may_have_all_of_it(rig: L
 
 
 @with_lanes
-async def test_what_could_not_be_marked_is_in_doubt(rig: LanesRig) -> None:
+async def test_an_unmarked_message_is_in_doubt(rig: LanesRig) -> None:
     """The disk is full until the daemon is stopped: the cluster has it, and gets it again."""
 
     async def answer(envelopes: Sequence[Envelope]) -> None:
@@ -287,7 +287,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("little_room")
 @with_lanes
-async def test_what_all_lanes_hold_is_bounded(rig: LanesRig) -> None:
+async def test_the_messages_of_all_lanes_are_bounded(rig: LanesRig) -> None:
     """When it is much, each holds one message at a time, and all go."""
     ids = [f"m-{number}" for number in range(20)]
     await rig.broker.send([an_envelope(each) for each in ids])
@@ -296,7 +296,7 @@ async def test_what_all_lanes_hold_is_bounded(rig: LanesRig) -> None:
 
 
 @with_lanes
-async def test_what_is_written_on_a_letter_does_not_leave_with_it(rig: LanesRig) -> None:
+async def test_labels_of_a_letter_do_not_leave_with_it(rig: LanesRig) -> None:
     """A redrive takes it off; a property that happens to have the name, in a message that was never refused, stays."""
     rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"), "large")
     await rig.keep("large")
@@ -314,7 +314,7 @@ async def test_what_is_written_on_a_letter_does_not_leave_with_it(rig: LanesRig)
 
 
 @with_lanes
-async def test_nobody_reads_as_the_forwarder(rig: LanesRig) -> None:
+async def test_no_client_reads_as_the_forwarder(rig: LanesRig) -> None:
     """What a client finished under its name would never get to the cluster; nor may a client make the group before."""
     with pytest.raises(Refused):
         await receive(rig, group=FORWARDER_GROUP)
@@ -350,7 +350,7 @@ async def test_while_it_is_known_to_be_away_nothing_is_tried(rig: LanesRig) -> N
 
 
 @with_lanes
-async def test_the_trouble_of_many_topics_is_told_once(rig: LanesRig) -> None:
+async def test_the_trouble_of_many_topics_is_reported_once(rig: LanesRig) -> None:
     """Some are named in the log; the status has them all."""
     rig.cluster.says(NO_ANSWER)
     with capture_logs() as logged:
@@ -365,7 +365,7 @@ async def test_the_trouble_of_many_topics_is_told_once(rig: LanesRig) -> None:
 
 
 @with_lanes
-async def test_one_that_is_refused_takes_nobody_with_it(rig: LanesRig) -> None:
+async def test_a_refused_one_takes_no_other_with_it(rig: LanesRig) -> None:
     """Of a call that the cluster refuses for one message the others go by themselves, and none is in doubt."""
     rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"), "bad")
     ids = ["m-0", "bad", "m-1", "m-2"]
@@ -450,7 +450,7 @@ async def one_history(rig: LanesRig, rng: Random) -> None:
 
 
 @pytest.mark.parametrize("number", range(8 * EFFORT))
-def test_whatever_ends_when_nothing_is_lost_and_each_copy_is_explained(number: int, tmp_path: Path) -> None:
+def test_through_any_ends_nothing_is_lost_and_each_copy_is_explained(number: int, tmp_path: Path) -> None:
     """Of each message the cluster has one copy and at most one more for each doubt; message groups keep their order."""
 
     async def scenario(rig: LanesRig) -> None:

@@ -142,7 +142,7 @@ async def test_a_message_that_comes_back_is_ready_with_its_next_attempt(rig: Emb
 
 
 @every_durable_broker()
-async def test_what_may_have_been_passed_over_is_not_called_acknowledged(rig: EmbeddedRig) -> None:
+async def test_a_possibly_skipped_message_is_not_called_acknowledged(rig: EmbeddedRig) -> None:
     """By a filter, by a reset, by where a group began; one that pulls has read past it or not."""
     await rig.broker.send([a_message("m", tag="red")])
     await receive(rig, group="picky", tags=["blue"])
@@ -160,7 +160,7 @@ async def test_what_may_have_been_passed_over_is_not_called_acknowledged(rig: Em
 
 
 @every_durable_broker()
-async def test_who_died_before_a_reset_may_be_handed_out_again(rig: EmbeddedRig) -> None:
+async def test_a_letter_from_before_a_reset_may_be_delivered_again(rig: EmbeddedRig) -> None:
     """What it did then is what counts."""
     await send(rig, "m")
     await give_up(rig, await pushed_one(rig), 17)
@@ -173,7 +173,7 @@ async def test_who_died_before_a_reset_may_be_handed_out_again(rig: EmbeddedRig)
 
 
 @every_durable_broker()
-async def test_what_was_removed_from_its_queue_is_expired(rig: EmbeddedRig) -> None:
+async def test_a_message_removed_from_its_queue_is_expired(rig: EmbeddedRig) -> None:
     """A group that had acknowledged it has done so; of what the others did, or did not do, nothing is known."""
     await send(rig, "m")
     await receive(rig, group="asleep")
@@ -195,7 +195,7 @@ async def test_what_was_removed_from_its_queue_is_expired(rig: EmbeddedRig) -> N
 
 
 @every_durable_broker()
-async def test_what_was_never_delivered_says_why(rig: EmbeddedRig) -> None:
+async def test_a_message_never_delivered_shows_the_reason(rig: EmbeddedRig) -> None:
     """Recalled, replaced, absorbed, or not known: each is a state, and no group had it."""
     due_ms = rig.clock.now_ms() + MINUTE_MS
     (receipt,) = await send(rig, "r", deliver_at_ms=due_ms)
@@ -225,7 +225,7 @@ async def test_a_redriven_message_is_that_of_one_group(rig: EmbeddedRig) -> None
     assert (await of(rig, "m"))[0] is S.DEAD
 
 
-def test_what_is_on_its_way_to_the_disk_is_waited_for(tmp_path: Path) -> None:
+def test_a_message_on_its_way_to_the_disk_is_waited_for(tmp_path: Path) -> None:
     """A failure is in memory before its copy is written: the message is not called acknowledged in between."""
     engines: list[GatedEngine] = []
 

@@ -73,7 +73,7 @@ def test_pauses_grow_and_end() -> None:
 
 
 @every_durable_broker()
-async def test_it_is_looked_at_less_and_less_while_nobody_can_be_asked(rig: EmbeddedRig) -> None:
+async def test_it_is_checked_ever_less_while_no_producer_can_be_asked(rig: EmbeddedRig) -> None:
     """An hour takes a few looks; one producer that is there again, and it is asked in its old rhythm."""
     producer = Producer(rig, is_there=False)
     await prepare(rig)

@@ -71,7 +71,7 @@ async def test_a_death_after_a_reset_is_a_new_one(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_death_in_a_group_made_anew_is_a_new_one(rig: EmbeddedRig) -> None:
+async def test_a_death_in_a_recreated_group_is_a_new_one(rig: EmbeddedRig) -> None:
     """Forward, purge, remove, make anew, forward: what the second group gave up is there."""
     await send(rig, "m-1")
     for count in range(1, 4):

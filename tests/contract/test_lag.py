@@ -147,7 +147,7 @@ async def test_a_step_of_the_clock_makes_no_absurd_age(rig: EmbeddedRig) -> None
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_removed_is_told_no_more(rig: EmbeddedRig) -> None:
+async def test_a_removed_group_is_not_shown_any_more(rig: EmbeddedRig) -> None:
     """A group, then its topic; nothing of them stays in memory."""
     await send(rig, "m-1")
     for group in (GROUP, OTHER):
@@ -162,7 +162,7 @@ async def test_what_is_removed_is_told_no_more(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_a_cluster_has_is_not_known(rig: EmbeddedRig) -> None:
+async def test_the_position_of_a_cluster_is_unknown(rig: EmbeddedRig) -> None:
     """Of a topic that leaves for a cluster: absent, not 0; of one that stays here all is told."""
     await fill(rig)
     rig.stay = parse_topic_patterns(OTHER)
@@ -201,7 +201,7 @@ async def test_groups_at_one_message_share_its_read(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_cannot_be_read_is_not_told(rig: EmbeddedRig) -> None:
+async def test_an_unreadable_figure_is_not_shown(rig: EmbeddedRig) -> None:
     """A ledger of too many rows, and none: the other metrics are scraped all the same."""
     await send(rig, "m-1")
     await receive(rig)
@@ -217,7 +217,7 @@ async def test_what_cannot_be_read_is_not_told(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_retention_took_has_no_age(rig: EmbeddedRig) -> None:
+async def test_messages_removed_by_retention_have_no_age(rig: EmbeddedRig) -> None:
     """Of a group that sleeps it is unread until it reads again, as in the ledger; the age is of what is still there."""
     await rig.broker.operator.create_topic(
         TOPIC, queues=1, message_type=None, keep=KeepChange(time_ms=60_000, unread="no")

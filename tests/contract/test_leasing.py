@@ -170,7 +170,7 @@ async def test_a_handle_is_good_once(site: Site) -> None:
 
 
 @on_queues()
-async def test_a_message_given_back_is_the_next_to_go_out(site: Site) -> None:
+async def test_a_returned_message_is_the_next_to_be_delivered(site: Site) -> None:
     """Before those behind it; unless it was suspended, that counts as an attempt."""
     broker = site.broker()
     await site.send(broker, "1", "2")
@@ -198,7 +198,7 @@ async def test_a_push_consumers_failure_waits_at_the_broker(site: Site) -> None:
 
 
 @on_queues()
-async def test_a_failure_waits_no_shorter_than_its_consumer_says(site: Site) -> None:
+async def test_a_failure_waits_at_least_as_long_as_its_consumer_asks(site: Site) -> None:
     """At the next delay level above."""
     broker = site.broker()
     await site.send(broker, "1")
@@ -251,7 +251,7 @@ async def test_leases_of_living_clients_are_renewed_for_three_hours(site: Site) 
 
 
 @on_queues()
-async def test_a_client_that_says_goodbye_gives_back_what_it_had(site: Site) -> None:
+async def test_a_client_that_unregisters_returns_its_messages(site: Site) -> None:
     """Soon; and one that falls silent, after its minute."""
     broker = site.broker()
     await site.send(broker, "1", "2")
@@ -265,7 +265,7 @@ async def test_a_client_that_says_goodbye_gives_back_what_it_had(site: Site) -> 
 
 
 @on_queues()
-async def test_a_goodbye_goes_through_nobody_elses_messages(site: Site) -> None:
+async def test_an_unregistration_visits_no_messages_of_others(site: Site) -> None:
     """Danger: each goodbye, as often as a client likes, went through all that was pulled for any group."""
     broker = site.broker()
     await site.send(broker, "1", "2")
@@ -281,7 +281,7 @@ async def test_a_goodbye_goes_through_nobody_elses_messages(site: Site) -> None:
 
 
 @on_queues()
-async def test_what_was_acknowledged_does_not_come_again_after_the_end(site: Site) -> None:
+async def test_acknowledged_messages_do_not_come_again_after_the_end(site: Site) -> None:
     """It is committed; what was leased comes again, and its handle is good until then."""
     broker = site.broker()
     await site.send(broker, "1", "2", "3")
@@ -343,7 +343,7 @@ async def test_a_queue_that_goes_to_another_member_takes_its_messages_along(site
 
 
 @on_queues()
-async def test_a_message_group_waits_for_what_failed(site: Site) -> None:
+async def test_a_message_group_waits_for_its_failed_message(site: Site) -> None:
     """One at a time; what fails is tried again before those behind it, in the queue; others go on."""
     broker = site.broker()
     await site.send(broker, "1", "2", message_group="g")
@@ -361,7 +361,7 @@ async def test_a_message_group_waits_for_what_failed(site: Site) -> None:
 
 
 @on_queues()
-async def test_what_failed_too_often_is_a_dead_letter(site: Site) -> None:
+async def test_a_message_that_failed_too_often_is_a_dead_letter(site: Site) -> None:
     """After 17 deliveries, in a message group too, and then the next one of the group goes out."""
     broker = site.broker()
     await site.send(broker, "poison", "next", message_group="g")
@@ -374,7 +374,7 @@ async def test_what_failed_too_often_is_a_dead_letter(site: Site) -> None:
 
 
 @on_queues()
-async def test_what_cannot_be_sent_back_now_is_kept(site: Site) -> None:
+async def test_a_message_that_cannot_be_sent_back_now_is_kept(site: Site) -> None:
     """The failure is told, the lease goes on, and its end lets the message be received again here."""
     broker = site.broker()
     await site.send(broker, "1")
@@ -391,7 +391,7 @@ async def test_what_cannot_be_sent_back_now_is_kept(site: Site) -> None:
 
 
 @on_queues()
-async def test_a_damaged_message_is_a_dead_letter_and_holds_up_nobody(site: Site) -> None:
+async def test_a_damaged_message_is_a_dead_letter_and_delays_no_other(site: Site) -> None:
     """Its checksum differs: no consumer could read it."""
     broker = site.broker()
     site.classics[0].unreadable = frozenset({b"damaged"})
@@ -400,7 +400,7 @@ async def test_a_damaged_message_is_a_dead_letter_and_holds_up_nobody(site: Site
 
 
 @on_queues()
-async def test_a_damaged_message_among_the_retries_holds_up_nobody(site: Site) -> None:
+async def test_a_damaged_message_among_the_retries_delays_no_other(site: Site) -> None:
     """Danger: nobody receives the retry topic by its name, so it lay there for ever."""
     broker = site.broker()
     await site.send(broker, "1")
@@ -483,7 +483,7 @@ async def test_consumers_of_a_group_need_the_same_sql_filter(site: Site) -> None
 
 
 @on_queues()
-async def test_the_group_is_left_when_nobody_receives(site: Site) -> None:
+async def test_an_unused_group_is_left(site: Site) -> None:
     """After a minute, so that other members get the queues; it is joined again by the next receive."""
     broker = site.broker()
     await site.send(broker, "1")
@@ -499,7 +499,7 @@ async def test_the_group_is_left_when_nobody_receives(site: Site) -> None:
 
 
 @on_queues()
-async def test_retries_of_a_topic_that_nobody_receives_make_room(site: Site) -> None:
+async def test_retries_of_an_unread_topic_make_room(site: Site) -> None:
     """They go back for half an hour, with the attempts they had."""
     broker = site.broker()
     await site.send(broker, "1")
@@ -551,7 +551,7 @@ async def _asked(site: Site, decider: Decider) -> bool:
     return not decider.asked.empty()
 
 
-def test_handles_say_where_a_message_lies() -> None:
+def test_handles_contain_the_place_of_a_message() -> None:
     """And are read back as they were; what is none is refused."""
     queue = MessageQueue("orders", "broker with a space", 3)
     lease = LeaseHandle(queue, 42, "0123ab", 7)

@@ -102,7 +102,7 @@ async def test_half_messages_have_an_equation_of_their_own(rig: EmbeddedRig) -> 
 
 
 @every_durable_broker(queues=1)
-async def test_what_a_reset_lets_come_again_is_fired_again(rig: EmbeddedRig) -> None:
+async def test_messages_repeated_by_a_reset_are_fired_again(rig: EmbeddedRig) -> None:
     """What it left is filtered, and the books balance while it is under way and after."""
     await send(rig, *(f"m-{number}" for number in range(4)))
     await ack(rig, (await receive(rig, batch_max=1))[0])
@@ -112,7 +112,7 @@ async def test_what_a_reset_lets_come_again_is_fired_again(rig: EmbeddedRig) -> 
 
 
 @every_durable_broker(queues=1)
-async def test_what_retention_takes_unread_is_expired(rig: EmbeddedRig) -> None:
+async def test_unread_messages_removed_by_retention_are_expired(rig: EmbeddedRig) -> None:
     """For a group that is awake at once, for one that sleeps when it reads again; counted once through a kill."""
     await rig.broker.operator.create_topic(
         TOPIC, queues=1, message_type=None, keep=KeepChange(time_ms=60_000, unread="no")
@@ -149,7 +149,7 @@ async def test_dead_letters_have_an_equation_of_their_own(rig: EmbeddedRig) -> N
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_removed_leaves_no_row(rig: EmbeddedRig) -> None:
+async def test_a_removed_object_leaves_no_row(rig: EmbeddedRig) -> None:
     """Of a group in all topics, of a topic with all groups; a name that is taken again begins with nothing."""
     await fill(rig)
     await rig.broker.operator.remove_group(GROUP, is_forced=True)
@@ -163,7 +163,7 @@ async def test_what_is_removed_leaves_no_row(rig: EmbeddedRig) -> None:
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "rocksdb"])
 @pytest.mark.parametrize("failed_topics", [1, 2])
-def test_a_store_without_a_ledger_begins_with_what_it_holds(
+def test_a_store_without_a_ledger_begins_with_its_contents(
     tmp_path: Path, failed_topics: int, *, on_disk: bool
 ) -> None:
     """One of an earlier version, and one that an earlier version wrote to in between; the books go on from there."""
@@ -229,7 +229,7 @@ async def test_a_run_that_only_exports_keeps_it(rig: EmbeddedRig) -> None:
     assert topic(rig).at_once == 1
 
 
-def test_a_store_whose_names_are_damaged_opens_without_a_ledger(tmp_path: Path) -> None:
+def test_a_store_with_damaged_names_opens_without_a_ledger(tmp_path: Path) -> None:
     """The ledger is no reason to keep a store shut; and it is not begun with what is wrong."""
     rig = EmbeddedRig(tmp_path, on_disk=False)
     batch = Batch()

@@ -116,7 +116,7 @@ def _refuse(*_: object) -> list[object]:
     raise ArithmeticError
 
 
-def test_retention_waits_for_who_reads_now(tmp_path: Path) -> None:
+def test_retention_waits_for_current_readers(tmp_path: Path) -> None:
     """For the forwarder while the topic leaves, whoever read it before; for groups here while it does not."""
     rig = EmbeddedRig(tmp_path, on_disk=False, queues=1)
 
@@ -148,7 +148,7 @@ def test_retention_waits_for_who_reads_now(tmp_path: Path) -> None:
     play_it(rig, scenario)
 
 
-def test_what_is_the_clusters_is_not_read_here(tmp_path: Path) -> None:
+def test_messages_of_the_cluster_are_not_read_here(tmp_path: Path) -> None:
     """A group has its retries of such a topic alone; its place there is nobody's here to move."""
     rig = a_rig(tmp_path)
 

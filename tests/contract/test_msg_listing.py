@@ -104,7 +104,7 @@ async def test_filters(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_came_overdue_is_found_by_its_true_time(rig: EmbeddedRig) -> None:
+async def test_an_overdue_entry_is_found_by_its_true_time(rig: EmbeddedRig) -> None:
     """It lies on the timeline under a later one."""
     now_ms = rig.clock.now_ms()
     rig.scheduler.turn()
@@ -155,7 +155,7 @@ async def test_other_topics_cost_no_look(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_page_goes_on_rightly_while_messages_are_rescheduled(rig: EmbeddedRig) -> None:
+async def test_a_page_continues_correctly_while_messages_are_rescheduled(rig: EmbeddedRig) -> None:
     """Between any two pages some move, ahead of the list and behind it: all that stay where they are come once."""
     _, waiting = await fill(rig)
     moving, now_ms = waiting[::4], rig.clock.now_ms()

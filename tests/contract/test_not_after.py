@@ -80,7 +80,7 @@ async def test_no_retry_is_made_after_it(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_message_group_goes_on_behind_it(rig: EmbeddedRig) -> None:
+async def test_a_message_group_continues_after_it(rig: EmbeddedRig) -> None:
     """Nothing of the group comes out of its order, and nothing waits for what nobody gets."""
     await rig.set_group(GROUP, max_attempts=3, delays_ms=(S,), is_fifo=True)
     await rig.broker.send([wanted_for(rig, "m-1", S, message_group="a")])

@@ -69,7 +69,7 @@ OTHERS = "others"
 
 
 @every_durable_broker()
-async def test_a_group_tells_its_settings_and_its_counts(rig: EmbeddedRig) -> None:
+async def test_a_group_shows_its_settings_and_its_counts(rig: EmbeddedRig) -> None:
     """What waits, when it is due, what is dead, what is handed out; by name among all groups; in the next run too."""
     await rig.broker.ensure_group(OTHERS)
     made_at_ms = rig.clock.now_ms()
@@ -102,7 +102,7 @@ async def test_a_group_tells_its_settings_and_its_counts(rig: EmbeddedRig) -> No
 
 
 @every_durable_broker()
-async def test_a_group_that_nobody_knows_is_refused(rig: EmbeddedRig) -> None:
+async def test_an_unknown_group_is_refused(rig: EmbeddedRig) -> None:
     """Whatever is asked; only setting it makes it."""
     for request in (
         wire.GetGroupRequest(group=GROUP),
@@ -123,7 +123,7 @@ async def test_a_group_that_nobody_knows_is_refused(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_lowered_maximum_counts_for_what_waits(rig: EmbeddedRig) -> None:
+async def test_a_lowered_maximum_applies_to_pending_messages(rig: EmbeddedRig) -> None:
     """It is not handed out again: it dies when its time comes, with the attempts it had, also in the next run."""
     await set_policy(rig, 5, 1_000)
     await fail(rig, "m-1")
@@ -140,7 +140,7 @@ async def test_a_lowered_maximum_counts_for_what_waits(rig: EmbeddedRig) -> None
 
 
 @every_durable_broker()
-async def test_a_raised_or_reset_maximum_counts_for_what_waits(rig: EmbeddedRig) -> None:
+async def test_a_raised_or_reset_maximum_applies_to_pending_messages(rig: EmbeddedRig) -> None:
     """It goes on, with the delays that hold when it fails; what is not named in a change stays."""
     await set_policy(rig, 2, 1_000)
     await fail(rig, "m-1")
@@ -164,7 +164,7 @@ async def test_a_raised_or_reset_maximum_counts_for_what_waits(rig: EmbeddedRig)
 
 
 @every_durable_broker()
-async def test_clients_are_told_of_a_change_at_once(rig: EmbeddedRig) -> None:
+async def test_clients_learn_of_a_change_at_once(rig: EmbeddedRig) -> None:
     """Once the change is durable, once for each; what they are told then is what was set."""
     heard: list[tuple[str, bool, int]] = []
 
@@ -184,7 +184,7 @@ async def test_clients_are_told_of_a_change_at_once(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_group_of_ordered_topics_is_shown_as_its_clients_are_told(rig: EmbeddedRig) -> None:
+async def test_a_group_of_ordered_topics_is_shown_as_served(rig: EmbeddedRig) -> None:
     """Fifo, though nobody set it, as long as what it is subscribed to is ordered."""
     await rig.broker.send([a_message("m-1", message_group="g")])
     await receive(rig)
@@ -199,7 +199,7 @@ async def test_a_group_of_ordered_topics_is_shown_as_its_clients_are_told(rig: E
 
 
 @every_durable_broker()
-async def test_a_waiting_retry_tells_what_it_is(rig: EmbeddedRig) -> None:
+async def test_a_waiting_retry_shows_its_message(rig: EmbeddedRig) -> None:
     """Where it came from, which attempt comes when, when it failed first and last, and the message as it was sent."""
     await set_policy(rig, 5, 1_000)
     envelope = a_message("m-1", keys=("k",))
@@ -259,7 +259,7 @@ async def test_pages_join_without_a_gap_or_a_repetition(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker()
-async def test_what_cannot_be_listed_is_refused(rig: EmbeddedRig) -> None:
+async def test_an_impossible_list_is_refused(rig: EmbeddedRig) -> None:
     """A topic that nobody knows, and a token or an entry that is none; then nothing is done to the others either."""
     await set_policy(rig, 5, HOUR_MS)
     await fail(rig, "m-1")
@@ -330,7 +330,7 @@ async def test_a_redrive_goes_to_another_topic(rig: EmbeddedRig) -> None:
 
 
 @pytest.mark.parametrize("job", [REDRIVE, PURGE], ids=lambda job: str(job.kind))
-def test_a_job_does_what_its_filter_means(tmp_path: Path, job: Job) -> None:
+def test_a_job_processes_the_matches_of_its_filter(tmp_path: Path, job: Job) -> None:
     """By reason, topic, key, time and id, each letter once; what no filter means stays as it is."""
 
     async def scenario(rig: EmbeddedRig) -> None:

@@ -156,7 +156,7 @@ def run(tmp_path: Path, scenario: Callable[[EmbeddedRig], Coroutine[object, obje
 
 
 @every_durable_broker(queues=1)
-async def test_who_is_connected_hears_that_a_topic_is_gone(rig: EmbeddedRig) -> None:
+async def test_connected_clients_learn_that_a_topic_is_gone(rig: EmbeddedRig) -> None:
     """A receive that waits, one that holds a message, and one that fails it later."""
     await send(rig, "m-1")
     (held,) = await receive(rig, renew_for="push")
@@ -175,7 +175,7 @@ async def test_who_is_connected_hears_that_a_topic_is_gone(rig: EmbeddedRig) -> 
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_finished_while_a_reset_is_ordered_is_set_back_as_well(rig: EmbeddedRig) -> None:
+async def test_a_message_finished_during_a_reset_is_reset_as_well(rig: EmbeddedRig) -> None:
     """It comes again, and the event says so: its end is behind the message."""
     await send(rig, "m-1")
     await ack(rig, *await receive(rig))
@@ -265,7 +265,7 @@ async def test_a_group_is_removed_with_its_progress_and_retries(rig: EmbeddedRig
 
 
 @every_durable_broker(queues=1)
-async def test_what_comes_while_a_removal_is_thought_over_is_not_lost(rig: EmbeddedRig) -> None:
+async def test_a_message_that_comes_during_a_removal_is_not_lost(rig: EmbeddedRig) -> None:
     """A message between the look and the removal: it is refused after all, and the topic is there as before."""
     operator, looks = rig.broker.operator, 0
     await rig.broker.operator.create_topic(TOPIC, queues=1, message_type=None)

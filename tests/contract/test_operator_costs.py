@@ -76,7 +76,7 @@ async def test_a_page_of_dead_letters_is_read_in_pieces(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker(queues=2)
-async def test_what_is_told_of_one_topic_reads_no_other(rig: EmbeddedRig) -> None:
+async def test_reports_of_one_topic_read_no_other(rig: EmbeddedRig) -> None:
     """Danger: to make or change a topic read the ends of all queues of all topics."""
     for number in range(5):
         await rig.broker.send([an_envelope(topic=f"t-{number}")])
@@ -90,7 +90,7 @@ async def test_what_is_told_of_one_topic_reads_no_other(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker(queues=1)
-async def test_a_retry_topic_is_shown_whatever_lies_under_its_name(rig: EmbeddedRig) -> None:
+async def test_a_retry_topic_is_shown_with_any_rows_under_its_name(rig: EmbeddedRig) -> None:
     """What the group failed here comes first; what a classic consumer sent back there is another topic of that name."""
     name = retry_topic(GROUP)
     await rig.set_group(GROUP, max_attempts=5, delays_ms=(60_000,))
@@ -140,7 +140,7 @@ async def test_a_group_is_asked_about_and_removed_without_a_wait_for_each_topic(
 
 
 @every_durable_broker(queues=1)
-async def test_groups_are_listed_by_one_look_at_what_is_subscribed(rig: EmbeddedRig) -> None:
+async def test_groups_are_listed_by_one_look_at_the_subscriptions(rig: EmbeddedRig) -> None:
     """Danger: each group went through the subscriptions of all, which grew with their square."""
     for number in range(5):
         await rig.broker.ensure_group(f"group-{number}")

@@ -63,7 +63,7 @@ def told(rig: EmbeddedRig) -> list[tuple[str, str]]:
 
 
 @every_durable_broker()
-async def test_a_later_message_replaces_what_waits(rig: EmbeddedRig) -> None:
+async def test_a_later_message_replaces_the_pending_one(rig: EmbeddedRig) -> None:
     """Debounce: its body and its time are the ones that count, sooner or later; what it replaced never comes."""
     await put(rig, "a")
     await put(rig, "b", LATER_MS)
@@ -79,7 +79,7 @@ async def test_a_later_message_replaces_what_waits(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_the_first_message_stays_if_the_later_one_says_so(rig: EmbeddedRig) -> None:
+async def test_the_first_message_stays_if_the_later_one_asks_for_it(rig: EmbeddedRig) -> None:
     """Throttle: the later one is not stored, and is answered with the one that waits; after that the key is free."""
     first = await put(rig, "a", keeps=True)
     later = await put(rig, "b", 1, keeps=True)
@@ -112,7 +112,7 @@ async def test_a_repeated_send_is_answered_as_the_first_was(rig: EmbeddedRig) ->
 
 
 @every_durable_broker()
-async def test_an_undelayed_message_decides_about_what_waits(rig: EmbeddedRig) -> None:
+async def test_an_undelayed_message_decides_about_the_pending_one(rig: EmbeddedRig) -> None:
     """It replaces it and goes out at once, or is absorbed by it; where nothing waits it leaves the key free."""
     assert (await put(rig, "a", 0)).queue_id >= 0
     assert (await put(rig, "b", 0, keeps=True)).queue_id >= 0
@@ -164,7 +164,7 @@ async def test_units_of_one_batch_that_move_and_replace(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker()
-async def test_what_happens_to_it_in_the_batch_that_replaces_it(rig: EmbeddedRig) -> None:
+async def test_events_on_a_message_in_the_batch_that_replaces_it(rig: EmbeddedRig) -> None:
     """One entry, one row of the key and one count for what is left, whatever the batch did with it before."""
     for first in ("hold", "reschedule", "hand over", "withdraw"):
         await put(rig, first)
@@ -195,7 +195,7 @@ async def test_what_happens_to_it_in_the_batch_that_replaces_it(rig: EmbeddedRig
 
 
 @every_durable_broker()
-async def test_what_was_replaced_says_so(rig: EmbeddedRig) -> None:
+async def test_a_replaced_message_is_marked(rig: EmbeddedRig) -> None:
     """To who would recall or move it: it does not wait, and another message comes."""
     handle = (await put(rig, "a")).recall_handle
     rig.clock.advance(1)
@@ -210,7 +210,7 @@ async def test_what_was_replaced_says_so(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_waits_is_found_by_its_key(rig: EmbeddedRig) -> None:
+async def test_a_pending_message_is_found_by_its_key(rig: EmbeddedRig) -> None:
     """It is moved, fired and cancelled by it, and follows no key that is free."""
     await put(rig, "a")
     broker = rig.broker.delayed
@@ -413,7 +413,7 @@ async def test_messages_of_a_group_keep_the_order_of_their_times(rig: EmbeddedRi
 
 
 @every_durable_broker()
-async def test_what_a_paused_topic_holds_is_replaced(rig: EmbeddedRig) -> None:
+async def test_a_held_message_of_a_paused_topic_is_replaced(rig: EmbeddedRig) -> None:
     """Due or not, it waits; a replacement of it that is due is held as well."""
     await put(rig, "a")
     await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
@@ -475,7 +475,7 @@ class Elsewhere:
         return TopicRoute(topic, 1, (MessageType.NORMAL, MessageType.TRANSACTION))
 
 
-def test_in_front_of_a_cluster_what_has_a_key_comes_here(tmp_path: Path) -> None:
+def test_in_front_of_a_cluster_keyed_messages_stay_here(tmp_path: Path) -> None:
     """Delayed or not, it decides about what waits here; the cluster's half messages cannot have one."""
 
     async def scenario(rig: Rig) -> None:

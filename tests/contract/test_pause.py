@@ -104,7 +104,7 @@ def held(rig: EmbeddedRig, topic: str = TOPIC) -> int:
 
 
 @every_durable_broker(queues=1)
-async def test_what_falls_due_while_a_topic_is_paused_comes_when_it_is_resumed(rig: EmbeddedRig) -> None:
+async def test_messages_that_fall_due_in_a_pause_come_when_it_ends(rig: EmbeddedRig) -> None:
     """It waits as before, is counted as such, and comes once; over a kill as well."""
     await delayed(rig, "m-1", "m-2")
     await pause(rig)
@@ -122,7 +122,7 @@ async def test_what_falls_due_while_a_topic_is_paused_comes_when_it_is_resumed(r
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_held_goes_on_at_the_next_start_if_its_topic_is_not_paused(rig: EmbeddedRig) -> None:
+async def test_held_messages_continue_at_the_next_start_if_their_topic_is_not_paused(rig: EmbeddedRig) -> None:
     """A kill right behind the resume leaves rows that no setting speaks of."""
     await pause(rig)
     await delayed(rig, *(f"m-{number}" for number in range(8)))
@@ -161,7 +161,7 @@ async def test_another_topic_is_not_held_up(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_not_delayed_passes(rig: EmbeddedRig) -> None:
+async def test_an_undelayed_message_passes(rig: EmbeddedRig) -> None:
     """A pause holds what waits on the timeline; a send that is due is none of that."""
     await pause(rig)
     await delayed(rig, "m-1")
@@ -183,7 +183,7 @@ async def test_a_retry_of_a_paused_topic_comes_at_its_time(rig: EmbeddedRig) -> 
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_held_can_be_recalled(rig: EmbeddedRig) -> None:
+async def test_a_held_message_can_be_recalled(rig: EmbeddedRig) -> None:
     """By the handle of its send, before and after a restart; it never comes, and the others do."""
     handles = await delayed(rig, "m-1", "m-2", "m-3")
     await pause(rig)
@@ -203,7 +203,7 @@ async def test_what_is_held_can_be_recalled(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_repeated_send_of_what_is_held_is_stored_once(rig: EmbeddedRig) -> None:
+async def test_a_repeated_send_of_a_held_message_is_stored_once(rig: EmbeddedRig) -> None:
     """Its id is known as long as it waits."""
     await pause(rig)
     await delayed(rig, "m-1")
@@ -254,7 +254,7 @@ async def test_a_resume_begins_slowly(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_herd_goes_on_at_the_rate_of_its_topic(rig: EmbeddedRig) -> None:
+async def test_a_herd_continues_at_the_rate_of_its_topic(rig: EmbeddedRig) -> None:
     """A thousand are due at once; 100 a second go on, the oldest first, and what falls due meanwhile behind them."""
     await slow(rig, 100)
     herd = [f"m-{number:04}" for number in range(1_000)]
@@ -282,7 +282,7 @@ async def test_a_herd_goes_on_at_the_rate_of_its_topic(rig: EmbeddedRig) -> None
 
 
 @every_durable_broker(queues=1)
-async def test_a_flood_of_a_slowed_topic_goes_on_in_order(rig: EmbeddedRig) -> None:
+async def test_a_flood_of_a_slowed_topic_continues_in_order(rig: EmbeddedRig) -> None:
     """More than a turn takes is due at once: what falls due behind it does not pass what is still to be read."""
     await slow(rig, 100_000)
     count = 2 * ROWS_PER_CURSOR_MAX
@@ -297,7 +297,7 @@ async def test_a_flood_of_a_slowed_topic_goes_on_in_order(rig: EmbeddedRig) -> N
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_held_waits_for_what_is_older_and_not_read_yet(rig: EmbeddedRig) -> None:
+async def test_a_held_message_waits_for_older_unread_ones(rig: EmbeddedRig) -> None:
     """A row goes on only if the timeline was read beyond where it was due, as far as its topic may lie there."""
     await pause(rig)
     await delayed(rig, "m-1")
@@ -371,7 +371,7 @@ async def test_a_held_delay_that_a_step_stretched_is_moved_back(rig: EmbeddedRig
 
 
 @every_durable_broker(queues=1)
-async def test_a_listing_shows_what_is_held(rig: EmbeddedRig) -> None:
+async def test_a_listing_shows_held_messages(rig: EmbeddedRig) -> None:
     """Page by page, forwards and backwards, with what is to come; by its time and by its id as well."""
     await pause(rig)
     for number in range(5):
@@ -404,7 +404,7 @@ async def test_a_listing_shows_what_is_held(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_the_trail_says_when_a_topic_was_paused(rig: EmbeddedRig) -> None:
+async def test_the_trail_shows_when_a_topic_was_paused(rig: EmbeddedRig) -> None:
     """And nothing of each message but that it came."""
     await delayed(rig, "m-1")
     await pause(rig)
@@ -434,7 +434,7 @@ def test_a_rate_out_of_range_is_refused(tmp_path: Path, rate: int) -> None:
 
 
 @every_durable_broker()
-async def test_what_is_no_topic_of_messages_is_not_paused(rig: EmbeddedRig) -> None:
+async def test_a_topic_of_no_messages_is_not_paused(rig: EmbeddedRig) -> None:
     """Dead letters have no delay; a topic whose id has no place among the held ones cannot hold."""
     await rig.broker.catalog.group(GROUP)
     letters = (await rig.broker.catalog.topic(f"%DLQ%{GROUP}")).name
@@ -460,7 +460,7 @@ def hold_of(rig: EmbeddedRig) -> Hold:
 
 
 @every_durable_broker(queues=1)
-async def test_what_was_withdrawn_since_it_was_read_is_not_held(rig: EmbeddedRig) -> None:
+async def test_a_message_withdrawn_after_it_was_read_is_not_held(rig: EmbeddedRig) -> None:
     """And what was held since it was read is not withdrawn there: who asks has to look again."""
     rig.is_whole = False  # nobody is told of what is withdrawn here
     await delayed(rig, "m-1")
@@ -482,7 +482,7 @@ async def test_what_was_withdrawn_since_it_was_read_is_not_held(rig: EmbeddedRig
 
 
 @every_durable_broker(queues=1)
-async def test_what_was_recalled_since_it_was_read_does_not_come(rig: EmbeddedRig) -> None:
+async def test_a_message_recalled_after_it_was_read_does_not_come(rig: EmbeddedRig) -> None:
     """It is recalled while the scheduler has it in its hand, and so much else that the writer forgets what it can."""
     rig.is_whole = False  # nobody is told of what is withdrawn here
     await pause(rig)
@@ -604,7 +604,7 @@ async def test_only_a_group_that_is_there_is_paused(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_asked_elsewhere_waits_for_the_group_too(rig: EmbeddedRig) -> None:
+async def test_a_request_at_another_queue_waits_for_the_group_too(rig: EmbeddedRig) -> None:
     """As a receive of a cluster's topics does: it is told what is left of its time, or that the pause goes on."""
     flows = rig.broker.flows
     assert await flows.left_ms(GROUP, 500) == 500
@@ -617,7 +617,7 @@ async def test_what_is_asked_elsewhere_waits_for_the_group_too(rig: EmbeddedRig)
     assert await asyncio.wait_for(waiting, 5) == 20_000
 
 
-def test_what_the_reader_may_have_is_a_range() -> None:
+def test_the_readers_possible_rows_are_a_range() -> None:
     """From the first to the last of what it reads in a turn, and nothing once the next turn begins."""
     marks = Marks(0)
     marks.begin_turn()

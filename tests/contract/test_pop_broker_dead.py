@@ -62,7 +62,7 @@ async def test_the_last_failure_makes_a_dead_letter_with_its_facts(rig: Rig) -> 
 
 
 @every_broker()
-async def test_what_is_sent_to_a_dead_letter_queue_is_an_ordinary_message(rig: Rig) -> None:
+async def test_a_message_sent_to_a_dead_letter_queue_is_an_ordinary_message(rig: Rig) -> None:
     """It has no end to tell of, and goes to whoever reads the queue."""
     await rig.broker.send([an_envelope("m-1", topic=DEAD)])
     (delivery,) = await receive(rig, group=UNDERTAKER, topic=DEAD)
@@ -70,7 +70,7 @@ async def test_what_is_sent_to_a_dead_letter_queue_is_an_ordinary_message(rig: R
 
 
 @every_broker()
-async def test_who_waits_for_dead_letters_gets_them_at_once(rig: Rig) -> None:
+async def test_a_waiter_for_dead_letters_gets_them_at_once(rig: Rig) -> None:
     """The death of a message wakes them."""
     await rig.set_group(GROUP, max_attempts=1, delays_ms=DELAYS_MS)
     await send(rig, "m-1")
@@ -132,7 +132,7 @@ async def test_a_consumer_that_tried_by_itself_is_believed(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_attempts_end_whatever_a_consumer_says(rig: Rig) -> None:
+async def test_attempts_end_against_the_will_of_a_consumer(rig: Rig) -> None:
     """A client that says each time it was the first is not believed, and still cannot go on for ever."""
     await rig.set_group(GROUP, max_attempts=2, delays_ms=(1_000,), is_fifo=True)
     await send(rig, "m-1")

@@ -245,7 +245,7 @@ async def test_a_finished_delivery_cannot_be_hidden(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_what_came_back_is_handed_out_before_what_is_new(rig: Rig) -> None:
+async def test_returned_messages_are_delivered_before_new_ones(rig: Rig) -> None:
     """A message does not wait behind everything that was sent since."""
     await rig.broker.send([an_envelope("m-1", message_group="g"), an_envelope("m-2", message_group="g")])
     (first,) = await receive(rig, batch_max=1)
@@ -254,7 +254,7 @@ async def test_what_came_back_is_handed_out_before_what_is_new(rig: Rig) -> None
 
 
 @every_broker()
-async def test_what_did_not_reach_its_client_comes_again_at_once(rig: Rig) -> None:
+async def test_messages_that_did_not_reach_their_client_come_again_at_once(rig: Rig) -> None:
     """As the next attempt, also to a push consumer, whose leases are renewed; the handle that got lost is refused."""
     for number, renew_for in enumerate(("", "push-1")):
         await send(rig, f"first-{number}", f"second-{number}")
@@ -295,7 +295,7 @@ async def test_a_failure_that_comes_while_the_message_is_on_its_way_back_counts(
 
 
 @every_broker()
-async def test_what_a_client_hid_stays_hidden_when_the_rest_did_not_reach_it(rig: Rig) -> None:
+async def test_a_message_hidden_by_its_client_stays_hidden_when_others_return(rig: Rig) -> None:
     """It had that one: the time it was promised for its change holds."""
     await send(rig, "hidden", "lost")
     both = {each.message_id: each for each in await receive(rig)}

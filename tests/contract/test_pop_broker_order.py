@@ -65,7 +65,7 @@ async def test_a_run_is_cut_by_the_batch_bound(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_a_failed_message_holds_up_its_message_group_and_nobody_else(rig: Rig) -> None:
+async def test_a_failed_message_blocks_only_its_message_group(rig: Rig) -> None:
     """The rest waits until it came again by the policy and is finished, in a FIFO group and in a plain one."""
     await send_grouped(rig, "a-1", "a-2", "b-1", "b-2", "u-1", "u-2")
     for group, is_fifo in (("plain", False), ("fifo", True)):
@@ -87,7 +87,7 @@ async def test_a_failed_message_holds_up_its_message_group_and_nobody_else(rig: 
 
 
 @every_broker()
-async def test_a_message_group_goes_on_when_its_head_is_dead(rig: Rig) -> None:
+async def test_a_message_group_continues_when_its_head_is_dead(rig: Rig) -> None:
     """Not before, and at once: each message has all its attempts, and order holds to the last."""
     await rig.set_group(GROUP, max_attempts=2, delays_ms=(1_000,))
     await send_grouped(rig, "a-1", "a-2", "a-3")
@@ -103,7 +103,7 @@ async def test_a_message_group_goes_on_when_its_head_is_dead(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_a_message_group_goes_on_when_its_head_is_given_up(rig: Rig) -> None:
+async def test_a_message_group_continues_when_its_head_is_given_up(rig: Rig) -> None:
     """By a consumer that is believed; after one that is not, it waits for the head's retry."""
     await rig.set_group(GROUP, max_attempts=2, delays_ms=(1_000,), is_fifo=True)
     await send_grouped(rig, "a-1", "a-2")
@@ -127,7 +127,7 @@ async def test_a_lease_that_ends_brings_the_head_back_first(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_what_fails_in_the_middle_of_a_run_goes_before_what_is_behind_it(rig: Rig) -> None:
+async def test_a_message_that_fails_inside_a_run_goes_before_later_ones(rig: Rig) -> None:
     """Its neighbours are finished; it waits for its time, and everything later for it."""
     await send_grouped(rig, "a-1", "a-2", "a-3", "a-4")
     first, second, third = await receive(rig, batch_max=3)
@@ -166,7 +166,7 @@ async def test_each_group_has_its_own_order(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_who_waits_gets_the_next_of_a_message_group_when_the_head_is_finished(rig: Rig) -> None:
+async def test_a_waiter_gets_the_next_of_a_message_group_when_the_head_is_finished(rig: Rig) -> None:
     """By an ack, or by its death; no interval passes."""
     await rig.set_group(GROUP, max_attempts=1, delays_ms=DELAYS_MS)
     await send_grouped(rig, "a-1", "a-2", "a-3")

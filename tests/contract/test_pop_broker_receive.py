@@ -154,7 +154,7 @@ async def test_groups_are_independent(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_a_new_group_starts_with_what_is_there(rig: Rig) -> None:
+async def test_a_new_group_starts_with_the_existing_messages(rig: Rig) -> None:
     """The default start is the earliest message."""
     await send(rig, "m-1", "m-2", "m-3")
     await rig.broker.ensure_group("late")
@@ -200,7 +200,7 @@ async def test_a_receive_that_finds_nothing_ends_when_its_time_is_up(rig: Rig) -
 
 
 @every_broker()
-async def test_a_waiting_receive_gets_what_is_sent(rig: Rig) -> None:
+async def test_a_waiting_receive_gets_a_sent_message(rig: Rig) -> None:
     """A send wakes it; no interval passes."""
     (receiving,) = waiting(rig, 1)
     await let_them_wait(rig, receiving)
@@ -209,7 +209,7 @@ async def test_a_waiting_receive_gets_what_is_sent(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_a_waiting_receive_gets_what_becomes_due(rig: Rig) -> None:
+async def test_a_waiting_receive_gets_a_message_that_becomes_due(rig: Rig) -> None:
     """So does a delivery time that comes."""
     await send(rig, "m-1", deliver_at_ms=rig.clock.now_ms() + SOON_MS)
     (receiving,) = waiting(rig, 1)
@@ -221,7 +221,7 @@ async def test_a_waiting_receive_gets_what_becomes_due(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_a_waiting_receive_gets_what_comes_back(rig: Rig) -> None:
+async def test_a_waiting_receive_gets_a_message_that_comes_back(rig: Rig) -> None:
     """So do the end of a lease, and a delivery that is given back."""
     await send(rig, "m-1")
     await receive_one(rig)
@@ -239,7 +239,7 @@ async def test_a_waiting_receive_gets_what_comes_back(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_one_message_goes_to_one_of_many_who_wait(rig: Rig) -> None:
+async def test_one_message_goes_to_one_of_many_waiters(rig: Rig) -> None:
     """The others go on waiting and get what follows, each its own."""
     receiving = waiting(rig, 8)
     await let_them_wait(rig, *receiving)
@@ -253,7 +253,7 @@ async def test_one_message_goes_to_one_of_many_who_wait(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_many_messages_at_once_reach_all_who_wait(rig: Rig) -> None:
+async def test_many_messages_at_once_reach_all_waiters(rig: Rig) -> None:
     """One send of many wakes as many as it can serve."""
     receiving = waiting(rig, 5, batch_max=1)
     await let_them_wait(rig, *receiving)
@@ -262,7 +262,7 @@ async def test_many_messages_at_once_reach_all_who_wait(rig: Rig) -> None:
 
 
 @every_broker(queues=1)
-async def test_many_messages_of_one_queue_reach_all_who_wait(rig: Rig) -> None:
+async def test_many_messages_of_one_queue_reach_all_waiters(rig: Rig) -> None:
     """The same with a single queue, which is one arrival for many."""
     receiving = waiting(rig, 5, batch_max=1)
     await let_them_wait(rig, *receiving)
@@ -271,7 +271,7 @@ async def test_many_messages_of_one_queue_reach_all_who_wait(rig: Rig) -> None:
 
 
 @every_durable_broker(fronted=True)
-async def test_who_waits_for_another_queue_does_not_stand_in_the_way(rig: Rig) -> None:
+async def test_a_waiter_for_another_queue_is_no_obstacle(rig: Rig) -> None:
     """However long it has waited: a message of one queue goes to somebody who can use it."""
     receipts = await send(rig, *(f"m-{number}" for number in range(4)))
     assert [each.queue_id for each in receipts] == [0, 1, 2, 3]

@@ -251,7 +251,7 @@ async def test_a_handle_from_before_is_refused_once_the_message_was_handed_out_a
 
 
 @every_end
-async def test_the_last_handle_is_honoured_whatever_was_given_back_before(rig: EmbeddedRig, restart: Restart) -> None:
+async def test_the_last_handle_is_honoured_after_any_earlier_return(rig: EmbeddedRig, restart: Restart) -> None:
     """The second hand-out of a message is a plain lease like any other."""
     await send(rig, "m-1")
     await rig.broker.change_invisible(GROUP, TOPIC, (await receive_one(rig)).receipt_handle, 0)

@@ -35,7 +35,7 @@ from broker_adapter.contracts.adapter import GroupSettings
 
 
 @every_broker()
-async def test_a_group_says_how_it_is_served(rig: Rig) -> None:
+async def test_a_group_shows_its_delivery_settings(rig: Rig) -> None:
     """What was set for it last; a group that nobody knows gets a default that makes sense."""
     nobody = rig.broker.group_settings("nobody")
     assert not nobody.is_fifo
@@ -187,7 +187,7 @@ async def test_many_messages_fail_and_come_back_by_themselves(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_retries_reach_whoever_goes_from_queue_to_queue(rig: Rig) -> None:
+async def test_retries_reach_a_consumer_that_changes_queues(rig: Rig) -> None:
     """Consumers of a FIFO group name a queue in each receive; no retry may lie where none of them looks."""
     await rig.set_group(GROUP, max_attempts=ATTEMPTS, delays_ms=DELAYS_MS, is_fifo=True)
     await send(rig, *(f"m-{number}" for number in range(4)))
@@ -211,7 +211,7 @@ async def test_a_retry_passes_the_filter_it_passed_before(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_who_waits_gets_a_message_when_its_retry_is_due(rig: Rig) -> None:
+async def test_a_waiter_gets_a_message_when_its_retry_is_due(rig: Rig) -> None:
     """No interval passes."""
     await rig.set_group(GROUP, max_attempts=ATTEMPTS, delays_ms=DELAYS_MS)
     await send(rig, "m-1")

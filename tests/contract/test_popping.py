@@ -113,7 +113,7 @@ def attempts(seen: Seen, body: bytes) -> list[int]:
 
 
 @popping
-async def test_two_consumers_share_what_is_sent(clients: Popping) -> None:
+async def test_two_consumers_share_the_sent_messages(clients: Popping) -> None:
     """Each message once, as it was sent, in batches of the size that was asked for."""
     seen = Seen()
     for name in ("a", "b"):
@@ -128,7 +128,7 @@ async def test_two_consumers_share_what_is_sent(clients: Popping) -> None:
 
 
 @popping
-async def test_a_consumer_gets_what_its_filter_says(clients: Popping) -> None:
+async def test_a_consumer_gets_the_matches_of_its_filter(clients: Popping) -> None:
     """Tags, and expressions over properties."""
     producer = await clients.client("sender").producer("senders")
     for tag in ("red", "green", "blue"):
@@ -145,7 +145,7 @@ async def test_a_consumer_gets_what_its_filter_says(clients: Popping) -> None:
 
 
 @popping
-async def test_what_fails_comes_again_by_the_groups_policy_and_dies(clients: Popping) -> None:
+async def test_a_failed_message_comes_again_by_the_policy_of_its_group_and_dies(clients: Popping) -> None:
     """With the attempts that failed; a handler may raise, or say from which message of the batch on it failed."""
     await clients.rig.set_group(GROUP, max_attempts=3, delays_ms=(10_000, 20_000))
 
@@ -200,7 +200,7 @@ async def test_a_cancellation_that_a_handler_meets_is_a_failure(clients: Popping
 
 
 @popping
-async def test_a_handler_says_how_much_of_a_batch_it_consumed(clients: Popping) -> None:
+async def test_a_handler_reports_the_consumed_part_of_a_batch(clients: Popping) -> None:
     """What lies before the first failure is not seen again; what is given up is dead at once."""
 
     def answer(received: ReceivedMessage) -> Outcome:
@@ -248,7 +248,7 @@ async def test_messages_of_a_group_keep_their_order_through_failures(clients: Po
 
 
 @popping
-async def test_a_group_whose_broker_counts_nothing_is_tried_again_here(clients: Popping) -> None:
+async def test_a_group_whose_broker_counts_no_attempts_is_retried_here(clients: Popping) -> None:
     """As RocketMQ's proxies have it in order: in memory, by the policy, until it is given up; the next one waits."""
     clients.broker.settings = GroupSettings(is_fifo=True, max_attempts=3, delays_ms=(10,), believes_clients=True)
     await clients.rig.set_group(GROUP, max_attempts=3, delays_ms=(10_000,))
@@ -412,7 +412,7 @@ async def test_a_transaction_ends_as_its_producer_decides(clients: Popping) -> N
 
 
 @popping
-async def test_what_cannot_hold_here_is_refused_by_name(clients: Popping) -> None:
+async def test_settings_impossible_here_are_refused_by_name(clients: Popping) -> None:
     """Options of members that divide queues, a second consumer of a group, and a chooser of queues."""
     client = clients.client("a")
     options = ConsumerOptions(start=Start.FIRST_OFFSET, strategy=ConsistentHash(), retries_max=3)

@@ -105,7 +105,7 @@ async def test_a_queue_is_read_by_itself(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=2)
-async def test_what_does_not_exist_is_refused(rig: EmbeddedRig) -> None:
+async def test_missing_objects_are_refused(rig: EmbeddedRig) -> None:
     """A topic that nobody knows, a queue that it does not have; asking creates neither."""
     with pytest.raises(Refused) as caught:
         await pull(rig)
@@ -147,7 +147,7 @@ async def test_a_hole_in_a_queue_is_damage(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_everybody_who_waits_is_woken(rig: EmbeddedRig) -> None:
+async def test_all_waiters_are_woken(rig: EmbeddedRig) -> None:
     """At the end of a queue, by a message sent or handed over; each gets it, and who waits in vain gets nothing."""
     await rig.broker.route(TOPIC)
     due_ms = rig.clock.now_ms() + 1_000
@@ -181,7 +181,7 @@ async def test_a_pull_that_is_cancelled_waits_no_more(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_a_filter_passes_over_is_behind_the_next_offset(rig: EmbeddedRig) -> None:
+async def test_filtered_messages_are_before_the_next_offset(rig: EmbeddedRig) -> None:
     """By tag and by SQL; a wrong expression is refused with its position."""
     for number in range(6):
         await rig.broker.send([a_message(f"m-{number}", tag="odd" if number % 2 else "even")])

@@ -37,7 +37,7 @@ async def at(rig: EmbeddedRig, stored_at_ms: int) -> int:
 
 
 @every_durable_broker(queues=2)
-async def test_a_group_continues_where_it_said(rig: EmbeddedRig) -> None:
+async def test_a_group_resumes_at_its_offset(rig: EmbeddedRig) -> None:
     """For each group and queue by itself, forwards and backwards; until it said anything there is nothing."""
     await send(rig, *(f"m-{number}" for number in range(8)))
     assert await committed(rig) is None
@@ -105,7 +105,7 @@ async def test_an_offset_behind_the_end_is_refused(rig: EmbeddedRig) -> None:
     assert await committed(rig) == 0
 
 
-def test_what_a_group_pulls_and_receives_do_not_know_of_each_other(tmp_path: Path) -> None:
+def test_pulls_and_receives_of_a_group_are_independent(tmp_path: Path) -> None:
     """A committed offset begins no subscription: a group that starts at the end gets only what comes after it asked."""
 
     async def scenario(rig: EmbeddedRig) -> None:
@@ -144,7 +144,7 @@ async def test_a_time_leads_to_the_first_message_stored_then(rig: EmbeddedRig) -
 
 
 @every_durable_broker(queues=1)
-async def test_a_clock_that_was_stepped_back_hides_nothing_from_who_allows_for_it(rig: EmbeddedRig) -> None:
+async def test_a_clock_stepped_back_hides_nothing_if_it_is_allowed_for(rig: EmbeddedRig) -> None:
     """The answer lies between an older message and one that is not; asked for the step earlier, it misses none."""
     start_ms, times = rig.clock.now_ms(), []
     for number in range(60):

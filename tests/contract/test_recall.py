@@ -81,7 +81,7 @@ async def test_a_delivered_message_cannot_be_recalled(rig: Rig) -> None:
 
 
 @every_broker()
-async def test_only_what_waits_has_a_handle(rig: Rig) -> None:
+async def test_only_pending_messages_have_a_handle(rig: Rig) -> None:
     """Not what is in its queue at once; and a repeated send gets the handle of the first."""
     receipts = await rig.broker.send([an_envelope("now"), an_envelope("past", deliver_at_ms=1)])
     assert [each.recall_handle for each in receipts] == ["", ""]
@@ -178,7 +178,7 @@ async def test_the_trail_has_the_recall_once(rig: EmbeddedRig) -> None:
 
 
 @on_both
-async def test_what_is_forgotten_is_unknown(rig: EmbeddedRig) -> None:
+async def test_a_forgotten_message_is_unknown(rig: EmbeddedRig) -> None:
     """Two windows later nobody knows whether it was recalled or delivered, and the answer does not pretend to."""
     handles = [await handle_of(rig, name, after_ms=1) for name in ("recalled", "delivered")]
     await rig.broker.recall(TOPIC, handles[0])
@@ -238,7 +238,7 @@ def test_a_recall_in_doubt_is_answered_when_it_is_repeated(tmp_path: Path) -> No
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
 
 
-def test_a_delivery_in_doubt_is_not_told_as_done(tmp_path: Path) -> None:
+def test_a_delivery_in_doubt_is_not_reported_as_done(tmp_path: Path) -> None:
     """A hand-over that is written and not synced may be undone by power loss: "delivered at" waits for the sync."""
 
     async def scenario(rig: EmbeddedRig) -> None:

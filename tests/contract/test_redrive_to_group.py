@@ -64,7 +64,7 @@ async def test_a_group_that_had_finished_it_does_not_get_it_again(rig: EmbeddedR
 
 
 @every_durable_broker(queues=2)
-async def test_it_begins_anew_with_the_link_and_tells_where_it_went(rig: EmbeddedRig) -> None:
+async def test_it_restarts_with_the_link_and_reports_the_direction(rig: EmbeddedRig) -> None:
     """Attempt 1 under a new id; a failure of it waits, counts, and ends in a letter of its own."""
     await rig.set_group(GROUP, max_attempts=2, delays_ms=(1_000,))
     await die(rig, a_message("m-0", body=b"as sent", tag="blue", keys=("k",)))
@@ -94,7 +94,7 @@ async def test_it_begins_anew_with_the_link_and_tells_where_it_went(rig: Embedde
 
 
 @every_durable_broker(queues=1)
-async def test_its_events_say_who_alone_is_to_finish_it(rig: EmbeddedRig) -> None:
+async def test_its_events_name_the_group_that_is_to_finish_it(rig: EmbeddedRig) -> None:
     """One for the letter and one for the new message, which names the group, its lane and the letter."""
     await die_many(rig, 2)
     await finish(rig, REDRIVE)
@@ -116,7 +116,7 @@ async def test_its_events_say_who_alone_is_to_finish_it(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker(queues=2)
-async def test_everybody_gets_it_only_if_that_is_said(rig: EmbeddedRig) -> None:
+async def test_all_groups_get_it_only_on_request(rig: EmbeddedRig) -> None:
     """With ``all_groups``, or another topic."""
     await die_many(rig, 3)
     await ack(rig, *await receive(rig, group=OTHERS), group=OTHERS)
@@ -142,7 +142,7 @@ async def test_a_letter_has_no_key_any_more(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_an_old_job_goes_on_as_it_was_started(rig: EmbeddedRig) -> None:
+async def test_an_old_job_continues_as_it_was_started(rig: EmbeddedRig) -> None:
     """A row of a job without the field is one to everybody, also in the middle of it."""
     await die_many(rig, 3)
     await ack(rig, *await receive(rig, group=OTHERS), group=OTHERS)
@@ -162,7 +162,7 @@ async def test_an_old_job_goes_on_as_it_was_started(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_removed_group_is_said_to_be_gone(rig: EmbeddedRig) -> None:
+async def test_a_removed_group_is_reported_as_gone(rig: EmbeddedRig) -> None:
     """Nobody would ever get it: it is refused, and a job that runs when the group goes leaves the rest dead."""
     await die_many(rig, 4)
     job = await start(rig, replace(REDRIVE, rate_per_s=0.001))
@@ -201,7 +201,7 @@ async def test_a_group_that_goes_while_a_job_runs_leaves_the_rest_dead(rig: Embe
 
 
 @every_durable_broker(queues=1)
-async def test_a_topic_that_is_gone_or_was_made_anew(rig: EmbeddedRig) -> None:
+async def test_a_removed_or_recreated_topic(rig: EmbeddedRig) -> None:
     """Without it a letter stays dead; with a new one of its name it goes to the group's lane of that one."""
     await die_many(rig, 1)
     await rig.broker.operator.remove_topic(TOPIC, is_forced=True)
@@ -275,7 +275,7 @@ async def test_a_topic_of_one_type_takes_that_type_only(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker(queues=1)
-async def test_of_a_message_group_one_is_out_at_a_time_wherever_it_lies(rig: EmbeddedRig) -> None:
+async def test_one_message_of_a_message_group_is_out_at_a_time_in_any_queue(rig: EmbeddedRig) -> None:
     """A redriven message and one of its message group in the queue take turns; others go on."""
     await die(rig, a_message("m-0", message_group="g"), a_message("m-1", message_group="g"))
     await rig.broker.send([a_message("m-2", message_group="g"), a_message("m-3", message_group="h")])

@@ -201,7 +201,7 @@ async def test_the_headers_of_a_call_come_with_it(rig: Rig) -> None:
 
 
 @either_way
-async def test_a_call_ends_as_its_handler_says(rig: Rig) -> None:
+async def test_a_call_ends_with_the_status_of_its_handler(rig: Rig) -> None:
     """With its status and its text."""
     with pytest.raises(CallEnded) as ended:
         await rig.unary("Refuse", "not nów".encode())
@@ -209,7 +209,7 @@ async def test_a_call_ends_as_its_handler_says(rig: Rig) -> None:
 
 
 @passed_on
-async def test_a_fault_of_ours_is_told_without_its_text(rig: Rig) -> None:
+async def test_an_internal_error_is_reported_without_its_text(rig: Rig) -> None:
     """The caller hears that there is one; the next call is served."""
     with pytest.raises(CallEnded) as ended:
         await rig.unary("Fail")
@@ -219,7 +219,7 @@ async def test_a_fault_of_ours_is_told_without_its_text(rig: Rig) -> None:
 
 
 @either_way
-async def test_a_call_that_nobody_waits_for_is_cancelled(rig: Rig) -> None:
+async def test_an_abandoned_call_is_cancelled(rig: Rig) -> None:
     """Its handler hears of it."""
     calling = asyncio.ensure_future(rig.unary("Wait"))
     await rig.handlers.entered.wait()
@@ -273,14 +273,14 @@ async def test_an_answer_may_break_off(rig: Rig) -> None:
 
 
 @either_way
-async def test_both_talk_until_one_has_said_all(rig: Rig) -> None:
+async def test_both_ends_send_until_one_has_finished(rig: Rig) -> None:
     """Messages come in order, and behind the last one the handler may go on."""
     assert await _all(rig.talk("Talk", _said(b"1", b"2", b"3"))) == [b"heard 1", b"heard 2", b"heard 3", b"all heard"]
     assert await _all(rig.talk("Talk", _said())) == [b"all heard"]
 
 
 @either_way
-async def test_a_message_that_cannot_be_read_is_told_to_the_handler(rig: Rig) -> None:
+async def test_an_unreadable_message_is_reported_to_the_handler(rig: Rig) -> None:
     """In its place; the handler says how the call ends, and it does."""
 
     async def broken() -> AsyncGenerator[bytes, None]:
@@ -306,7 +306,7 @@ async def test_a_handler_may_hang_up(rig: Rig) -> None:
 
 
 @either_way
-async def test_what_a_handler_does_not_read_is_not_taken(rig: Rig) -> None:
+async def test_unread_data_of_a_handler_is_not_consumed(rig: Rig) -> None:
     """Of a client that has much to say two messages are under way at most."""
     given = 0
 
@@ -329,7 +329,7 @@ async def test_what_a_handler_does_not_read_is_not_taken(rig: Rig) -> None:
 
 
 @either_way
-async def test_who_leaves_in_the_middle_leaves_nothing(rig: Rig) -> None:
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing(rig: Rig) -> None:
     """The handler's generator is closed, and nobody reads the client's messages any more."""
     heard = asyncio.Event()
 
@@ -351,7 +351,7 @@ async def test_who_leaves_in_the_middle_leaves_nothing(rig: Rig) -> None:
 
 
 @passed_on
-async def test_what_comes_at_once_with_the_call_is_heard(rig: Rig) -> None:
+async def test_data_that_comes_with_the_call_is_read(rig: Rig) -> None:
     """The store process reads the call, its only message and its end in one go, as it does when it is behind."""
     assert rig.joined is not None
     for _ in range(20):

@@ -69,7 +69,7 @@ async def test_dead_letters_outlive_their_group_under_its_name(rig: EmbeddedRig)
 
 
 @every_durable_broker(queues=1)
-async def test_a_group_made_anew_has_the_dead_letters_of_its_name(rig: EmbeddedRig) -> None:
+async def test_a_recreated_group_has_the_dead_letters_of_its_name(rig: EmbeddedRig) -> None:
     """It is another group with the same dead-letter queue, and gets what is redriven."""
     await die_many(rig, 2)
     before = rig.broker.names.groups[GROUP].group_id
@@ -175,7 +175,7 @@ def test_a_kill_while_a_group_goes_with_its_dead_letters_leaves_nothing_half_don
 
 
 @every_durable_broker(queues=1)
-async def test_what_lies_in_a_group_can_be_asked(rig: EmbeddedRig) -> None:
+async def test_messages_in_a_group_can_be_listed(rig: EmbeddedRig) -> None:
     """How much of each topic it has not finished, beside what waits, is on a lease, or dead."""
     await die_many(rig, 1)
     await fail(rig, "m-1")

@@ -36,7 +36,7 @@ from dmq.trail.events import EventKind
 
 
 @every_durable_broker(queues=1)
-async def test_what_all_have_read_goes_when_it_is_old(rig: EmbeddedRig) -> None:
+async def test_old_messages_that_all_groups_read_are_removed(rig: EmbeddedRig) -> None:
     """The last message too, without an event of its own; offsets go on behind it, also after a kill."""
     await keep(rig, SECOND)
     await send(rig, *sends(0, 3))
@@ -56,7 +56,7 @@ async def test_what_all_have_read_goes_when_it_is_old(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_a_known_group_has_not_read_stays(rig: EmbeddedRig) -> None:
+async def test_unread_messages_of_a_known_group_stay(rig: EmbeddedRig) -> None:
     """Whether the group is here, away since a restart, or pulls; nothing goes that lies behind what stays."""
     await keep(rig, SECOND)
     await send(rig, *sends(0, 6))
@@ -76,7 +76,7 @@ async def test_what_a_known_group_has_not_read_stays(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_one_that_is_told_to_removes_what_is_unread(rig: EmbeddedRig) -> None:
+async def test_a_topic_set_so_removes_unread_messages(rig: EmbeddedRig) -> None:
     """Each leaves an event unless everybody had read it; all groups go on behind, and count right."""
     await keep(rig, TOLD)
     await send(rig, *sends(0, 5))
@@ -176,7 +176,7 @@ async def test_everybody_reads_from_the_new_begin(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_turn_is_bounded_and_the_next_one_goes_on(rig: EmbeddedRig) -> None:
+async def test_a_turn_is_bounded_and_the_next_one_continues(rig: EmbeddedRig) -> None:
     """A long backlog goes in many units, and it is said that there is more."""
     await keep(rig, SECOND)
     await send(rig, *sends(0, 40))
@@ -195,7 +195,7 @@ async def test_a_turn_is_bounded_and_the_next_one_goes_on(rig: EmbeddedRig) -> N
 
 
 @every_durable_broker(queues=1)
-async def test_how_often_it_looks_follows_from_what_is_kept(rig: EmbeddedRig) -> None:
+async def test_the_interval_of_looks_follows_from_the_retention(rig: EmbeddedRig) -> None:
     """Also for topics that are still to be made by using them."""
     for configured, pause_s in ((Keep(72 * 3_600_000, 0), 60), (Keep(8_000, 0), 2), (Keep(0, 1), 5)):
         with patch.object(rig.broker.retention, "_keep", configured):
@@ -205,7 +205,7 @@ async def test_how_often_it_looks_follows_from_what_is_kept(rig: EmbeddedRig) ->
 
 
 @every_durable_broker(queues=1)
-async def test_it_goes_on_by_itself(rig: EmbeddedRig) -> None:
+async def test_it_continues_by_itself(rig: EmbeddedRig) -> None:
     """Started, it takes away what may go, and says how old the oldest message is."""
     await keep(rig, SECOND)
     await send(rig, "m-0")

@@ -27,7 +27,7 @@ from retry.dead_letter import Job, JobKind
 
 
 @every_durable_broker(queues=1)
-async def test_dead_letters_stay_until_they_are_told_to_go(rig: EmbeddedRig) -> None:
+async def test_dead_letters_stay_until_they_are_removed(rig: EmbeddedRig) -> None:
     """The configuration is not for them; by their own setting those go that have an outcome, then all."""
     await die(rig, *[an_envelope(each) for each in ("d-1", "d-2", "d-3")])
     letters = dead_letter_topic(GROUP)
@@ -104,7 +104,7 @@ async def test_a_group_set_back_is_unread_again(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_a_message_group_goes_on_when_its_head_is_removed(rig: EmbeddedRig) -> None:
+async def test_a_message_group_continues_when_its_head_is_removed(rig: EmbeddedRig) -> None:
     """What waits behind a message that was removed is offered, in order."""
     await keep(rig, TOLD)
     await rig.broker.send([an_envelope(each, message_group="g") for each in sends(0, 3)])
@@ -120,7 +120,7 @@ async def test_a_message_group_goes_on_when_its_head_is_removed(rig: EmbeddedRig
 
 
 @every_durable_broker(queues=1)
-async def test_who_comes_while_a_step_is_under_way_is_known(rig: EmbeddedRig) -> None:
+async def test_a_group_created_during_a_step_is_known(rig: EmbeddedRig) -> None:
     """A group that subscribes or commits an offset between the look and the removal keeps what it has not read."""
     await keep(rig, SECOND)
     await send(rig, *sends(0, 3))

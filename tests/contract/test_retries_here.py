@@ -117,7 +117,7 @@ async def come(rig: EmbeddedRig) -> list[Delivery]:
 
 
 @on_stage
-async def test_a_failure_is_here_before_the_cluster_is_told(
+async def test_a_failure_is_stored_here_before_the_cluster_hears_of_it(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """It comes with the next attempt, its handle is refused from then on; and while the cluster is away it is here."""
@@ -137,7 +137,7 @@ async def test_a_failure_is_here_before_the_cluster_is_told(
 
 
 @on_stage
-async def test_a_reported_reason_is_kept_with_what_is_taken_over(
+async def test_a_reported_reason_is_kept_with_an_adopted_failure(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """Of a delivery of the cluster's; one that the cluster keeps has no reasons here, and says so."""
@@ -152,7 +152,7 @@ async def test_a_reported_reason_is_kept_with_what_is_taken_over(
 
 
 @on_stage
-async def test_an_acknowledgement_beside_a_failure_has_one_outcome(
+async def test_an_acknowledgement_during_a_failure_has_one_outcome(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """Of both, the failure came first: the acknowledgement is refused, not answered OK for what comes again."""
@@ -167,7 +167,7 @@ async def test_an_acknowledgement_beside_a_failure_has_one_outcome(
 
 
 @on_stage
-async def test_what_lay_in_the_adapter_is_handed_out_for_what_is_left(
+async def test_a_message_from_the_adapter_is_delivered_for_its_remaining_time(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """We are first at its end also then, and it fails here."""
@@ -180,7 +180,9 @@ async def test_what_lay_in_the_adapter_is_handed_out_for_what_is_left(
 
 
 @on_stage
-async def test_only_what_is_here_is_known_at_both(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
+async def test_only_retries_kept_here_are_known_at_both(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
     """A copy that waits, is visible, or lies dead; not another message with its id, and not once it is finished."""
     await handed_out(here, PUSH, a_delivery("a"))
     await here.change_invisible(GROUP, TOPIC, "a", 10)
@@ -209,7 +211,7 @@ async def test_a_push_consumer_that_means_it_makes_a_dead_letter_here(
 
 
 @on_stage
-async def test_what_nobody_finishes_in_time(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
+async def test_a_message_not_finished_in_time(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
     """A simple consumer's is taken over at its end and not before; a push consumer's when its client is gone."""
     await handed_out(here, SIMPLE, a_delivery("a"))
     assert here.hidden_ms(SIMPLE) == 30_000 + LONGER_MS
@@ -229,9 +231,7 @@ async def test_what_nobody_finishes_in_time(rig: EmbeddedRig, here: RetriesHere,
 
 
 @on_stage
-async def test_what_a_consumer_had_that_died_fails_here(
-    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
-) -> None:
+async def test_messages_of_a_dead_consumer_fail_here(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
     """Also where nothing else is leased here, and nobody else is heard of: that is silence, and no standstill."""
     clients, looked = rig.broker.lease_ends.clients, asyncio.Event()
     look = clients.look
@@ -254,7 +254,7 @@ async def test_what_a_consumer_had_that_died_fails_here(
 
 
 @on_stage
-async def test_a_goodbye_goes_through_nobody_elses_messages(
+async def test_an_unregistration_visits_no_messages_of_others(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """Danger: each goodbye, as often as a client likes, went through all that is remembered, ten thousand."""
@@ -271,7 +271,7 @@ async def test_a_goodbye_goes_through_nobody_elses_messages(
 
 
 @on_stage
-async def test_an_acknowledgement_beside_the_end_of_its_time_has_one_outcome(
+async def test_an_acknowledgement_at_the_end_of_its_time_has_one_outcome(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """It comes between the moment that its time is seen to be over and what follows: OK, and nothing is retried."""
@@ -309,9 +309,7 @@ async def test_failures_that_are_called_off_are_not_kept_for_ever(
 
 
 @on_stage
-async def test_what_is_not_remembered_is_the_clusters(
-    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
-) -> None:
+async def test_a_forgotten_message_is_the_clusters(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
     """Beyond the bound, of a message group, on a disk that is almost full, of a group that was removed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retries_here, "HELD_MAX", 1)
@@ -342,7 +340,7 @@ async def test_what_is_not_remembered_is_the_clusters(
 
 
 @on_stage
-async def test_what_is_remembered_has_a_bound_in_bytes(
+async def test_remembered_messages_have_a_bound_in_bytes(
     rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
 ) -> None:
     """Room for two payloads: the third is the cluster's, until one of the two is finished; a grouped one takes none."""

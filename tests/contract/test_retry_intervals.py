@@ -206,7 +206,7 @@ def test_a_restart_in_the_middle_of_an_interval_changes_nothing(
 
 
 @every_durable_broker()
-async def test_a_retry_that_fell_due_while_nobody_ran_is_there_at_once(rig: EmbeddedRig) -> None:
+async def test_a_retry_that_fell_due_without_a_run_is_there_at_once(rig: EmbeddedRig) -> None:
     """However long ago; its attempt is the next one, and its next wait counts from its next failure."""
     await begin(rig, None, "")
     await change(rig, await pushed_one(rig))

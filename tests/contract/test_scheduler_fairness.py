@@ -88,7 +88,7 @@ def finish_turns(rig: EmbeddedRig) -> None:
 
 
 @pytest.mark.parametrize("burst", [burst_of_messages, burst_of_retries])
-def test_a_burst_holds_up_nobody_else(burst: Callable[[EmbeddedRig], Awaitable[str]]) -> None:
+def test_a_burst_delays_no_other_scope(burst: Callable[[EmbeddedRig], Awaitable[str]]) -> None:
     """While it lasts, what falls due for another topic, be it a millisecond behind it, waits for one turn at most."""
 
     async def scenario(rig: EmbeddedRig) -> None:
@@ -184,7 +184,7 @@ def test_message_groups_keep_their_order_behind_a_backlog(*, restarts: bool) -> 
 
 
 @every_durable_broker()
-async def test_a_group_that_never_finishes_delays_nobody(rig: EmbeddedRig) -> None:
+async def test_a_group_that_never_finishes_delays_no_other(rig: EmbeddedRig) -> None:
     """Its own messages come back to it again and again; another group, and another topic, see none of it."""
     await rig.set_group("stuck", max_attempts=9, delays_ms=(1,))
     await rig.broker.send([an_envelope(f"m-{number}") for number in range(MANY)])

@@ -66,7 +66,7 @@ async def test_every_occurrence_is_a_message_of_its_own(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker()
-async def test_it_goes_on_after_a_restart(rig: EmbeddedRig) -> None:
+async def test_it_continues_after_a_restart(rig: EmbeddedRig) -> None:
     """No number twice, none left out."""
     began_ms = rig.clock.now_ms()
     await add(rig)
@@ -78,7 +78,7 @@ async def test_it_goes_on_after_a_restart(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_passed_meanwhile_is_caught_up_as_it_says(rig: EmbeddedRig) -> None:
+async def test_missed_times_are_caught_up_by_the_policy(rig: EmbeddedRig) -> None:
     """One: the last time, late. All: each of them, in order. Skip: none that is over a minute late."""
     began_ms = rig.clock.now_ms()
     for policy in CatchUp:
@@ -121,7 +121,7 @@ async def test_a_turn_is_bounded(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_was_read_of_a_schedule_that_is_removed_sends_nothing(rig: EmbeddedRig) -> None:
+async def test_a_read_occurrence_of_a_removed_schedule_sends_nothing(rig: EmbeddedRig) -> None:
     """Danger: it is removed between the scheduler's look at the timeline and its look at the schedule."""
     looked: list[tuple[Recurring, list[tuple[bytes, bytes]], int]] = []
     real = Recurring.plan
@@ -202,7 +202,7 @@ async def test_it_ends(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_start_counts_and_what_lies_before_now_does_not(rig: EmbeddedRig) -> None:
+async def test_counts_begin_at_the_start(rig: EmbeddedRig) -> None:
     """An interval is counted from its start, which is its first time."""
     began_ms = rig.clock.now_ms()
     await add(rig, "later", start_ms=began_ms + 5_000, every_ms=2_000)
@@ -236,7 +236,7 @@ async def test_making_it_twice_is_making_it_once(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_counts_from_when_it_is_made_is_the_same_again(rig: EmbeddedRig) -> None:
+async def test_figures_counted_at_creation_are_the_same_again(rig: EmbeddedRig) -> None:
     """A start or an end so long after it is made: asked for later, by who repeats a call, it is no other schedule."""
     began_ms = rig.clock.now_ms()
     facts: dict[str, Any] = {"start_after_ms": 5_000, "end_after_ms": 7_000}
@@ -258,7 +258,7 @@ async def test_what_counts_from_when_it_is_made_is_the_same_again(rig: EmbeddedR
 
 
 @every_durable_broker()
-async def test_it_pauses_and_goes_on(rig: EmbeddedRig) -> None:
+async def test_it_pauses_and_continues(rig: EmbeddedRig) -> None:
     """Durably, and truthfully: what passed meanwhile is not sent; numbers go on. Twice is as good as once."""
     schedules, began_ms = rig.broker.schedules, rig.clock.now_ms()
     await add(rig, catch_up=CatchUp.ALL)
@@ -280,7 +280,7 @@ async def test_it_pauses_and_goes_on(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_is_unknown_is_said_to_be(rig: EmbeddedRig) -> None:
+async def test_unknown_figures_are_marked_unknown(rig: EmbeddedRig) -> None:
     """Also what was removed."""
     schedules = rig.broker.schedules
     await add(rig)
@@ -296,7 +296,7 @@ async def test_what_is_unknown_is_said_to_be(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_cannot_be_is_refused_and_leaves_nothing(rig: EmbeddedRig) -> None:
+async def test_invalid_input_is_refused_and_leaves_nothing(rig: EmbeddedRig) -> None:
     """Rules, names, topics; the error says what is allowed."""
     now_ms = rig.clock.now_ms()
     bad: list[tuple[str, dict[str, Any]]] = [
@@ -523,7 +523,7 @@ async def test_a_zone_that_is_gone_pauses_it(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_copy_of_the_store_goes_on_with_ids_of_its_own(rig: EmbeddedRig) -> None:
+async def test_a_copy_of_the_store_continues_with_its_own_ids(rig: EmbeddedRig) -> None:
     """Both send the next occurrence; nobody mistakes one for the other."""
     await add(rig)
     await tick(rig, 1)
@@ -539,7 +539,7 @@ async def test_a_copy_of_the_store_goes_on_with_ids_of_its_own(rig: EmbeddedRig)
 
 
 @every_durable_broker()
-async def test_the_trail_tells_of_schedules_and_occurrences(rig: EmbeddedRig) -> None:
+async def test_the_trail_shows_schedules_and_occurrences(rig: EmbeddedRig) -> None:
     """An occurrence is accepted and delivered as a delayed message is, and is linked to its schedule by the entry."""
     await add(rig, count=2)
     await rig.broker.schedules.pause(NAME)

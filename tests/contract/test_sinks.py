@@ -49,7 +49,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkRig]:
     made.close()
 
 
-def test_what_is_taken_is_what_was_put(rig: SinkRig) -> None:
+def test_taken_entries_equal_the_put_ones(rig: SinkRig) -> None:
     """Every field, whatever characters it holds, comes back."""
     entry = an_entry(rig, key="k\n\x7f% ü", attempts=3, is_uncertain=True, error="no\troute % to höst")
     plain = an_entry(rig, 2, payload=b"", created_at_ms=5)
@@ -65,7 +65,7 @@ def test_nothing_is_early(rig: SinkRig) -> None:
         assert rig.sink.clock.now_ms() >= held.entry.due_at_ms
 
 
-def test_what_is_due_later_stays(rig: SinkRig) -> None:
+def test_a_message_due_later_stays(rig: SinkRig) -> None:
     """An hour is not over in a moment, nor is a day: longer than the daemon can hide a message."""
     put(rig, an_entry(rig, 1, in_ms=LATER_MS), an_entry(rig, 2, in_ms=LATER_MS, key="a"))
     put(rig, an_entry(rig, 3), an_entry(rig, 4, key="b"))
@@ -173,7 +173,7 @@ def test_a_finished_entry_is_forgotten(rig: SinkRig) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a"], ids=["plain", "keyed"])
-def test_an_entry_given_back_comes_again_when_due(rig: SinkRig, key: str) -> None:
+def test_a_returned_entry_comes_again_when_due(rig: SinkRig, key: str) -> None:
     """Not before its new time, with the attempt, and with what went wrong."""
     put(rig, an_entry(rig, key=key, attempts=2))
     (held,) = take(rig)
@@ -294,7 +294,7 @@ def test_the_dead_set_is_paged_by_uid(rig: SinkRig) -> None:
     assert not rig.sink.dead(f"{rig.type_name}-other")
 
 
-def test_a_requeued_entry_begins_anew(rig: SinkRig) -> None:
+def test_a_requeued_entry_starts_with_no_attempts(rig: SinkRig) -> None:
     """Due now, with no attempts behind it; the number says how many were dead."""
     put(rig, an_entry(rig, 1, attempts=7), an_entry(rig, 2))
     for held in take(rig, 2):
@@ -379,7 +379,7 @@ def test_close_ends_a_wait(rig: SinkRig) -> None:
         assert waiting.result(5.0) == 0
 
 
-def test_a_closed_sink_says_so(rig: SinkRig) -> None:
+def test_a_closed_sink_raises(rig: SinkRig) -> None:
     """Puts and results are refused, a take is empty, and closing again is nothing."""
     put(rig, an_entry(rig))
     (held,) = take(rig)
@@ -392,7 +392,7 @@ def test_a_closed_sink_says_so(rig: SinkRig) -> None:
         rig.sink.has_waiting(rig.type_name, "a")
 
 
-def test_what_was_put_before_close_is_kept(rig: SinkRig) -> None:
+def test_entries_put_before_close_are_kept(rig: SinkRig) -> None:
     """Futures that were not waited for are done, and held entries come again."""
     put(rig, an_entry(rig, 1))
     take(rig)

@@ -95,7 +95,7 @@ def test_hand_over_moves_a_row_to_its_queue(bench: Bench) -> None:
     assert (event.event, event.entry_sequence, event.queue_offset) == (b"delivered", 1, 1)
 
 
-def test_done_is_durable_and_never_above_what_was_read(bench: Bench) -> None:
+def test_done_is_durable_and_never_above_the_read_rows(bench: Bench) -> None:
     """``done`` is what a restart reads from; asked for too much, the writer holds it to the reader's cursor."""
     bench.store.commit([schedule(1, NOW_MS + 1_000), schedule(2, NOW_MS + 5_000)])
     bench.clock.advance(1_000)
@@ -163,7 +163,7 @@ _STEP = st.one_of(
 
 @settings(max_examples=10 * EFFORT, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(histories=st.lists(st.lists(_STEP, max_size=12), min_size=1, max_size=4))
-def test_counters_are_what_a_recount_says(
+def test_counters_match_a_recount(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, histories: list[list[tuple[str, int, int]]]
 ) -> None:
     """After every history of sends, repeats, hand-overs, clock steps and restarts; so is the total of events."""
@@ -189,7 +189,7 @@ def test_counters_are_what_a_recount_says(
         assert bench.store.outbox_state.next_sequence - 1 == len(events(bench.store))
 
 
-def test_what_counts_nothing_any_more_has_no_row(bench: Bench) -> None:
+def test_a_count_of_zero_has_no_row(bench: Bench) -> None:
     """Of a scope and of an hour: a store does not grow by every hour in which something once was due."""
     bench.store.commit([schedule(n, NOW_MS + n * 3_600_000) for n in range(3)])
     assert len(bench.store.scan(Family.META, *hour_range(SCOPE, 0, 2**60), limit=9).rows) == 3
@@ -291,7 +291,7 @@ def test_events_leave_in_order_without_a_gap(bench: Bench) -> None:
     assert state.stored_bytes == sum(len(value) for _, value in all_rows(bench.store, Family.AUDIT))
 
 
-def test_the_outbox_is_bounded_and_says_what_it_cut(bench: Bench) -> None:
+def test_the_outbox_is_bounded_and_reports_the_cut(bench: Bench) -> None:
     """Beyond the bound the oldest rows go; the gap events together name every missing sequence exactly once."""
     bound = 4_000
     bench.restart(StoreOptions(outbox_bytes_max=bound, gap_event=gap_event))

@@ -56,7 +56,7 @@ def refused(bench: Bench, ops: list[Op]) -> OverBound:
     return caught.value
 
 
-def test_no_more_wait_than_the_bound_says(bench: Bench) -> None:
+def test_no_more_calls_wait_than_the_bound(bench: Bench) -> None:
     """All of a unit or nothing; what is told says what waits, what was asked for, and when the next is due."""
     bench.store.commit([*sends(1, 2), bound(3)])
     error = refused(bench, [*sends(3, 4), bound(3)])
@@ -66,14 +66,14 @@ def test_no_more_wait_than_the_bound_says(bench: Bench) -> None:
     assert refused(bench, [*sends(4), bound(3)]).waiting == 3
 
 
-def test_what_is_in_a_queue_at_once_does_not_wait(bench: Bench) -> None:
+def test_a_message_queued_at_once_does_not_wait(bench: Bench) -> None:
     """So it is not refused by how much may wait, but it is where nothing new is accepted."""
     bench.store.commit([*sends(1), bound(1)])
     bench.store.commit([append(2), bound(1)])
     assert refused(bench, [append(3), bound(is_closed=True)]).what == "closed"
 
 
-def test_a_repeat_is_answered_whatever_waits(bench: Bench) -> None:
+def test_a_repeat_is_answered_under_any_backlog(bench: Bench) -> None:
     """Alone, twice in a unit, and where nothing new is accepted; beside something new it is refused with it."""
     (told, _) = bench.store.commit([*sends(1), bound(1)])
     again = told._replace(repeated=True)
@@ -122,7 +122,7 @@ def test_units_of_one_batch_see_each_other(bench: Bench) -> None:
     assert counted(bench.store, [SCOPE]) == recount(bench.store)
 
 
-def test_threads_that_race_for_room_get_exactly_what_there_is(bench: Bench) -> None:
+def test_threads_that_race_for_room_get_exactly_the_room_there_is(bench: Bench) -> None:
     """However many units are on their way at a time."""
     let_through: list[int] = []
 
@@ -156,7 +156,7 @@ def test_bytes_are_exact_over_a_restart(bench: Bench, is_killed: bool) -> None:
     assert refused(bench, [*sends(5), bound(None, 2 * SIZE - 1)]).waiting == SIZE
 
 
-def test_what_waited_before_bytes_were_counted_counts_none(bench: Bench) -> None:
+def test_messages_from_before_bytes_were_counted_count_none(bench: Bench) -> None:
     """A run of an earlier build in between has the counting begin anew; leaving, it takes nothing from the others."""
     bench.store.commit([*sends(1, 2)])
     bench.store.commit([Put(Family.META, META_BYTES_HEAD, pack_pair(0, 0))])  # as if this run had not counted
@@ -172,7 +172,7 @@ def test_what_waited_before_bytes_were_counted_counts_none(bench: Bench) -> None
     assert bench.store.pending_bytes() == {SCOPE: SIZE}
 
 
-def test_a_half_message_counts_the_body_beside_it() -> None:
+def test_a_half_message_counts_its_separate_body() -> None:
     """Its row is small, and the same in each check; with its body in its row it counted that."""
     entry = WaitingEntry(EntryKind.TRANSACTION, 0, 3, HALF, LATER_MS, NOW_MS)
     row = encode_half(entry, HalfMessageState(Terms(0, 0), 5, 0, 1_000), b"\1" * 17)

@@ -84,7 +84,7 @@ def test_bytes_are_bounded_too(bench: Bench) -> None:
     assert len(all_rows(bench.store, Family.QUEUE)) == 2
 
 
-def test_what_is_gathered_counts_before_and_behind_its_hand_over(bench: Bench) -> None:
+def test_gathered_messages_count_before_and_after_their_hand_over(bench: Bench) -> None:
     """Bytes that wait are the same for units of the loop, gathered in this turn or in one before."""
     bench.restart(StoreOptions(pending_bytes_max=1_000, gap_event=gap_event))
     large = append(1, payload=bytes(600))
@@ -109,7 +109,7 @@ def test_what_is_gathered_counts_before_and_behind_its_hand_over(bench: Bench) -
     assert bench.store.writer.pending_ops == 0
 
 
-def test_a_store_that_failed_says_why_at_each_call(bench: Bench) -> None:
+def test_a_failed_store_gives_the_reason_at_each_call(bench: Bench) -> None:
     """In the words of the first failure, which is its cause."""
     bench.gate.fails = "sync"
     with pytest.raises(StoreFailed) as first:
@@ -178,7 +178,7 @@ def test_a_failure_is_final(bench: Bench, where: Literal["write", "sync"], error
     assert counted(store, [SCOPE]) == recount(store)
 
 
-def test_after_a_power_loss_what_was_synced_is_there() -> None:
+def test_after_a_power_loss_synced_rows_are_there() -> None:
     """In memory, where power can be lost: the unsynced batch is gone as a whole, the synced ones are there."""
     engine = MemoryEngine()
     store = Store(engine, ManualClock(NOW_MS), StoreOptions())
@@ -286,7 +286,7 @@ def test_commit_async_fails_every_future(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_one", [False, True], ids=["units", "messages sent alone"])
-def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over(bench: Bench, is_one: bool) -> None:
+def test_gathered_messages_are_reported_when_the_store_fails_before_the_hand_over(bench: Bench, is_one: bool) -> None:
     """In the turn in which it was: each caller hears of it, also behind one whose answer cannot be made."""
     told: list[str] = []
     both = asyncio.Event()
@@ -330,7 +330,7 @@ def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over
     assert told == ["StoreFailed"] * 2
 
 
-def test_a_listener_that_raises_leaves_nobody_waiting(bench: Bench) -> None:
+def test_a_listener_that_raises_leaves_no_waiter_behind(bench: Bench) -> None:
     """Who listens for new ends may fail; futures are settled all the same, and the writer goes on."""
     heard: list[str] = []
 
@@ -349,7 +349,7 @@ def test_a_listener_that_raises_leaves_nobody_waiting(bench: Bench) -> None:
     assert heard == ["a listener"] * 3
 
 
-def test_one_who_waits_and_raises_leaves_nobody_else_waiting(bench: Bench) -> None:
+def test_a_waiter_that_raises_leaves_no_other_waiting(bench: Bench) -> None:
     """An answer that cannot be made is one caller's affair: those behind it are told, and so is the next batch."""
     heard: list[str] = []
 
@@ -388,7 +388,7 @@ def test_a_closed_loop_does_not_stop_the_writer(bench: Bench) -> None:
     assert bench.store.failure is None
 
 
-def test_close_commits_what_was_accepted(bench: Bench) -> None:
+def test_close_commits_accepted_operations(bench: Bench) -> None:
     """Units that wait are committed and answered before the end; later ones are refused; closing twice is allowed."""
     bench.gate.hold()
     waiters = [bench.submit(append(0))]
@@ -409,7 +409,7 @@ def test_close_commits_what_was_accepted(bench: Bench) -> None:
     assert store.queue_end(TOPIC, 0) == 4
 
 
-def test_recovery_says_what_it_found(bench: Bench) -> None:
+def test_recovery_reports_its_findings(bench: Bench) -> None:
     """New, closed in order or not, the last sequence; the run is counted up each time."""
     first = bench.store
     assert (first.recovery.is_new, first.recovery.was_closed, first.recovery.sequence, first.boot) == (

@@ -90,7 +90,7 @@ def together(bench: Bench, units: list[list[Op]]) -> list[list[Receipt]]:
 
 
 @pytest.mark.parametrize("is_one_batch", [True, False], ids=["in one batch", "one after another"])
-def test_every_order_of_what_may_happen_to_an_entry(bench: Bench, *, is_one_batch: bool) -> None:
+def test_every_order_of_events_on_an_entry(bench: Bench, *, is_one_batch: bool) -> None:
     """Cancelled, moved forth, moved back, left, and handed over by a reader that read it before, in every order.
 
     It is handed over or cancelled, once, and handed over with the time that was set last.
@@ -137,7 +137,7 @@ def test_every_order_of_what_may_happen_to_an_entry(bench: Bench, *, is_one_batc
             assert [decode_queued(value).deliver_at_ms for _, value in lies] == [set_ms], order
 
 
-def test_what_the_reader_holds_and_somebody_moved_comes_at_its_new_time(bench: Bench) -> None:
+def test_a_moved_entry_in_the_readers_hand_comes_at_its_new_time(bench: Bench) -> None:
     """Neither now nor twice; also if it comes back to where the reader read it, which is told apart."""
     bench.store.commit([schedule(1, NOW_MS + 5), schedule(2, NOW_MS + 5)])
     bench.clock.advance(5)
@@ -158,7 +158,7 @@ def test_what_the_reader_holds_and_somebody_moved_comes_at_its_new_time(bench: B
     assert len(all_rows(bench.store, Family.QUEUE)) == 2
 
 
-def test_what_nobody_holds_may_come_back_to_its_time(bench: Bench) -> None:
+def test_an_entry_without_a_holder_may_return_to_its_time(bench: Bench) -> None:
     """However often it is moved forth and back, it comes to the millisecond; one that stays has no event."""
     bench.store.commit([schedule(1, NOW_MS + LATER_MS)])
     for at_ms in (NOW_MS + 70, NOW_MS + LATER_MS, NOW_MS + 70, NOW_MS + LATER_MS, NOW_MS + LATER_MS):
@@ -175,7 +175,7 @@ def test_what_nobody_holds_may_come_back_to_its_time(bench: Bench) -> None:
     drain(bench)
 
 
-def test_a_restart_reads_what_was_moved(bench: Bench) -> None:
+def test_a_restart_reads_the_moved_messages(bench: Bench) -> None:
     """A kill leaves the entry under one time, with counts that fit."""
     bench.store.commit([schedule(1, NOW_MS + LATER_MS), schedule(2, NOW_MS + LATER_MS)])
     first, second = all_rows(bench.store, Family.TIMELINE)

@@ -57,7 +57,7 @@ def gaps(bench: Bench) -> int:
     return sum(record.event[0] == EventKind.GAP for record in events(bench.store))
 
 
-def test_what_was_exported_goes(bench: Bench) -> None:
+def test_exported_rows_are_removed(bench: Bench) -> None:
     """All of the rows that are said, and nothing else; nothing at all the second time."""
     emit(bench, 5)
     assert sequences(bench) == [1, 2, 3, 4, 5]
@@ -71,7 +71,7 @@ def test_what_was_exported_goes(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("exported", [ROWS_CUT - 1, ROWS_CUT, ROWS_CUT + 1, ROWS_CUT + 5])
-def test_what_was_cut_while_it_was_exported_is_counted_once(bench: Bench, exported: int) -> None:
+def test_rows_cut_during_their_export_are_counted_once(bench: Bench, exported: int) -> None:
     """Before the export could say that it is done."""
     emit(bench, BOUND // ROW_BYTES + 2)
     assert gaps(bench) == 1
@@ -79,7 +79,7 @@ def test_what_was_cut_while_it_was_exported_is_counted_once(bench: Bench, export
     assert sequences(bench)[0] == max(exported, ROWS_CUT) + 1
 
 
-def test_what_is_being_exported_is_not_cut(bench: Bench) -> None:
+def test_a_batch_being_exported_is_not_cut(bench: Bench) -> None:
     """Not before it is half as much again as the bound: an export may hang."""
     emit(bench, 10)
     bench.store.commit([HoldOutbox(11)])
@@ -90,7 +90,7 @@ def test_what_is_being_exported_is_not_cut(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("let_go", [drop(1, 1), HoldOutbox(0), HoldOutbox(1)])
-def test_what_is_let_go_can_be_cut(bench: Bench, let_go: DropOutbox | HoldOutbox) -> None:
+def test_a_released_row_can_be_cut(bench: Bench, let_go: DropOutbox | HoldOutbox) -> None:
     """By the end of an export, and by an export that failed."""
     bench.store.commit([HoldOutbox(11)])
     emit(bench, BOUND // ROW_BYTES + 3)
@@ -101,7 +101,7 @@ def test_what_is_let_go_can_be_cut(bench: Bench, let_go: DropOutbox | HoldOutbox
     sequences(bench)
 
 
-def test_numbers_go_on_from_where_it_is_said(bench: Bench) -> None:
+def test_numbers_continue_from_a_given_one(bench: Bench) -> None:
     """What lies below is forgotten, the batch's own event has the first number."""
     emit(bench, 3)
     bench.store.commit([SkipOutbox(100), Emit(b"first")])

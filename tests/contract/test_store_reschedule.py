@@ -113,7 +113,7 @@ def test_the_reader_waits_for_a_batch_that_moves_an_entry(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-def test_who_withdraws_it_first_has_it(bench: Bench, *, is_together: bool) -> None:
+def test_the_first_withdrawal_wins(bench: Bench, *, is_together: bool) -> None:
     """What was withdrawn while the reader had it in its hand does not wait again."""
     bench.store.commit([schedule(1, NOW_MS + 5)])
     bench.clock.advance(5)
@@ -153,7 +153,7 @@ def test_it_is_withdrawn_under_its_new_key_only(bench: Bench) -> None:
     assert found.sequence != 1
 
 
-def test_what_comes_in_its_stead_is_not_missed(bench: Bench) -> None:
+def test_a_successor_is_not_reported_missing(bench: Bench) -> None:
     """An entry that is scheduled in place of another one is read, also if its time is over."""
     bench.store.commit([schedule(1, NOW_MS + AGAIN_MS)])
     assert read(bench) == []

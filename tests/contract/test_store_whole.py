@@ -61,7 +61,7 @@ def withdraw(told: Receipt, number: int, *instead: Append | Schedule | Put | Emi
     "beside", [FINISHED, Delete(Family.GROUP, b"kept"), Emit(b"told")], ids=lambda op: type(op).__name__
 )
 @pytest.mark.parametrize("accepting", [append(1), schedule(1, LATER_MS)], ids=["append", "schedule"])
-def test_what_is_known_already_finishes_nothing(bench: Bench, accepting: Op, beside: Op) -> None:
+def test_an_operation_known_already_finishes_nothing(bench: Bench, accepting: Op, beside: Op) -> None:
     """The unit is refused, and there is no trace of it: no row, no event, no sequence, no count."""
     bench.store.commit([append(1), Put(Family.GROUP, b"kept", b"yes")])
     before = [all_rows(bench.store, family) for family in Family]
@@ -90,7 +90,7 @@ def test_of_a_batch_only_the_unit_that_is_not_whole_is_refused(bench: Bench) -> 
     assert counted(bench.store, [SCOPE]) == recount(bench.store)
 
 
-def test_who_says_that_nothing_relies_on_it_is_answered(bench: Bench) -> None:
+def test_a_call_marked_harmless_is_answered(bench: Bench) -> None:
     """A repeated send that carries a row of its own."""
     (first,) = bench.store.commit([append(1)])
     (again, other, _) = bench.store.commit([append(1)._replace(if_known=IfKnown.ANSWER), append(2), FINISHED])
@@ -99,7 +99,7 @@ def test_who_says_that_nothing_relies_on_it_is_answered(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("accepting", [append(1), schedule(1, LATER_MS)], ids=["append", "schedule"])
-def test_a_copy_is_written_whatever_is_known_of_its_id(bench: Bench, accepting: Append | Schedule) -> None:
+def test_a_copy_is_written_even_if_its_id_is_known(bench: Bench, accepting: Append | Schedule) -> None:
     """In a later batch, and in the same."""
     copy = accepting._replace(if_known=IfKnown.WRITE)
     bench.store.commit([append(1)])
@@ -110,7 +110,7 @@ def test_a_copy_is_written_whatever_is_known_of_its_id(bench: Bench, accepting: 
     assert rows == 4
 
 
-def test_what_is_gone_finishes_nothing(bench: Bench) -> None:
+def test_a_gone_lease_finishes_nothing(bench: Bench) -> None:
     """An entry that no longer waits takes the unit of its withdrawal with it; what was put instead is there once."""
     (told,) = bench.store.commit([schedule(1, LATER_MS)])
     done, refused, nothing = together(
@@ -128,7 +128,7 @@ def test_what_is_gone_finishes_nothing(bench: Bench) -> None:
     assert counted(bench.store, [SCOPE]) == recount(bench.store)
 
 
-def test_what_stands_instead_is_never_passed_over(bench: Bench) -> None:
+def test_a_replacement_is_never_skipped(bench: Bench) -> None:
     """An entry goes on under an id that became known in the same batch: neither is lost."""
     (told,) = bench.store.commit([schedule(1, LATER_MS)])
     first, moved = together(bench, [append(7)], [withdraw(told, 1, append(7))])

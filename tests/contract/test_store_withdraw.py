@@ -167,7 +167,7 @@ def test_the_id_is_free_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["handed over", "withdrawn"])
-def test_what_waits_no_longer_is_left_alone(bench: Bench, how: str) -> None:
+def test_a_message_no_longer_pending_stays_as_it_is(bench: Bench, how: str) -> None:
     """The receipt has no state, and nothing is done instead."""
     first, _ = waiting(bench, 1, 2)
     if how == "handed over":
@@ -241,7 +241,7 @@ def test_one_batch_withdraws_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("between", ["nothing", "other batches", "many withdrawals", "a step of the clock"])
-def test_what_the_reader_had_in_its_hand_is_not_delivered(
+def test_an_entry_in_the_readers_hand_is_not_delivered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
     """It read the row before it was withdrawn, and hands it over after, whatever was written meanwhile."""
@@ -302,7 +302,7 @@ def test_memory_of_withdrawn_keys_is_bounded(bench: Bench, monkeypatch: pytest.M
     assert bench.store.pending() == {}
 
 
-def test_what_comes_instead_counts_as_bytes_that_wait(bench: Bench) -> None:
+def test_a_replacement_counts_as_waiting_bytes(bench: Bench) -> None:
     """A withdrawal that brings a large message is bounded as the message would be."""
     bench.restart(StoreOptions(pending_bytes_max=1_000, gap_event=gap_event))
     (row,) = waiting(bench, 1)

@@ -40,7 +40,7 @@ def test_a_unit_is_as_large_as_the_messages_it_carries() -> None:
     assert size_of(withdrawn, second) == len(first.record) + len(later.record) + len(second.record)
 
 
-def test_batches_are_counted_and_told(bench: Bench) -> None:
+def test_batches_are_counted_and_reported(bench: Bench) -> None:
     """Their ops, the size of their messages, how long they took, and how much of that was the sync."""
     told: list[tuple[int, int, float, float]] = []
     bench.store.writer.observe = lambda *figures: told.append(figures)
@@ -72,7 +72,7 @@ def test_room_is_looked_for_as_much_as_a_batch_takes(bench: Bench, monkeypatch: 
     assert asked == [size_of(*ops) + 3 * 256]
 
 
-def test_what_the_loop_wants_gathers_while_it_is_busy(bench: Bench) -> None:
+def test_requests_of_the_loop_gather_while_it_is_busy(bench: Bench) -> None:
     """Until it has told everybody of the last batch; who waits in a thread of his own does not wait for the loop."""
     bench.submit(append(0)).ended()
 

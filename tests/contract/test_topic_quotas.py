@@ -56,7 +56,7 @@ def pending(rig: EmbeddedRig, topic: str = TOPIC) -> int:
 
 
 @every_durable_broker()
-async def test_what_would_be_more_than_may_be_pending_is_refused(rig: EmbeddedRig) -> None:
+async def test_a_send_above_the_pending_limit_is_refused(rig: EmbeddedRig) -> None:
     """Of several in a call all are accepted or none; the error names the quota, what is there and when to retry."""
     await limit(rig, max_pending=3)
     await delayed(rig, "m-1", "m-2")
@@ -93,7 +93,7 @@ async def test_there_is_room_again_once_messages_left(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_what_is_due_at_once_is_not_pending(rig: EmbeddedRig) -> None:
+async def test_a_message_due_at_once_is_not_pending(rig: EmbeddedRig) -> None:
     """And what waits in another topic is none of this one's."""
     await limit(rig, max_pending=1)
     await delayed(rig, "m-1")
@@ -131,7 +131,7 @@ async def test_concurrent_sends_never_go_above_the_limit(rig: EmbeddedRig) -> No
 
 
 @every_durable_broker()
-async def test_quotas_and_what_they_count_survive_a_kill(rig: EmbeddedRig) -> None:
+async def test_quotas_and_their_counts_survive_a_kill(rig: EmbeddedRig) -> None:
     """Also the bytes; and what the configuration says counts where the topic says nothing."""
     await limit(rig, max_pending=2, max_pending_bytes=10_000)
     await delayed(rig, "m-1", "m-2")
@@ -183,7 +183,7 @@ async def test_half_messages_are_pending_and_a_commit_is_never_refused(rig: Embe
 
 
 @every_durable_broker()
-async def test_what_was_accepted_elsewhere_is_not_refused(rig: EmbeddedRig) -> None:
+async def test_a_message_accepted_elsewhere_is_not_refused(rig: EmbeddedRig) -> None:
     """What was taken from a cluster, or may be there; it counts where it waits."""
     await limit(rig, max_pending=1, send_rate=1)
     note = encode_event(EventKind.FETCHED, 1, 0, NO_QUEUE, 0, 0, b"\1" * 17)
@@ -255,7 +255,7 @@ async def test_a_message_that_was_refused_leaves_the_topic_as_it_was(rig: Embedd
 
 
 @every_durable_broker()
-async def test_what_cannot_be_a_quota_is_refused(rig: EmbeddedRig) -> None:
+async def test_an_impossible_quota_is_refused(rig: EmbeddedRig) -> None:
     """And retries and dead letters have none, not even those of the configuration."""
     await rig.broker.catalog.topic(TOPIC)
     for wrong in (QuotaChange(-2), QuotaChange(max_pending_bytes=2**63), QuotaChange(send_rate=1_000_001)):
@@ -271,7 +271,7 @@ async def test_what_cannot_be_a_quota_is_refused(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_the_trail_tells_of_a_quota_that_was_changed(rig: EmbeddedRig) -> None:
+async def test_the_trail_shows_a_changed_quota(rig: EmbeddedRig) -> None:
     """As it does of a rate."""
     await limit(rig, max_pending=5, send_rate=BACK)
     said = [each.event for each in read_outbox(rig.store) if each.event.kind == EventKind.TOPIC_CHANGED]
@@ -337,7 +337,7 @@ async def test_a_receive_waits_for_the_rate(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
-async def test_a_group_that_was_paused_goes_on_no_faster_than_its_rate(rig: EmbeddedRig) -> None:
+async def test_a_resumed_group_continues_no_faster_than_its_rate(rig: EmbeddedRig) -> None:
     """The ramp and the rate hold both."""
     await send(rig, *(f"m-{number}" for number in range(40)))
     await slow(rig, 4)
@@ -363,7 +363,7 @@ async def test_a_rate_of_a_group_that_cannot_be_is_refused(rig: EmbeddedRig) -> 
 
 
 @every_durable_broker()
-async def test_what_is_passed_on_to_a_cluster_spends_the_rate(rig: EmbeddedRig) -> None:
+async def test_messages_passed_to_a_cluster_spend_the_rate(rig: EmbeddedRig) -> None:
     """It counts once, also if it is kept here in the end; of a topic that nobody knows here there is no rate."""
     await limit(rig, send_rate=2)
     two = [an_envelope("m-1"), an_envelope("m-2")]

@@ -57,7 +57,7 @@ async def test_a_topic_takes_its_type_only(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_groups_of_a_fifo_topic_are_told_to_keep_the_order(rig: EmbeddedRig) -> None:
+async def test_groups_of_a_fifo_topic_get_ordered_delivery(rig: EmbeddedRig) -> None:
     """Before it holds anything: its type says what will be in it."""
     await rig.broker.catalog.make_topic("fifo", 0, TopicSettings(MessageType.FIFO))
     assert rig.broker.group_settings(GROUP, ["fifo"]).is_fifo

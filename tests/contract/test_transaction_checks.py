@@ -52,7 +52,7 @@ async def test_a_producer_is_asked_after_6_s_and_then_every_30(rig: EmbeddedRig)
 
 
 @every_durable_broker()
-async def test_a_message_may_say_when_it_is_checked_first(rig: EmbeddedRig) -> None:
+async def test_a_message_may_set_its_first_check_time(rig: EmbeddedRig) -> None:
     """Earlier or later than the rule; only the first time."""
     producer = Producer(rig)
     await prepare(rig, a_half(check_after_ms=1_000))
@@ -161,7 +161,7 @@ async def test_after_its_last_check_it_is_a_dead_letter(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker()
-async def test_what_was_given_up_can_be_sent_again(rig: EmbeddedRig) -> None:
+async def test_a_message_that_was_given_up_can_be_sent_again(rig: EmbeddedRig) -> None:
     """A redrive makes it a message of its topic."""
     Producer(rig)
     envelope = encode(Message(topic=TOPIC, message_id="m-1", body=b"whole"))

@@ -37,7 +37,7 @@ from dmq.trail.snapshots.layout import Waiting, read_waiting
 
 
 @every_durable_broker()
-async def test_a_half_message_is_seen_by_nobody_until_it_is_committed(rig: EmbeddedRig) -> None:
+async def test_a_half_message_is_invisible_until_it_is_committed(rig: EmbeddedRig) -> None:
     """Neither now nor later, nor after a restart; then it is there as it was sent, with its tag, on attempt 1."""
     transaction_id = await prepare_one(rig)
     assert not await receive(rig)
@@ -54,7 +54,7 @@ async def test_a_half_message_is_seen_by_nobody_until_it_is_committed(rig: Embed
 
 
 @every_durable_broker()
-async def test_a_commit_wakes_who_waits(rig: EmbeddedRig) -> None:
+async def test_a_commit_wakes_its_waiters(rig: EmbeddedRig) -> None:
     """A receive that was there before the commit gets the message."""
     transaction_id = await prepare_one(rig)
     await receive(rig)
@@ -304,7 +304,7 @@ async def test_a_snapshot_can_read_it(rig: EmbeddedRig) -> None:
     assert read_waiting(value) == Waiting(EntryKind.TRANSACTION, topic_id, 0, pack_id("m-1"), due_ms, 1, begun_ms)
 
 
-def test_nobody_hears_of_a_decision_that_is_not_durable(tmp_path: Path) -> None:
+def test_a_decision_is_visible_only_when_durable(tmp_path: Path) -> None:
     """While the commit is being synced, a second one and a rollback wait for it: it may yet be lost."""
     gates: list[GatedEngine] = []
 

@@ -252,7 +252,7 @@ def test_generated_files_are_fresh(tmp_path: Path) -> None:
         assert same, f"{name} is stale: run tools/generate_wire.py (here with grpcio-tools {version('grpcio-tools')})"
 
 
-def test_stub_promises_only_what_exists() -> None:
+def test_the_stub_promises_only_existing_names() -> None:
     """Every public name and class member of the typed stub exists at run time, and nothing public is untyped."""
     stub = ast.parse((WIRE / "rocketmq_v2.pyi").read_text(encoding="utf-8"))
     classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}

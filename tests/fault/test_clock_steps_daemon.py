@@ -60,7 +60,7 @@ def send_delayed(client: WireClient, message_id: str) -> None:
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_delay_is_as_long_whoever_has_heard_of_a_step(tmp_path: Path, processes: str) -> None:
+def test_a_delay_keeps_its_length_through_any_report_of_a_step(tmp_path: Path, processes: str) -> None:
     """Sent over two connections right before and behind a step of an hour, and back: not early, and not stuck."""
     with (
         a_daemon(tmp_path, clock_jump_max="off", processes=processes) as (daemon, shim),

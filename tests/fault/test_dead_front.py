@@ -47,7 +47,7 @@ def _polls(daemon: Daemon) -> int:
 
 
 @pytest.mark.parametrize("is_renewed", [False, True], ids=["simple", "push"])
-def test_what_a_dead_front_handed_out_comes_back_at_once(daemon: Daemon, is_renewed: bool) -> None:
+def test_messages_delivered_by_a_dead_front_come_back_at_once(daemon: Daemon, is_renewed: bool) -> None:
     """To the next consumer of the group, as the next attempt, and long before it would have become visible again."""
     first, _ = daemon.event("listening")["fronts"]
     receive = a_receive("orders", "billing", invisible_s=3600, wait_s=50)

@@ -25,7 +25,7 @@ _MEANT = ('"event": "clock_held"', '"event": "front_ended"')
 
 
 @pytest.mark.timeout(300 + 3 * LASTS_S)
-def test_what_was_accepted_is_where_the_daemon_says(tmp_path: Path) -> None:
+def test_accepted_messages_are_where_the_daemon_shows_them(tmp_path: Path) -> None:
     """Each message that was accepted came to each group, or ended as somebody asked; ledger, store and audit agree."""
     print(f"DMQ_TEST_SEED={SEED}")
     rng = random.Random(SEED)

@@ -96,7 +96,7 @@ def poll(daemon: Daemon, client: WireClient, pool: ThreadPoolExecutor) -> Future
 
 
 @pytest.mark.parametrize("is_renewed", [False, True], ids=["simple", "push"])
-def test_what_a_client_had_not_taken_comes_at_once(daemon: Daemon, *, is_renewed: bool) -> None:
+def test_messages_that_a_client_had_not_taken_come_at_once(daemon: Daemon, *, is_renewed: bool) -> None:
     """The answer was on its way when the front died: nobody waits for the end of a lease, which may never come."""
     with WireClient(daemon.address, "slow") as slow:
         call = hold_up(slow, is_renewed=is_renewed)
@@ -299,7 +299,7 @@ def test_a_front_of_another_version_is_refused(tmp_path: Path) -> None:
     assert "and this daemon of 0.0.other: restart it" in said
 
 
-def test_a_python_that_does_not_start_is_told(tmp_path: Path) -> None:
+def test_a_python_that_does_not_start_is_reported(tmp_path: Path) -> None:
     """One line, exit code 1: it ended by itself, or is not there."""
     with a_daemon(tmp_path, executable="/bin/false") as daemon:
         assert "a front process did not start (exit code 1)" in _refusal(daemon)

@@ -206,7 +206,7 @@ def test_a_send_that_is_repeated_with_its_uid_is_kept_once(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_send_ahead_returns_and_what_is_kept_late_is_in_nobodys_hands(rig: Rig, is_restarted: bool) -> None:
+def test_a_send_ahead_returns_and_a_late_entry_is_in_no_hands(rig: Rig, is_restarted: bool) -> None:
     """It was not attempted; kept after all it is sent by the drain of this run, or of the next."""
     rig.stall()
     outcome = rig.hook.send("w", b"1")
@@ -219,7 +219,7 @@ def test_a_send_ahead_returns_and_what_is_kept_late_is_in_nobodys_hands(rig: Rig
     assert rig.sent_later(1) == [b"1"]
 
 
-def test_a_message_that_was_sent_is_not_sent_again_when_the_disk_goes_on(rig: Rig) -> None:
+def test_a_sent_message_is_not_sent_again_when_the_disk_recovers(rig: Rig) -> None:
     """The disk stops while the handler runs: ``Delivered`` does not wait, and the entry is forgotten later."""
     rig.fail_next(lambda payload: rig.stall())
     assert isinstance(rig.hook.send("w", b"1"), Delivered)
@@ -238,7 +238,7 @@ def test_a_message_that_was_kept_before_the_disk_stopped_waits_its_time(rig: Rig
     assert rig.sent_later(1) == [b"1"]
 
 
-def test_whose_key_cannot_be_looked_up_is_not_attempted_and_not_in_doubt(rig: Rig) -> None:
+def test_a_send_with_an_unknown_key_state_is_not_attempted_and_not_in_doubt(rig: Rig) -> None:
     """Another thread holds the spool's lock over a call of the disk; nothing was asked to keep this message."""
     rig.fail_next(AWAY)
     rig.stall()
@@ -281,7 +281,7 @@ def test_an_event_loop_is_not_held_up_either(rig: Rig) -> None:
     assert rig.sent_later(2) == [b"1", b"2"]
 
 
-def test_a_check_says_that_nothing_can_be_written_and_leaves_nothing(rig: Rig) -> None:
+def test_a_check_reports_an_unwritable_directory_and_leaves_nothing(rig: Rig) -> None:
     """It does not wait for the disk either; what it began is taken away once that goes on."""
     rig.stall()
     checked = rig.hook.check()

@@ -46,7 +46,7 @@ def check_honest_call(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("kept", corpus(), ids=lambda path: path.stem)
-def test_what_an_input_costs_is_bounded_by_its_size(daemon: Daemon, kept: Path) -> None:
+def test_the_cost_of_an_input_is_bounded_by_its_size(daemon: Daemon, kept: Path) -> None:
     meter = Meter(daemon.pid)
     said = with_preface(kept.read_bytes())
     cost = cost_of(meter, daemon.port, said)
@@ -57,7 +57,7 @@ def test_what_an_input_costs_is_bounded_by_its_size(daemon: Daemon, kept: Path) 
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_costs_what_it_sends_and_honest_calls_go_on(daemon: Daemon, name: str) -> None:
+def test_an_attack_costs_in_proportion_to_its_bytes_and_honest_calls_continue(daemon: Daemon, name: str) -> None:
     meter = Meter(daemon.pid)
     meter.wait_until_quiet()
     cpu_s, memory = meter.cpu_s(), meter.memory_bytes()

@@ -56,7 +56,7 @@ def sent(admin: AdminClient) -> dict[str, list[Sent]]:
     return {name: sorted(each) for name, each in found.items()}
 
 
-def test_occurrences_are_as_the_policy_says(tmp_path: Path) -> None:
+def test_occurrences_follow_the_policy(tmp_path: Path) -> None:
     """All: every second, once. One and skip: the last time of the rule when it was sent, so none is left out but late.
 
     Numbers have no gap, no time comes twice, none early, and the last one is there. The downtimes are shorter than what

@@ -37,7 +37,7 @@ def disk(tmp_path: Path) -> Path:
     return path
 
 
-def test_short_of_disk_space_puts_are_refused_and_the_rest_goes_on(disk: Path) -> None:
+def test_short_of_disk_space_only_puts_are_refused(disk: Path) -> None:
     """Refused with the name of the bound, before the disk is full; what is there is finished even when it is."""
     ran = run("disk_full", disk, before=small_disk(disk, 96 * _MIB))
     assert lines(ran.stdout) == [
@@ -251,7 +251,7 @@ def test_damage_that_writes_meet_is_left_behind(tables: Path) -> None:
         spool.put(an_entry(10**6)).result(PATIENCE_S)
 
 
-def test_a_late_word_of_what_failed_does_not_end_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_report_of_a_failure_does_not_end_the_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader notices the failure as well, after the store said it: it is opened again once, not twice."""
     monkeypatch.setattr("dmq.producer_store.directories.running.REOPEN_S", (0.0,))
     closed: list[DueReader] = []

@@ -200,7 +200,7 @@ def test_a_directory_in_use_is_never_touched(tmp_path: Path) -> None:
         assert not second.take("orders", 9, 0.1)
 
 
-def test_nobody_moves_into_a_directory_that_is_being_removed(both: Path) -> None:
+def test_a_directory_being_removed_is_never_adopted(both: Path) -> None:
     """Who opens a spool between the end of an adoption and the removal gets a directory that stays."""
     opened: list[Spool] = []
     thread = threading.Thread(target=lambda: opened.append(Spool(both, options=QUIET)))
@@ -261,7 +261,7 @@ def test_an_orphan_that_is_damaged_stands_in_nobodys_way(both: Path) -> None:
     assert log.read_bytes() == damaged, "left alone"
 
 
-def test_what_is_adopted_is_in_the_figures_of_both(both: Path) -> None:
+def test_an_adopted_directory_is_in_the_figures_of_both(both: Path) -> None:
     """After each unit the figures of the directory that is emptied equal its rows, as do the adopter's."""
     with Spool(both, options=QUIET) as spool:
         looks: list[int] = []

@@ -180,7 +180,7 @@ def test_without_a_manifest_or_a_marker_nothing_is_lost(
     assert Saved(directory).check(TABLED) == set()
 
 
-def test_a_look_at_a_damaged_directory_says_what_it_passed_over(tabled: Path, tmp_path: Path) -> None:
+def test_a_look_at_a_damaged_directory_reports_skipped_rows(tabled: Path, tmp_path: Path) -> None:
     """As ``ls`` and ``export`` read it: all but the block, and where that is."""
     directory = copied(tabled, tmp_path / "root")
     table = table_of(directory, TABLED[30].payload)

@@ -202,7 +202,7 @@ def test_bits_flipped_anywhere(made: Made, tmp_path: Path, seed: int) -> None:
     drained(found.path, made.now_ms)
 
 
-def test_a_daemon_serves_what_was_saved(made: Made, tmp_path: Path) -> None:
+def test_a_daemon_serves_the_salvaged_store(made: Made, tmp_path: Path) -> None:
     """It starts on the new store, lists and takes messages, and its trail tells of the events that are lost."""
     damaged = copied(made.log, tmp_path)
     (log,) = sorted((damaged / "rocksdb").glob("*.log"), key=lambda path: path.stat().st_size)[-1:]
@@ -222,7 +222,7 @@ def test_a_daemon_serves_what_was_saved(made: Made, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["rocksdb/MANIFEST-*", "rocksdb/CURRENT", "CELL"])
-def test_a_lost_file_beside_the_tables(made: Made, tmp_path: Path, pattern: str) -> None:
+def test_a_lost_file_of_the_tables(made: Made, tmp_path: Path, pattern: str) -> None:
     """The loss is found; what the file said is made anew from the tables, and everything is there again."""
     damaged = copied(made.tables, tmp_path)
     for path in damaged.glob(pattern):
@@ -264,7 +264,7 @@ def test_a_killed_salvage_can_be_repeated(made: Made, tmp_path: Path, step: str)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "new"]
 
 
-def test_what_cannot_be_is_refused(made: Made, tmp_path: Path) -> None:
+def test_invalid_input_is_refused(made: Made, tmp_path: Path) -> None:
     """A target that is full, in the store or on no disk, a store in use, a folder without one: nothing is written."""
     clock, quiet = ManualClock(made.now_ms), lambda _: None
     taken = tmp_path / "taken"

@@ -188,7 +188,7 @@ def test_a_full_disk_under_the_trail_stops_no_message(tmp_path: Path) -> None:
     assert events[-1]["kind"] == "CLOSED"
 
 
-def test_an_older_store_put_back_is_told(tmp_path: Path) -> None:
+def test_an_older_restored_store_is_reported(tmp_path: Path) -> None:
     """Numbers go on behind the trail, what is missing is named before the run's first event, and the log is loud."""
     data, trail = tmp_path / "data", tmp_path / "trail"
     env = {**os.environ, "DMQ_TRAIL": str(trail)}

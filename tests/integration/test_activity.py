@@ -50,7 +50,7 @@ def a_schedule(name: str, topic: str) -> wire.Schedule:
 
 
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
-def test_what_operators_change_is_recorded(tmp_path: Path, transport: str) -> None:
+def test_changes_by_operators_are_recorded(tmp_path: Path, transport: str) -> None:
     """Each changing call once, with key, address, reason and outcome; what is looked at, or not allowed, is not."""
     acl = str(write_acl(tmp_path, KEYS))
     with Daemon(tmp_path / "data", "--acl", acl, env={"DMQ_TRANSPORT": transport}) as daemon:
@@ -208,7 +208,7 @@ def _request() -> wire.RemoveTopicRequest:
     return wire.RemoveTopicRequest(topic="orders", force=True)
 
 
-def test_how_it_ended_is_told(tmp_path: Path) -> None:
+def test_its_outcome_is_returned(tmp_path: Path) -> None:
     """Done, refused, failed, or given up by its caller: one event each, and the error goes on to the caller."""
 
     async def body() -> None:

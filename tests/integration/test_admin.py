@@ -59,7 +59,7 @@ def test_the_largest_body_comes_through(live: LiveCell, client: AdminClient) -> 
     assert client.message("orders", "big", with_body=True).content.body == body
 
 
-def test_a_refused_call_says_which_rule(client: AdminClient) -> None:
+def test_a_refused_call_names_its_rule(client: AdminClient) -> None:
     """The daemon's own sentence."""
     with pytest.raises(CallRefused, match="illegal topic"):
         client.message("a b", "x")
@@ -104,7 +104,7 @@ def test_bytes_that_are_no_request_are_refused(live: LiveCell) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_nobody_answers() -> None:
+def test_no_server_answers() -> None:
     """One sentence with the address, at once."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -114,7 +114,7 @@ def test_nobody_answers() -> None:
     assert str(caught.value) == f"no daemon answers at {address}; is `dmq serve` running?"
 
 
-def test_somebody_is_silent() -> None:
+def test_a_silent_server() -> None:
     """The deadline holds when a connection is accepted and nothing is said."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -124,7 +124,7 @@ def test_somebody_is_silent() -> None:
     assert 0.1 < time.monotonic() - started_s < 2.5
 
 
-def test_somebody_else_answers() -> None:
+def test_a_foreign_server_answers() -> None:
     """A gRPC server without this service is told from a daemon that is down."""
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -127,7 +127,7 @@ def test_a_small_gzip_with_millions_of_elements_costs_little(daemon: Daemon, rpc
         assert memory_bytes(daemon) < before + 150 * MIB
 
 
-def test_unfinished_requests_lock_nobody_out(daemon: Daemon, tmp_path: Path) -> None:
+def test_unfinished_requests_lock_no_client_out(daemon: Daemon, tmp_path: Path) -> None:
     """Danger: five connections with unfinished requests held all 256 MiB; every other send was refused for ever."""
 
     async def scenario() -> None:

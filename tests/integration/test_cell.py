@@ -216,7 +216,7 @@ def test_a_crash_in_the_middle_of_making_the_database_opens(tmp_path: Path) -> N
     store.close()
 
 
-def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_database_is_refused(tmp_path: Path) -> None:
     """Rows without our figures are not an empty store."""
     engine = RocksEngine(tmp_path / "cell" / "rocksdb")
     engine.write(batch_of(1))
@@ -265,7 +265,7 @@ def test_a_new_directory_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytes
     assert tmp_path / "var" / "lib" not in synced
 
 
-def test_a_refusal_lets_go_of_the_directory(cell: Path) -> None:
+def test_a_refusal_releases_the_directory(cell: Path) -> None:
     """Whoever mends the files can lock it: neither our lock nor RocksDB's is held by a store that did not open."""
     remove("*.sst")(cell)
     refused(cell, StoreCorrupt)

@@ -138,7 +138,7 @@ def test_explain_knows_the_newest_events(daemon: Daemon) -> None:
     assert (never.returncode, "exported" in never.stderr) == (3, False), never.stderr
 
 
-def test_explain_says_what_a_trail_may_lack(stopped: Path) -> None:
+def test_explain_names_possible_gaps_of_a_trail(stopped: Path) -> None:
     """Nothing answers, and the message is in no file yet: that is no proof that it never was there."""
     answer_of(dmq("audit", "export", "--data", str(stopped), "-o", "json"))
     told = dmq("audit", "explain", "nosuch", "--data", str(stopped), "-a", "127.0.0.1:1")
@@ -264,7 +264,7 @@ def test_the_jobs_exit_code_is_passed_through(code: int, spark: FakeSpark, tmp_p
 
 
 @pytest.mark.parametrize(("code", "becomes"), [(1, 1), (2, 2), (137, 1)])
-def test_a_job_that_failed_tells_where_its_log_is(code: int, becomes: int, spark: FakeSpark, tmp_path: Path) -> None:
+def test_a_failed_job_names_its_log(code: int, becomes: int, spark: FakeSpark, tmp_path: Path) -> None:
     """With the code of an internal error, or of usage."""
     (tmp_path / "trail").mkdir()
     spark.will(code, NOISE)
@@ -275,7 +275,7 @@ def test_a_job_that_failed_tells_where_its_log_is(code: int, becomes: int, spark
 
 
 @pytest.mark.parametrize(("memory", "told"), [("1GiB", "1024m"), ("3g", "3g"), ("512M", "512m")])
-def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, memory: str, told: str) -> None:
+def test_the_request_reaches_the_job(spark: FakeSpark, tmp_path: Path, memory: str, told: str) -> None:
     """Times as milliseconds, durations with their unit, Spark's options to Spark, and nothing that was not given."""
     (tmp_path / "trail").mkdir()
     base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out")]
@@ -376,7 +376,7 @@ def test_options_are_checked_before_anything_starts(spark: FakeSpark, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_missing_is_said(spark: FakeSpark, tmp_path: Path) -> None:
+def test_missing_input_is_reported(spark: FakeSpark, tmp_path: Path) -> None:
     """Java, Spark, or the job, each in one line, before anything starts."""
     (tmp_path / "trail").mkdir()
     base = ["audit", "run", *ON_SPARK, "--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out")]
@@ -401,7 +401,7 @@ def test_a_trail_is_judged_without_java(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "report.json", "findings.csv"}
 
 
-def test_what_duckdb_cannot_do_is_refused(tmp_path: Path) -> None:
+def test_functions_missing_in_duckdb_are_refused(tmp_path: Path) -> None:
     """Trails elsewhere, and options that only Spark has; what to do instead is said."""
     (tmp_path / "trail").mkdir()
     base = ["audit", "run", "--engine", "duckdb", "--out", str(tmp_path / "out"), "--no-snapshot"]
@@ -420,7 +420,7 @@ def test_what_duckdb_cannot_do_is_refused(tmp_path: Path) -> None:
         ({"duckdb", "pyspark"}, 5_001, Engine.spark),
     ],
 )
-def test_an_engine_is_chosen_by_what_is_there_and_by_size(
+def test_an_engine_is_chosen_by_installation_and_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has: set[str], of_events: int, expected: Engine
 ) -> None:
     """DuckDB, unless it is missing or the trail is a long one and Spark is there."""
@@ -433,7 +433,7 @@ def test_an_engine_is_chosen_by_what_is_there_and_by_size(
     assert engines.chosen(Engine.auto, str(tmp_path), is_elsewhere=False, is_for_spark=False) is expected
 
 
-def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch, spark: FakeSpark) -> None:
+def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch, spark: FakeSpark) -> None:
     """Of the job, or of Spark."""
     for name, value in spark.env.items():
         monkeypatch.setenv(name, value)

@@ -42,7 +42,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
 @at_length
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("language", those_with("push"), ids=lambda language: language.name)
-def test_another_consumer_is_given_what_a_dead_listener_held(scenarios: Scenarios, language: Language) -> None:
+def test_another_consumer_gets_the_messages_of_a_dead_listener(scenarios: Scenarios, language: Language) -> None:
     """Nobody renews the lease any more: within two minutes the other one has the message, on its second attempt."""
     message_id, held, found = scenarios.result(_die, language, HELD_S_MAX + 30)
     assert [(each["message_id"], each["attempt"]) for each in held] == [(message_id, 1)]

@@ -142,7 +142,7 @@ def test_other_message_groups_go_on(recovered: Consumed) -> None:
         assert _times_ms(recovered.deliveries, f"{letter}2")[0] < third_ms
 
 
-def test_a_dead_message_lets_the_next_one_pass(scenarios: Scenarios, language: Language) -> None:
+def test_a_dead_message_unblocks_the_next_one(scenarios: Scenarios, language: Language) -> None:
     """A head that always fails is handed out as often as the policy says, and not a fourth time; then come the others.
 
     Its client gives it up at the first failure, as it is told to.

@@ -309,7 +309,7 @@ def test_a_dry_run_of_a_redrive_changes_nothing(scenarios: Scenarios, language: 
     assert len(found.deliveries_after) == 1
 
 
-def test_a_redriven_message_starts_anew(scenarios: Scenarios, language: Language) -> None:
+def test_a_redriven_message_starts_with_no_attempts(scenarios: Scenarios, language: Language) -> None:
     """It is back in its topic on attempt 1, under a new id that names its parent, and no dead letter any more."""
     found = scenarios.result(_die, language)
     assert (found.redriven["state"], found.redriven["done"], found.redriven["failed"]) == ("DONE", 1, 0)
@@ -335,7 +335,7 @@ def test_a_second_redrive_does_nothing(scenarios: Scenarios, language: Language)
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
-def test_operators_see_what_waits(scenarios: Scenarios, language: Language) -> None:
+def test_operators_see_pending_messages(scenarios: Scenarios, language: Language) -> None:
     """``retry ls`` tells of each waiting retry what it is, which attempt comes next and when."""
     found = scenarios.result(_operate, language)
     assert {each["message_id"] for each in found.waiting} == {found.run_id, found.ended_id}

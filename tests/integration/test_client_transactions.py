@@ -101,7 +101,7 @@ def test_another_producer_answers_for_one_that_died(bench: Bench, died: Language
 
 
 @having("checks")
-def test_what_nobody_decides_is_a_dead_letter(
+def test_an_undecided_half_message_is_a_dead_letter(
     bench: Bench, process: OfficialClient, undecided: dict[str, tuple[str, str]]
 ) -> None:
     """After the last check; it says where it came from and how often was asked."""

@@ -143,7 +143,7 @@ def serving(serve: Serve) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("serve", [_silence, _garbage, _half, _goaway, _web], ids=lambda serve: serve.__name__[1:])
-def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
+def test_an_endpoint_that_is_no_proxy(serve: Serve, data: Path) -> None:
     """In doubt, by address, within the time of a request; a good proxy beside it is used in its place."""
 
     async def scenario(address: str) -> None:
@@ -160,7 +160,7 @@ def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
         asyncio.run(scenario(address))
 
 
-def test_a_daemon_in_front_of_what_is_no_proxy(data: Path) -> None:
+def test_a_daemon_in_front_of_an_endpoint_that_is_no_proxy(data: Path) -> None:
     """What it was sent is kept; status, log and trail say so, and of each address what is wrong there."""
     wrong = (_silence, _garbage, _half, _goaway, _web)
 
@@ -304,7 +304,7 @@ def test_a_check_that_fails_ends_no_stream() -> None:
     asyncio.run(scenario())
 
 
-def test_of_groups_that_nobody_has_nothing_is_kept() -> None:
+def test_nothing_is_kept_of_unknown_groups() -> None:
     """A client can name as many as it likes; of those that are taken there are bounds."""
 
     async def scenario(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_messages_packed_differently_go_apart(data: Path) -> None:
 
 
 @pytest.mark.parametrize("hands_out", [True, False])
-def test_what_came_before_a_receive_broke_off_is_kept(*, hands_out: bool) -> None:
+def test_messages_from_before_a_receive_broke_off_are_kept(*, hands_out: bool) -> None:
     """It is hidden from everybody else; without anything the failure is told."""
 
     async def scenario() -> None:
@@ -356,7 +356,7 @@ def test_what_came_before_a_receive_broke_off_is_kept(*, hands_out: bool) -> Non
     asyncio.run(scenario())
 
 
-def test_a_handle_dials_nobody(data: Path) -> None:
+def test_a_handle_opens_no_connection(data: Path) -> None:
     """A client could write any address into one, and would be sent our signature."""
 
     async def scenario(stranger: str) -> None:
@@ -404,7 +404,7 @@ def test_a_proxy_that_was_restarted_is_used_again(data: Path) -> None:
         asyncio.run(scenario())
 
 
-def test_what_the_cluster_has_is_made_by_nobody(data: Path, tmp_path: Path) -> None:
+def test_groups_of_the_cluster_are_created_by_no_call(data: Path, tmp_path: Path) -> None:
     """A client may use a topic and a group of the cluster more often than it may make new ones."""
 
     async def scenario() -> None:

@@ -26,7 +26,7 @@ from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 
 
-def test_what_is_delayed_waits_here_and_the_rest_goes_through(data: Path, tmp_path: Path) -> None:
+def test_only_delayed_messages_wait_here(data: Path, tmp_path: Path) -> None:
     """A delayed message is at the cluster when it is due and not before; an undelayed one never is in our store."""
 
     async def scenario() -> None:
@@ -142,7 +142,7 @@ def test_sends_that_are_to_be_refused_meanwhile(data: Path, tmp_path: Path) -> N
         play(scenario())
 
 
-def test_a_kill_of_the_daemon_repeats_and_says_so(data: Path, tmp_path: Path) -> None:
+def test_a_kill_of_the_daemon_repeats_and_reports_it(data: Path, tmp_path: Path) -> None:
     """What was on its way is sent again under its id, and each message that may be there twice has its event."""
     ids: list[str] = []
 
@@ -177,7 +177,7 @@ def test_a_kill_of_the_daemon_repeats_and_says_so(data: Path, tmp_path: Path) ->
         assert found["FORWARD_IN_DOUBT"] > 0
 
 
-def test_what_the_cluster_refuses_for_good_is_a_dead_letter(data: Path, tmp_path: Path) -> None:
+def test_a_permanent_refusal_by_the_cluster_is_a_dead_letter(data: Path, tmp_path: Path) -> None:
     """With the code; a redrive sends it again, without what was written on it, once the cluster takes it."""
 
     async def scenario() -> None:
@@ -242,7 +242,7 @@ def test_a_key_that_is_withdrawn_loses_nothing(data: Path, tmp_path: Path) -> No
             play(scenario())
 
 
-def test_nobody_moves_the_forwarder(data: Path, tmp_path: Path) -> None:
+def test_no_operator_moves_the_forwarder(data: Path, tmp_path: Path) -> None:
     """A reset or a removal of its group would lose what it has not sent yet."""
     with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
         for words in (

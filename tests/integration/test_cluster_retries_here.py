@@ -241,7 +241,7 @@ def test_a_kill_before_it_is_here(data: Path, tmp_path: Path) -> None:
         assert kinds(front)["TAKEN_OVER"] == 1
 
 
-def test_what_the_cluster_tried_too_often_dies_here_at_once(data: Path, tmp_path: Path) -> None:
+def test_a_message_the_cluster_retried_too_often_dies_here_at_once(data: Path, tmp_path: Path) -> None:
     """Its attempts count; it is handed out no more, and the cluster is told."""
 
     async def scenario() -> None:

@@ -94,7 +94,7 @@ def test_a_name_server_that_is_none_is_named(kind: str, data: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["proxy", "name server"])
-def test_a_check_says_what_of_the_cluster_answers(kind: str, tmp_path: Path, name_server: Peer) -> None:
+def test_a_check_reports_the_parts_of_the_cluster_that_answer(kind: str, tmp_path: Path, name_server: Peer) -> None:
     """The kind of server at each address is shown; one silent address of several keeps no daemon from starting."""
     nobody = f"127.0.0.1:{free_port()}"
     with Daemon(tmp_path / "cluster") as cluster:

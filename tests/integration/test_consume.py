@@ -176,7 +176,7 @@ def _dead(daemon: Daemon, group: str) -> dict[str, tuple[str, int]]:
     return {each["message_id"]: (each["reason"], each["attempts"]) for each in letters}
 
 
-def test_sigterm_finishes_what_is_begun_and_gives_back_the_rest(daemon: Daemon, tmp_path: Path) -> None:
+def test_sigterm_finishes_running_messages_and_returns_the_rest(daemon: Daemon, tmp_path: Path) -> None:
     """What was fetched and not begun comes to another consumer at once, on its first attempt."""
     topic = "rest"
     for number in range(5):

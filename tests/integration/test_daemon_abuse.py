@@ -144,7 +144,7 @@ def test_telemetry_of_garbage_ends_its_stream_only(client: WireClient, size: int
     ],
     ids=["http1", "tls", "zeros", "half-preface", "preface-ff", "endless-frame", "random"],
 )
-def test_garbage_on_the_port_harms_nobody(abused: Daemon, client: WireClient, garbage: bytes) -> None:
+def test_garbage_on_the_port_is_harmless(abused: Daemon, client: WireClient, garbage: bytes) -> None:
     """Bytes that are no HTTP/2: their connections fare badly, everybody else is served meanwhile and afterwards."""
     address = ("127.0.0.1", abused.port)
     connections = [socket.create_connection(address, timeout=5) for _ in range(20)]

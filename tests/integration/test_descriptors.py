@@ -36,7 +36,7 @@ def test_parts_of_the_limit() -> None:
     ]
 
 
-def test_idle_sockets_lock_nobody_out(tmp_path: Path) -> None:
+def test_idle_sockets_exclude_no_client(tmp_path: Path) -> None:
     """950 of them under a limit of 1,024, half without a byte: sends and acknowledgements go on, and so does status."""
     with Daemon(tmp_path / "data", prefix=_LOW) as daemon, ExitStack() as stack:
         for number in range(950):

@@ -24,7 +24,7 @@ def disk(tmp_path: Path) -> Path:
     return path
 
 
-def test_below_the_low_water_mark_sends_stop_and_the_rest_goes_on(disk: Path) -> None:
+def test_below_the_low_water_mark_only_sends_stop(disk: Path) -> None:
     """Sends are to be refused, acks go on; the ballast gives them room when even theirs runs out, and comes back."""
     ran = run_driver("run_low", disk, before=small_disk(disk, 64 * _MIB))
     assert [json.loads(line) for line in ran.stdout.splitlines()] == [
@@ -52,7 +52,7 @@ def test_a_store_is_opened_on_a_full_disk_with_its_ballast(disk: Path) -> None:
     assert json.loads(ran.stdout.splitlines()[-1]) == ["opened", 0, False], ran.stdout
 
 
-def test_without_any_room_the_start_says_what_to_do(disk: Path) -> None:
+def test_without_any_room_the_start_gives_the_next_step(disk: Path) -> None:
     """One line: no room, and what then; not damage, and not a fault that nobody knows."""
     ran = run_driver("run_start", disk, "0", before=small_disk(disk, 64 * _MIB))
     name, text = json.loads(ran.stdout.splitlines()[-1])

@@ -277,7 +277,7 @@ def test_a_disk_that_fails_is_50001(tmp_path: Path) -> None:
         assert daemon.wait(STOP_S_MAX) == 1
 
 
-def test_what_a_daemon_refuses_that_is_set_so(tmp_path: Path) -> None:
+def test_a_daemon_refuses_the_configured_requests(tmp_path: Path) -> None:
     """With access keys 40100 and 40300; where groups are not made on first use, 40403."""
     env = {**os.environ, "DMQ_GROUP_AUTO_CREATE": "false"}
     with Daemon(tmp_path / "data", "--acl", str(write_acl(tmp_path)), env=env) as daemon:

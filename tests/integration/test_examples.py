@@ -69,13 +69,13 @@ def test_steps_of_an_account_come_in_order(served: Daemon, tmp_path: Path) -> No
         assert steps == ["opened", "paid in", "closed"]
 
 
-def test_what_the_database_has_is_shipped(served: Daemon, tmp_path: Path) -> None:
+def test_files_of_the_database_are_shipped(served: Daemon, tmp_path: Path) -> None:
     """Also where the sender forgot to say so; what was rolled back is not."""
     said = said_by("transaction.py", tmp_path, served.address).splitlines()
     assert sorted(said) == ["asked about order 3", "shipped order 1", "shipped order 3"]
 
 
-def test_what_the_hook_kept_arrives(tmp_path: Path) -> None:
+def test_messages_kept_by_the_hook_arrive(tmp_path: Path) -> None:
     """Once the broker is back."""
     said = said_by("hook.py", tmp_path).splitlines()
     assert said[0].startswith("spooled, because ")

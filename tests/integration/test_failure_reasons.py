@@ -96,7 +96,7 @@ def _consuming(daemon: Daemon, topic: str, home: Path) -> Iterator[None]:
         app.communicate()
 
 
-def test_a_consumer_reports_what_its_handler_raised(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_consumer_reports_the_exception_of_its_handler(daemon: Daemon, tmp_path: Path) -> None:
     """``@consume``: a retry, a dead letter, ``Permanent`` and a timeout have the error, the host and the client."""
     topic = _topic(daemon, "orders", "--fixed", "1s", "--max-attempts", "2")
     slow = _topic(daemon, "slow-orders", "--fixed", "1h", "--max-attempts", "2")
@@ -127,7 +127,7 @@ def test_a_consumer_reports_what_its_handler_raised(daemon: Daemon, tmp_path: Pa
     assert "RuntimeError: it says so" in _dmq(daemon, "dead", "ls", topic, "--by-error")
 
 
-def test_a_queue_client_reports_what_its_handler_raised(daemon: Daemon) -> None:
+def test_a_queue_client_reports_the_exception_of_its_handler(daemon: Daemon) -> None:
     """A consumer of ``broker_adapter.connect``: the error is with the dead letter."""
     topic = _topic(daemon, "queue-client", "--fixed", "1s", "--max-attempts", "1")
     message_id = _dmq(daemon, "msg", "send", topic, "body")
@@ -208,7 +208,7 @@ def test_a_client_that_reports_nothing_is_named(daemon: Daemon) -> None:
     assert NOT_REPORTED in _dmq(daemon, "dead", "ls", topic, "--by-error")
 
 
-def test_what_is_reported_is_escaped_and_bounded(daemon: Daemon) -> None:
+def test_a_reported_reason_is_escaped_and_bounded(daemon: Daemon) -> None:
     """Control characters reach no terminal; a report of an unknown delivery is OK and keeps nothing."""
     topic = _topic(daemon, "hostile", "--fixed", "1s", "--max-attempts", "1")
     message_id = _dmq(daemon, "msg", "send", topic, "body")
@@ -240,7 +240,7 @@ def test_switched_off_nothing_is_kept(tmp_path: Path) -> None:
         assert _letter(daemon, topic, message_id)["failure"] is None
 
 
-def test_the_log_tells_of_retries_and_dead_letters(tmp_path: Path) -> None:
+def test_the_log_shows_retries_and_dead_letters(tmp_path: Path) -> None:
     """One line of a kind in some seconds, with the error; the number of those left out is in the next one."""
     with Daemon(tmp_path / "data", processes=1) as daemon:
         topic = _topic(daemon, "logged", "--fixed", "1s", "--max-attempts", "2")
@@ -255,7 +255,7 @@ def test_the_log_tells_of_retries_and_dead_letters(tmp_path: Path) -> None:
         assert line["message_id"] in ids
 
 
-def test_the_trail_tells_why(tmp_path: Path) -> None:
+def test_the_trail_shows_the_reason(tmp_path: Path) -> None:
     """``audit explain`` has the error and the client of each failure, the report counts failures by error, escaped."""
     data, out = tmp_path / "data", tmp_path / "out"
     with Daemon(data, processes=1) as daemon:

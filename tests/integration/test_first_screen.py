@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_versions_are_said_once() -> None:
+def test_the_versions_are_logged_once() -> None:
     """The metadata, the README and the Makefile name the same ones."""
     assert sorted(VERSIONS, key=lambda each: int(each.partition(".")[2])) == VERSIONS
     assert PROJECT["requires-python"] == f">={VERSIONS[0]}"

@@ -71,7 +71,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_fronts_have_equal_shares_of_connections_also_one_that_began_anew(tmp_path: Path) -> None:
+def test_fronts_have_equal_shares_of_connections_after_a_restart_too(tmp_path: Path) -> None:
     """Of 1, 4 and 64 connections; a front that was killed has its share again with as many new ones as it lost."""
     with a_daemon(tmp_path) as daemon, ExitStack() as stack:
         port = daemon.port
@@ -138,7 +138,7 @@ def test_the_largest_messages_pass_with_the_least_memory(tmp_path: Path, process
         assert len({each.message_id for each in client.drain("orders", "billing", 12)}) == 12
 
 
-def test_a_quota_shows_what_waits_at_all_fronts(tmp_path: Path) -> None:
+def test_a_quota_shows_the_waiting_bytes_of_all_fronts(tmp_path: Path) -> None:
     """Two connections with unfinished requests, one at each front: operators see the sum."""
     said = GREETING + frames.header_block(1, head_of(SERVICE + "SendMessage"), ends=False)
     said += data_frames(1, b"\0" + (8 * MIB).to_bytes(4, "big") + b"x" * (MIB - 100), ends=False)
@@ -201,7 +201,7 @@ def _send(connection: socket.socket, said: bytes, patience_s: float = 2.0) -> in
     return len(view)
 
 
-def test_receives_that_nobody_reads_cost_what_may_wait(tmp_path: Path) -> None:
+def test_unread_receives_cost_no_more_than_the_bound(tmp_path: Path) -> None:
     """Forty receives of 4 MiB each, none of them read; an honest client is served, and gets all of it afterwards."""
     request = wire.ReceiveMessageRequest(group=wire.Resource(name="billing"), batch_size=32)
     request.message_queue.topic.name = "orders"
@@ -233,7 +233,7 @@ def test_receives_that_nobody_reads_cost_what_may_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_many_who_ask_for_the_same_large_messages_cost_no_more_than_may_wait(tmp_path: Path, processes: int) -> None:
+def test_many_requests_for_the_same_large_messages_cost_no_more_than_the_bound(tmp_path: Path, processes: int) -> None:
     """Danger: a pull of 23 bytes had 8 MiB read, whoever else asked, before anything was counted: 400 took 2.4 GB."""
     held_bytes_max, pulls = 64 * MIB, 100
     settings = {"held_bytes_max": str(held_bytes_max), "queues_per_topic": "1"}

@@ -289,7 +289,7 @@ def said_to(client: WireClient, rpc: str, request: object) -> list[str]:
     return heard
 
 
-def test_what_is_refused_is_refused_in_the_same_words(tmp_path: Path) -> None:
+def test_refusals_have_the_same_words(tmp_path: Path) -> None:
     """With fronts, whichever of the processes refuses it, and without; with a key that is wrong, too."""
     said: list[list[list[str]]] = []
     for processes in (1, 2):
@@ -307,7 +307,7 @@ def test_what_is_refused_is_refused_in_the_same_words(tmp_path: Path) -> None:
         assert one
 
 
-def test_fronts_import_what_the_daemon_imports(tmp_path: Path) -> None:
+def test_fronts_import_the_modules_of_the_daemon(tmp_path: Path) -> None:
     """A module of that name in the folder where the daemon was started is none of theirs."""
     (tmp_path / "random.py").write_text("raise SystemExit('a module of somebody else')\n", encoding="utf-8")
     with Daemon(tmp_path / "data", processes=2) as daemon, WireClient(daemon.address) as client:

@@ -17,7 +17,7 @@ NEEDLESS = re.compile(
 )
 
 
-def test_a_front_loads_only_what_it_serves_with() -> None:
+def test_a_front_imports_only_the_modules_it_serves_with() -> None:
     """A front is started again while its clients wait, so that it is quick; measured by modules, not by seconds."""
     with front_process("-X", "importtime") as front:
         assert isinstance(front.batch()[0], frames.Hello)

@@ -23,7 +23,7 @@ from retry.testing import MemorySink, advance
 TOPIC, GROUP = "orders", "workers"
 
 
-def test_what_an_outage_kept_comes_afterwards_in_order_and_under_its_id(tmp_path: Path) -> None:
+def test_messages_kept_in_an_outage_come_afterwards_in_order_and_under_their_ids(tmp_path: Path) -> None:
     """Of an asynchronous producer, whose repetitions run on its own loop; a level counts from the first send."""
 
     async def run(rig: EmbeddedRig) -> None:
@@ -64,7 +64,7 @@ def test_what_an_outage_kept_comes_afterwards_in_order_and_under_its_id(tmp_path
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=2), run))
 
 
-def test_the_next_run_sends_what_this_one_kept(tmp_path: Path) -> None:
+def test_the_next_run_sends_the_kept_messages(tmp_path: Path) -> None:
     """Of a blocking producer whose client is gone: kept on disk, and sent by the next process's producer."""
     address, spool, body = f"embedded:{tmp_path / 'dmq'}", tmp_path / "spool", b"kept"
     came: list[ReceivedMessage] = []

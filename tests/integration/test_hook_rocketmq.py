@@ -116,7 +116,9 @@ def test_a_send_returns_the_clients_own_receipt(rig: Rig, lane: str) -> None:
     ids=["no topic", "too large", "reserved property", "delivery time"],
 )
 @pytest.mark.parametrize("lane", _DURABLE)
-def test_what_can_never_be_sent_is_raised_and_not_kept(rig: Rig, lane: str, fields: dict[str, Any], error: str) -> None:
+def test_a_message_that_can_never_be_sent_is_raised_and_not_kept(
+    rig: Rig, lane: str, fields: dict[str, Any], error: str
+) -> None:
     """The caller gets the client's error, or the codec's, and nothing is left in the spool."""
     answer = rig.app.send(lane, **fields)
     assert (answer["outcome"], answer["error"]) == ("rejected", error)
@@ -184,7 +186,7 @@ def test_an_attempt_without_a_connection_is_not_uncertain(rig: Rig) -> None:
     _wait_until_empty(rig.app)
 
 
-def test_what_is_refused_only_later_is_dead_and_holds_nobody_up(rig: Rig) -> None:
+def test_a_late_refusal_is_a_dead_letter_and_delays_no_other(rig: Rig) -> None:
     """A message that the server refuses when it is back goes to the dead set; the next one of its group arrives."""
     lane = "durable-on_failure"
     rig.daemon.stop()
@@ -254,9 +256,7 @@ class Proxy:
 
 
 @pytest.mark.parametrize("lane", ["durable-on_failure", "handler-write_ahead", "futures", "plain-futures"])
-def test_a_send_whose_answer_was_lost_is_uncertain_and_repeated_with_its_uid(
-    tmp_path: Path, rig: Rig, lane: str
-) -> None:
+def test_a_send_without_an_answer_is_uncertain_and_repeated_with_its_uid(tmp_path: Path, rig: Rig, lane: str) -> None:
     """The connection breaks after the message was stored: the outcome says that it may come twice, and it does, both
     times with the uid that the outcome named.
     """
@@ -283,7 +283,7 @@ def test_a_send_whose_answer_was_lost_is_uncertain_and_repeated_with_its_uid(
         proxy.cut()
 
 
-def test_what_waits_goes_out_though_the_client_would_not_connect_for_minutes(tmp_path: Path, rig: Rig) -> None:
+def test_pending_messages_are_sent_while_the_client_would_not_connect_for_minutes(tmp_path: Path, rig: Rig) -> None:
     """After a long outage its connection tries again every two minutes; here it does so from the first failure on. The
     hook sends what it kept over a fresh one.
     """

@@ -38,7 +38,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_compiled_comes_first(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_modules_come_first(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the environment says otherwise."""
     monkeypatch.delenv("DMQ_COMPILED", raising=False)
     assert compiled_first([str(package)]) == [str(folder_of(package)), str(package)]
@@ -47,9 +47,7 @@ def test_what_is_compiled_comes_first(package: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("change", ["edited", "added", "removed", "half made", "of another Python"])
-def test_what_was_made_of_other_sources_is_not_used(
-    package: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_a_build_of_other_sources_is_not_used(package: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     """Danger: an edit that does nothing, or a wheel's modules beside sources of another version."""
     monkeypatch.delenv("DMQ_COMPILED", raising=False)
     match change:
@@ -95,7 +93,7 @@ def test_without_a_compiler_it_runs_as_python(tree: Path) -> None:
 
 
 @is_there
-def test_a_compiler_that_fails_stops_nobody_but_ci(tree: Path) -> None:
+def test_a_failing_compiler_is_an_error_in_ci_only(tree: Path) -> None:
     """In CI it would hide that the sources do not compile any more. Nothing half made is left."""
     compiler = tree / "bin" / (sysconfig.get_config_var("CC") or "cc").split()[0]
     compiler.parent.mkdir()
@@ -125,7 +123,7 @@ def test_the_other_form_passes_the_same_tests() -> None:
 
 
 @is_there
-def test_a_process_says_which_form_it_runs() -> None:
+def test_a_process_reports_its_form() -> None:
     """And its modules are those."""
     show = "import dmq.http2, dmq.http2.hpack as it; print(dmq.http2.is_compiled, it.__file__.endswith('.py'))"
     for variable, said in {"0": "False True", "1": "True False"}.items():

@@ -340,7 +340,7 @@ def test_both_ways_cancelled_and_lost(setting: Setting) -> None:
     setting.run(scenario)
 
 
-def test_stop_lets_calls_finish(setting: Setting) -> None:
+def test_stop_allows_calls_to_finish(setting: Setting) -> None:
     """Those in flight are answered; those that take too long are told UNAVAILABLE; then nobody is connected."""
 
     async def scenario(rig: Rig) -> None:

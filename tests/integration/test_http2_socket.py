@@ -70,7 +70,7 @@ def run_busy(request: pytest.FixtureRequest) -> Run:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_client_that_says_nothing_is_let_go(run: Run) -> None:
+def test_a_silent_client_is_released(run: Run) -> None:
     """Danger: half-open connections. Not one byte, a part of the preface, or the preface without SETTINGS."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
@@ -190,7 +190,7 @@ async def connect_deaf(rig: Rig) -> socket.socket:
     return made
 
 
-def test_an_answer_that_is_told_later_ends_its_call(run: Run) -> None:
+def test_a_deferred_answer_ends_its_call(run: Run) -> None:
     """At once or later, with a message, an error, or a bug; without a task."""
 
     async def scenario(rig: Rig, _clock: ManualClock) -> None:
@@ -328,7 +328,7 @@ def test_connections_have_a_number(run: Run) -> None:
     run(scenario, Limits(connections=3))
 
 
-def test_a_newcomer_takes_the_place_of_who_does_nothing(run: Run) -> None:
+def test_a_newcomer_replaces_an_idle_client(run: Run) -> None:
     """Danger: idle sockets that lock everybody out. Those without a preface go first, then the longest idle."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
@@ -476,7 +476,7 @@ def test_connections_are_accepted_one_in_a_turn(run: Run) -> None:
     run(scenario)
 
 
-def test_a_connection_that_cannot_be_made_keeps_nobody_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_connection_excludes_no_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Danger: one error ends the task that accepts, and nobody can connect any more."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
@@ -497,7 +497,7 @@ def test_a_connection_that_cannot_be_made_keeps_nobody_out(run: Run, monkeypatch
     run(scenario)
 
 
-def test_who_is_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run) -> None:
+def test_a_client_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run) -> None:
     """Danger: its socket knows no peer any more, but gives what was sent, as if it came from who may do more."""
     needs_python()
 
@@ -522,7 +522,7 @@ def test_who_is_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run
     run(scenario)
 
 
-def test_who_sends_much_is_read_once_in_a_turn(run: Run) -> None:
+def test_a_busy_sender_is_read_once_in_a_turn(run: Run) -> None:
     """Danger: megabytes that wait in the socket, all read in one turn of the loop."""
     needs_python()
 
@@ -702,7 +702,7 @@ def test_answer_that_is_not_taken_is_ended(run: Run) -> None:
     run(scenario, Limits(preface_s=OFTEN, ping_after_s=1e9))
 
 
-def test_unfinished_requests_keep_nobody_out(run: Run) -> None:
+def test_unfinished_requests_exclude_no_client(run: Run) -> None:
     """Danger: five connections hold all there is. Who holds less finds room, for small calls and for large ones."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
@@ -719,7 +719,7 @@ def test_unfinished_requests_keep_nobody_out(run: Run) -> None:
     run(scenario, Limits(held_per_connection=MIB, held_in_all=3 * MIB, held_reserve=MIB // 4))
 
 
-def test_a_server_stops_beside_a_connection_that_was_just_reset(run: Run) -> None:
+def test_a_server_stops_next_to_a_connection_that_was_just_reset(run: Run) -> None:
     """Its end has not been heard of yet, and its transport takes no more."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:

@@ -80,7 +80,7 @@ def test_tls_and_plain_text_on_one_port(run: Run, certificate: Path) -> None:
     run(scenario, tls=contexts(certificate))
 
 
-def test_nothing_is_said_before_the_client_has_chosen(run: Run, certificate: Path) -> None:
+def test_nothing_is_sent_before_the_client_has_chosen(run: Run, certificate: Path) -> None:
     """Danger: a deadline that is over makes us write to all; a client that is silent yet may want TLS."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:

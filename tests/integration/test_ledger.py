@@ -150,7 +150,7 @@ async def verification(store: object, data: Path) -> Verification:
 
 
 @pytest.mark.parametrize(("times", "error"), [(2, ""), (1_000, "the store changes too fast")])
-def test_what_may_have_lost_a_log_is_opened_again(
+def test_a_database_with_a_possibly_lost_log_is_opened_again(
     data: Path, monkeypatch: pytest.MonkeyPatch, times: int, error: str
 ) -> None:
     """A log that was removed while the other process opened the database is no difference, and no verdict either."""
@@ -220,7 +220,7 @@ print(len(engine.scan(Family.TIMELINE, b"", b"\\xff" * 17, limit=10**6).rows), f
 """
 
 
-def test_another_process_reads_what_was_there_when_it_opened(tmp_path: Path) -> None:
+def test_another_process_reads_the_rows_from_before_it_opened(tmp_path: Path) -> None:
     """Rows in tables and in the flushed log; it keeps them when the tables and the log are gone."""
     engine = RocksEngine(tmp_path / "db")
     engine.write(put_batch(*((Family.TIMELINE, row_key(number), row(number)) for number in range(500))))

@@ -20,7 +20,7 @@ def modes(root: Path) -> set[tuple[bool, int]]:
     return {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in (root, *root.rglob("*"))}
 
 
-def test_what_a_daemon_keeps_is_its_own(tmp_path: Path) -> None:
+def test_files_of_a_daemon_are_private(tmp_path: Path) -> None:
     """Also where the directory was open before, which is said once."""
     data = tmp_path / "data"
     data.mkdir(mode=0o755)
@@ -42,7 +42,7 @@ def test_a_trail_may_be_read_by_a_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
-def test_a_volume_of_somebody_else_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_volume_of_another_owner_is_accepted_as_it_is(tmp_path: Path) -> None:
     """As Kubernetes gives one: its root belongs to root and the group of the pod, and holds lost+found."""
     data = tmp_path / "data"
     (data / "lost+found").mkdir(parents=True)

@@ -16,7 +16,7 @@ _STRICT = os.environ | {"DMQ_TOPIC_AUTO_CREATE": "false", "DMQ_GROUP_AUTO_CREATE
 _LATER_MS = 4_000_000_000_000
 
 
-def test_only_what_was_made_is_served_and_each_topic_takes_its_type(tmp_path: Path) -> None:
+def test_only_created_topics_are_served_with_their_types(tmp_path: Path) -> None:
     """40402 and 40403 for names that nobody made, 40014 for another type; also after a kill, until they are removed."""
     with (
         Daemon(tmp_path / "data", env=_STRICT) as daemon,

@@ -71,7 +71,7 @@ def test_a_process_opens_a_directory_once_for_all_its_clients(tmp_path: Path) ->
     assert not check_store(path, lambda _: None).findings.count
 
 
-def test_another_loop_and_what_is_no_store_are_refused(tmp_path: Path) -> None:
+def test_another_loop_and_a_foreign_store_are_refused(tmp_path: Path) -> None:
     """Whatever failed can be opened once it is mended."""
 
     async def run() -> None:

@@ -96,9 +96,7 @@ def damaged(whole: Path, target: Path, damage: Damage | None) -> Path:
         (twice, ["message a has the own key 'x', which does not lead to it"]),
     ],
 )
-def test_a_check_finds_what_does_not_belong_together(
-    whole: Path, tmp_path: Path, damage: Damage | None, texts: list[str]
-) -> None:
+def test_a_check_finds_inconsistent_rows(whole: Path, tmp_path: Path, damage: Damage | None, texts: list[str]) -> None:
     """Whichever of the two is wrong; a store that is whole has nothing."""
     found = checked(damaged(whole, tmp_path / "store", damage)).findings
     said = found.first.get("key", [])
@@ -109,7 +107,7 @@ def test_a_check_finds_what_does_not_belong_together(
 
 
 @pytest.mark.parametrize(("damage", "keyed_ids"), [(without_rows, "bc"), (without_entry, "c"), (twice, "ac")])
-def test_a_salvage_makes_the_keys_anew(whole: Path, tmp_path: Path, damage: Damage, keyed_ids: str) -> None:
+def test_a_salvage_rebuilds_the_keys(whole: Path, tmp_path: Path, damage: Damage, keyed_ids: str) -> None:
     """The new store is clean; of two with one key both come, and only one of them can be replaced."""
     target = tmp_path / "new"
     salvaged = salvage_store(damaged(whole, tmp_path / "store", damage), target, ManualClock(NOW), lambda _: None)

@@ -93,7 +93,7 @@ NOT_RUN = {
         "try:": "a piece of a handler: tests/integration::test_a_message_is_acknowledged_tried_again_or_dead",
     },
     "docs/how-to/queue-clients.md": {
-        "$ dmq broker": "needs a cluster: tests/cluster::test_members_say_what_is_theirs_and_lags_are_told",
+        "$ dmq broker": "needs a cluster: tests/cluster::test_members_report_their_queues_and_lags_are_shown",
         "broker = await connect": "needs a cluster: tests/cluster::test_environments_never_see_each_other",
     },
     "docs/explanation/testing.md": {
@@ -357,7 +357,7 @@ def test_a_block_that_is_wrong_is_noticed(language: str, text: str, tmp_path: Pa
         reader.do(Block("README.md", 1, language, text), is_piece=False)
 
 
-def test_what_is_said_of_blocks_is_of_one() -> None:
+def test_exceptions_are_about_existing_blocks() -> None:
     """No reason and no preparation is left of a block that is gone; a test that is named is there."""
     there = {page: blocks(page) for page in pages()}
     named = [(page, first) for page, found in NOT_RUN.items() for first in found]
@@ -377,7 +377,7 @@ def listed() -> Iterator[Block]:
         yield from (each for each in blocks(page) if reason(each))
 
 
-def test_what_is_not_run_can_be_read() -> None:
+def test_a_block_that_is_not_run_can_be_parsed() -> None:
     """By the shell, or whatever its language is."""
     for block in listed():
         match block.language:

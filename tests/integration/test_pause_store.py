@@ -63,7 +63,7 @@ def test_a_wrong_figure_is_found(made: Path, tmp_path: Path) -> None:
     assert set(checked(path).findings.count) == {"figure"}
 
 
-def test_a_salvage_saves_what_is_held(made: Path, tmp_path: Path) -> None:
+def test_a_salvage_saves_held_messages(made: Path, tmp_path: Path) -> None:
     """Under the same keys, counted anew; the new store passes its check."""
     saved = salvage_store(made, tmp_path / "new", ManualClock(), lambda _: None)
     assert saved.is_whole
@@ -72,7 +72,7 @@ def test_a_salvage_saves_what_is_held(made: Path, tmp_path: Path) -> None:
     assert saved.checked.totals["meta: count"] == checked(made).totals["meta: count"]
 
 
-def test_a_restored_store_goes_on(made: Path, tmp_path: Path) -> None:
+def test_a_restored_store_continues(made: Path, tmp_path: Path) -> None:
     """It is paused as it was, and delivers what it holds once it is resumed."""
     path = Path(shutil.copytree(made, tmp_path / "store"))
 
@@ -94,7 +94,7 @@ def test_a_restored_store_goes_on(made: Path, tmp_path: Path) -> None:
     assert len(held(path).queued) == COUNT
 
 
-def test_a_snapshot_says_what_is_held(made: Path) -> None:
+def test_a_snapshot_contains_held_messages(made: Path) -> None:
     """So that an audit calls it pending, and not overdue."""
     engine = open_quiet(made / "rocksdb")
     rows = [row for batch in entries(engine, read_names(engine), done=0) for row in batch.to_pylist()]

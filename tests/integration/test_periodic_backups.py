@@ -132,7 +132,7 @@ def test_each_comes_once_at_its_time(tmp_path: Path, rule: BackupRule) -> None:
     run(tmp_path, scenario, rule)
 
 
-def test_only_what_this_store_made_is_removed(tmp_path: Path) -> None:
+def test_only_messages_of_this_store_are_removed(tmp_path: Path) -> None:
     """Not one by hand, one of another store, one that was renamed or is served, a file or a link of such a name."""
 
     async def scenario(made: Made) -> None:
@@ -159,7 +159,7 @@ def test_only_what_this_store_made_is_removed(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_a_killed_run_left_is_gone_after_the_start(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_gone_after_the_start(tmp_path: Path) -> None:
     """One too many, killed before it was removed; and one not looked through, in which somebody goes on writing."""
 
     async def scenario(made: Made) -> None:
@@ -184,7 +184,7 @@ def test_what_a_killed_run_left_is_gone_after_the_start(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_looks_through_a_backup_ends_with_who_began_it() -> None:
+def test_the_check_of_a_backup_ends_with_its_process() -> None:
     """A daemon that goes leaves nobody behind who works in the folder of backups."""
     code = "import time; from dmq.runtime.background import end_with_stdin; end_with_stdin(); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
@@ -204,7 +204,7 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
-def test_who_dies_with_its_parent_does_so_when_that_is_killed() -> None:
+def test_a_process_dies_with_its_killed_parent() -> None:
     """Whatever the child is at: with one that had to notice by itself, a busy machine took seconds."""
     with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -268,7 +268,7 @@ def failing(error: Exception) -> Any:  # noqa: ANN401
     return patch.object(admin_backups, "back_up", fail)
 
 
-def test_a_failure_removes_nothing_and_is_told(tmp_path: Path) -> None:
+def test_a_failure_removes_nothing_and_is_reported(tmp_path: Path) -> None:
     """A full disk: all older ones stay, status says why, it is tried again in ten minutes and not all the time."""
 
     async def scenario(made: Made) -> None:
@@ -303,7 +303,7 @@ def test_one_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_a_kill_left_is_swept_and_never_counts(tmp_path: Path) -> None:
+def test_files_left_by_a_kill_are_swept_and_never_count(tmp_path: Path) -> None:
     """A copy, one that nobody looked through, one half removed; others' leftovers stay.
 
     So is one that comes back behind the start, as of who looked through it and outlived a killed daemon for a moment.

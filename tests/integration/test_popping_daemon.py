@@ -24,7 +24,7 @@ from retry import Fixed, RetryPolicy, Spooled
 TOPIC, GROUP = "orders", "workers"
 
 
-def test_a_program_consumes_what_it_sends(tmp_path: Path) -> None:
+def test_a_program_consumes_its_own_sends(tmp_path: Path) -> None:
     """Plain, delayed, grouped and of transactions; what is given up is a dead letter, what is recalled never comes."""
 
     async def run(address: str) -> None:

@@ -75,7 +75,7 @@ def test_each_process_is_shown(daemon: Daemon) -> None:
         assert _figures(daemon, f"dmq_process_{name}").keys() == {"store", "front-0", "front-1"}
 
 
-def test_a_front_says_whose_it_is(daemon: Daemon) -> None:
+def test_a_front_names_its_daemon(daemon: Daemon) -> None:
     """In the list of processes: its number and the directory of its daemon, and a short name."""
     for number, pid in enumerate(daemon.event("listening")["fronts"]):
         process = psutil.Process(pid)

@@ -150,7 +150,7 @@ def test_an_answer_without_its_fields_is_broken() -> None:
     play(scenario)
 
 
-def test_a_damaged_message_is_told_and_stands_in_nobodys_way() -> None:
+def test_a_damaged_message_is_reported_and_delays_no_other() -> None:
     """Its neighbours are read."""
 
     async def scenario(peer: Peer) -> None:
@@ -169,7 +169,7 @@ def test_a_damaged_message_is_told_and_stands_in_nobodys_way() -> None:
     play(scenario)
 
 
-def test_a_slave_is_read_from_when_its_master_says_so() -> None:
+def test_a_slave_is_read_from_on_the_suggestion_of_its_master() -> None:
     """Until it is gone; then its master is asked again."""
 
     async def scenario(peer: Peer) -> None:
@@ -352,7 +352,7 @@ def test_the_next_name_server_is_asked_when_one_is_gone() -> None:
     play(scenario)
 
 
-def test_nobody_of_a_group_is_online() -> None:
+def test_no_member_of_a_group_is_online() -> None:
     """A broker answers that with an error of no code of its own, which is not to be taken for any other failure."""
 
     async def scenario(peer: Peer) -> None:
@@ -422,7 +422,7 @@ class Heard:
         return MemberState({"orders": Filter("a")}, [], False, 5) if group == "g" else None
 
 
-def test_what_brokers_say_by_themselves_is_passed_on() -> None:
+def test_requests_of_brokers_are_passed_on() -> None:
     """Once somebody listens; what cannot be read is passed over, and the connection goes on."""
     table = b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:7}}'
     said = [
@@ -447,7 +447,7 @@ def test_what_brokers_say_by_themselves_is_passed_on() -> None:
     play(scenario)
 
 
-def test_a_member_that_is_asked_says_what_is_its_own() -> None:
+def test_a_member_reports_its_own_queues_on_request() -> None:
     """Its broker passes the question on; of a group that it is not in, and before somebody listens, it says so."""
     asks = [
         RemotingFrame(code=Operation.RUNNING_INFO, opaque=7, fields={"consumerGroup": group}) for group in ("g", "h")
@@ -471,7 +471,7 @@ def test_a_member_that_is_asked_says_what_is_its_own() -> None:
     play(scenario)
 
 
-def test_operators_hear_what_is_wrong() -> None:
+def test_operators_see_failures() -> None:
     """No broker to make a topic at, one of another name, and an answer that is none."""
 
     async def scenario(peer: Peer) -> None:

@@ -140,7 +140,7 @@ def test_a_connection_that_broke_unheard_costs_one_call(make_loop: Callable[[], 
     play(well, scenario, make_loop=make_loop)
 
 
-def test_answers_are_matched_whatever_their_order() -> None:
+def test_answers_are_matched_in_any_order() -> None:
     """And what the peer asks by itself in between is nobody's answer."""
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,7 +185,7 @@ def test_a_slow_answer_costs_only_its_own_call() -> None:
     play(peer, scenario)
 
 
-def test_what_the_peer_asks_is_answered() -> None:
+def test_questions_of_the_peer_are_answered() -> None:
     """By whoever serves it; what nobody serves with a refusal, and what is said one way with nothing."""
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -287,7 +287,7 @@ def test_a_one_way_request_is_written_and_not_waited_for() -> None:
     play(peer, scenario, then=peer)
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     """That is an error with the address, and a later call tries again."""
 
     async def scenario(address: str) -> None:
@@ -303,7 +303,7 @@ def test_nobody_listens() -> None:
     play(well, scenario)
 
 
-def test_tls_is_spoken_with_who_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_spoken_with_the_trusted_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a signature on the request; somebody who is not trusted, and plain text, are errors."""
     monkeypatch.setattr(remoting, "_PAUSES_S", ())
     asked: list[RemotingFrame] = []

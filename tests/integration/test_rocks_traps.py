@@ -115,13 +115,13 @@ def test_the_setter_of_the_lower_bound_sets_the_upper_one(tmp_path: Path) -> Non
     engine.close()
 
 
-def test_bounds_are_freed_memory_once_nobody_keeps_them(tmp_path: Path) -> None:
+def test_bounds_are_freed_memory_once_unreferenced(tmp_path: Path) -> None:
     """The trap: neither options nor iterator keep the bytes of a bound alive. In a process of its own: it may crash."""
     ran = run_driver("dangle", tmp_path / "db")
     assert ran.returncode < 0 or int(ran.stdout) > 0
 
 
-def test_scan_keeps_its_ends_whatever_becomes_of_the_bytes(tmp_path: Path) -> None:
+def test_a_scan_keeps_its_ends_when_the_bytes_change(tmp_path: Path) -> None:
     """Ours compares keys and gives RocksDB no bound: keys made for one call alone, and much made in their place."""
     engine = RocksEngine(tmp_path / "db")
     batch = Batch()
@@ -203,7 +203,7 @@ def test_an_orderly_end_of_a_forked_child_crashes_or_hangs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["_exit", "normal exit"])
-def test_a_forked_child_is_refused_and_harms_nobody(tmp_path: Path, how: str) -> None:
+def test_a_forked_child_is_refused_without_harm(tmp_path: Path, how: str) -> None:
     """Ours: every use in the child is refused, and the parent's store goes on, however the child ends."""
     ran = run_driver("fork", tmp_path / "cell", how)
     assert ran.stdout.splitlines() == [

@@ -76,7 +76,7 @@ ROWS = schedule_keys("waits")
         ((schedule_keys("ended")[2],), ["'ended' is not whole"]),
     ],
 )
-def test_a_check_finds_what_does_not_belong_together(
+def test_a_check_finds_inconsistent_rows(
     whole: Path, tmp_path: Path, gone: tuple[bytes, ...], texts: list[str]
 ) -> None:
     """By the name of the schedule; one that is whole is clean."""
@@ -89,7 +89,7 @@ def test_a_check_finds_what_does_not_belong_together(
 
 
 @pytest.mark.parametrize("gone", [(), (b"",), (ROWS[0],), (ROWS[1],), (ROWS[2],)])
-def test_a_salvage_saves_what_is_whole(whole: Path, tmp_path: Path, gone: tuple[bytes, ...]) -> None:
+def test_a_salvage_saves_sound_rows(whole: Path, tmp_path: Path, gone: tuple[bytes, ...]) -> None:
     """The new store is clean, and goes on: one that lost its entry is paused and says why; a part is no schedule."""
     target = tmp_path / "new"
     salvaged = salvage_store(damaged(whole, tmp_path / "store", *gone), target, ManualClock(NOW), lambda _: None)

@@ -75,7 +75,7 @@ def number_of(held: Held) -> int:
     return int.from_bytes(held.entry.uid, "big")
 
 
-def test_clients_share_what_waits(client: SidecarClient, other: SidecarClient) -> None:
+def test_clients_share_the_waiting_bytes(client: SidecarClient, other: SidecarClient) -> None:
     """One puts, another takes; what one holds the other does not get; what one closes with, the other gets at once."""
     put(client, an_entry())
     held = take_one(other)
@@ -155,7 +155,7 @@ def test_a_long_hold_is_kept_in_the_daemon(
     assert take_one(other).entry.attempts == 0
 
 
-def test_what_is_in_hand_is_not_taken_twice(daemon: Daemon, client: SidecarClient) -> None:
+def test_an_entry_in_hand_is_not_taken_twice(daemon: Daemon, client: SidecarClient) -> None:
     """Should the daemon hand it out again to the same process, that goes on with the new handle."""
     put(client, an_entry())
     held = take_one(client)
@@ -188,7 +188,7 @@ def test_results_come_in_another_thread(client: SidecarClient) -> None:
     assert threading.get_ident() not in threads
 
 
-def test_far_repetitions_are_put_anew(daemon: Daemon, client: SidecarClient) -> None:
+def test_far_repetitions_are_stored_again(daemon: Daemon, client: SidecarClient) -> None:
     """Longer than a message can be hidden: it waits on the timeline, with its attempts, and the old one is gone."""
     put(client, an_entry())
     due_at_ms = CLOCK.now_ms() + 24 * HOUR_MS
@@ -212,7 +212,7 @@ def until_up(call: Callable[[], object]) -> object:
                 raise
 
 
-def test_a_daemon_that_is_away_is_told_at_once(daemon: Daemon, client: SidecarClient) -> None:
+def test_an_absent_daemon_is_reported_at_once(daemon: Daemon, client: SidecarClient) -> None:
     """By puts, takes, results and figures; and the same client finds it again."""
     put(client, an_entry())
     held = take_one(client)
@@ -261,7 +261,7 @@ def test_a_daemon_that_hangs_is_not_waited_for(daemon: Daemon) -> None:
             daemon.signal(signal.SIGCONT)
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server_listens(tmp_path: Path) -> None:
     """A client may be made before its daemon is there."""
     daemon = Daemon(tmp_path / "data").start()
     daemon.stop()
@@ -281,7 +281,7 @@ def test_a_full_daemon_is_full(data: Path) -> None:
         assert isinstance(client.put(an_entry()).exception(PATIENCE_S), SinkFull)
 
 
-def test_what_can_never_be_kept_is_refused(client: SidecarClient) -> None:
+def test_a_message_that_can_never_be_kept_is_refused(client: SidecarClient) -> None:
     """A payload over the protocol's size, and a name that no topic can have."""
     assert isinstance(client.put(an_entry(payload=bytes(4 * 1024 * 1024 + 1))).exception(PATIENCE_S), SinkFull)
     bad = client.put(replace(an_entry(), type_name="no spaces")).exception(PATIENCE_S)

@@ -80,7 +80,7 @@ def test_every_path_of_the_protocol_answers(rpc: str) -> None:
 
 
 @pytest.mark.parametrize("rpc", list(wire.METHODS))
-def test_malformed_protobuf_is_answered_and_the_server_goes_on(rpc: str) -> None:
+def test_malformed_protobuf_is_answered_and_the_server_continues(rpc: str) -> None:
     """40000 on the same connection that works on."""
 
     async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
@@ -144,7 +144,7 @@ def test_the_largest_message_comes_back() -> None:
     run(scenario)
 
 
-def test_what_the_service_alone_writes_is_taken_off_a_message() -> None:
+def test_properties_reserved_for_the_service_are_removed() -> None:
     """No sender can claim an occurrence, a redrive or a dead letter; nor is a message refused that is sent on."""
     written = (
         *("DMQ_SCHEDULE", "DMQ_OCCURRENCE", "DLQ_PARENT_MESSAGE_ID", "DLQ_ATTEMPTS", "DLQ_REASON"),

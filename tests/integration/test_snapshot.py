@@ -146,7 +146,7 @@ async def _run_under_load(
     return taken
 
 
-def test_snapshots_under_load_are_what_the_trail_says(tmp_path: Path) -> None:
+def test_snapshots_under_load_match_the_trail(tmp_path: Path) -> None:
     """For every entry, queue and group: with retries, lanes, dead letters and message groups, while all goes on."""
 
     async def scenario() -> None:
@@ -245,7 +245,7 @@ class GatedEngine(RocksEngine):
         super().sync()
 
 
-def test_what_is_not_synced_is_in_no_snapshot(tmp_path: Path) -> None:
+def test_an_unsynced_row_is_in_no_snapshot(tmp_path: Path) -> None:
     """A batch that was written and not synced is in the checkpoint: the snapshot is not there before the batch is."""
     engine = GatedEngine(tmp_path / "db")
     store = Store(engine, SystemClock(), StoreOptions())
@@ -275,7 +275,7 @@ def test_what_is_not_synced_is_in_no_snapshot(tmp_path: Path) -> None:
             store.close()
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     """A checkpoint and a hidden directory, whoever made them; a whole snapshot stays."""
     store = Store.open(tmp_path / "data", SystemClock())
     try:
@@ -307,7 +307,7 @@ def test_nothing_is_written_but_its_directories(tmp_path: Path, monkeypatch: pyt
         store.close()
 
 
-def test_stranded_entries_are_told(tmp_path: Path) -> None:
+def test_stranded_entries_are_reported(tmp_path: Path) -> None:
     """A row below the mark up to which all is finished is in the snapshot, and marked."""
     store = Store.open(tmp_path / "data", SystemClock())
     try:

@@ -55,7 +55,7 @@ def load_on(daemon: Daemon, seed: int) -> Iterator[None]:
         load.close()
 
 
-def test_a_daemons_snapshots_are_what_its_trail_says(data: Path) -> None:
+def test_snapshots_of_a_daemon_match_its_trail(data: Path) -> None:
     """Under load through the public protocol, over a SIGKILL, and the one at the orderly end."""
     with Daemon(data) as daemon, AdminClient(daemon.address) as admin:
         with load_on(daemon, 1):

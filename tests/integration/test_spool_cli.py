@@ -206,7 +206,7 @@ def test_a_list_of_many_takes_constant_memory(tmp_path: Path) -> None:
     assert many < few + 32, f"{few} MB for one, {many} MB for all"
 
 
-def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_command_are_removed(tmp_path: Path) -> None:
     """By the next one; what a living one works in stays."""
     root = tmp_path / "spool"
     with Spool(root, options=SpoolOptions(adopt_every_s=0)):

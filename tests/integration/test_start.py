@@ -22,7 +22,7 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
-def test_all_that_is_wrong_is_said_by_both_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_all_faults_are_reported_by_both_and_nothing_is_touched(tmp_path: Path) -> None:
     """``dmq config check`` says in lines what ``dmq serve`` ends with in one, each with 1; the folder is as it was."""
     (tmp_path / "file").touch()
     wrong = "data = 'file/data'\nacl = 'no.toml'\ntls_certificate = 'no.pem'\nlisten = '192.0.2.1:7'\n"
@@ -57,7 +57,7 @@ def test_the_trail_of_a_disk_that_is_away_keeps_no_daemon_from_serving(tmp_path:
         daemon.stop()
 
 
-def test_a_check_beside_the_daemon_leaves_its_ports_out(tmp_path: Path) -> None:
+def test_a_check_next_to_the_daemon_skips_its_ports(tmp_path: Path) -> None:
     """So it can be asked before a restart; to anybody else the port is taken."""
     data = tmp_path / "data"
     with Daemon(data) as daemon:
@@ -99,7 +99,7 @@ def test_settings_are_shown_with_their_sources(tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
-def test_files_that_become_wrong_are_told_at_once(tmp_path: Path, keys: Path) -> None:
+def test_files_that_become_invalid_are_reported_at_once(tmp_path: Path, keys: Path) -> None:
     """Nobody calls: the log says it, the status as well; what was right before counts."""
     with Daemon(tmp_path / "data", "--acl", str(keys)) as daemon:
         certificate = tmp_path / "data" / "tls" / "certificate.pem"

@@ -196,7 +196,7 @@ def test_a_copy_that_lost_a_file_is_refused(store: Store, tmp_path: Path) -> Non
         opened(tmp_path / "copy")
 
 
-def test_what_cannot_be_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file, a full folder, a place in the store or on no disk, a store in use, a copy given up: nothing is left."""
     data = tmp_path / "cell"
     (tmp_path / "file").touch()

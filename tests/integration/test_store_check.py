@@ -146,7 +146,7 @@ _A_ROW = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
         pytest.param(changed(Family.META, lambda _: b"\7", start=keys.META_LEDGER), {"row"}, id="a ledger is cut"),
     ],
 )
-def test_what_is_planted_is_found(whole: Path, tmp_path: Path, plant: Plant, kinds: set[str]) -> None:
+def test_planted_faults_are_found(whole: Path, tmp_path: Path, plant: Plant, kinds: set[str]) -> None:
     """Each by its kind, and nothing else; nothing is changed by looking."""
     path = Path(shutil.copytree(whole, tmp_path / "store"))
     engine = RocksEngine(path / "rocksdb")
@@ -170,7 +170,7 @@ def test_a_whole_store_has_nothing(whole: Path, tmp_path: Path) -> None:
     assert not checked(path).findings.count
 
 
-def test_what_is_redriven_and_removed_belongs_together(tmp_path: Path) -> None:
+def test_redriven_and_removed_counts_match(tmp_path: Path) -> None:
     """Messages in a group's lane, letters of a group that is gone, a dead-letter queue that went with its group."""
 
     async def make() -> Path:

@@ -114,7 +114,7 @@ async def _after(broker: EmbeddedBroker, message_id: str) -> Delivery:
 
 
 @COPIES
-def test_what_leads_to_an_entry_leads_nowhere_in_a_copy(tmp_path: Path, how: str) -> None:
+def test_handles_of_an_entry_are_invalid_in_a_copy(tmp_path: Path, how: str) -> None:
     """Recall handles and transaction ids: the sequences of the copy are those of other entries."""
     data, copy = tmp_path / "data", tmp_path / "copy"
     due_ms = CLOCK.now_ms() + LATER_MS

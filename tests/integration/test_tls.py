@@ -105,7 +105,7 @@ def test_a_kill_while_a_certificate_is_made_leaves_none_that_does_not_fit(
     Certificates(*self_signed(tmp_path, clock.now_ms()), clock).context()
 
 
-def test_a_certificate_that_expires_is_told_of(tmp_path: Path) -> None:
+def test_a_certificate_near_its_expiry_is_reported(tmp_path: Path) -> None:
     """A warning when it is read within its last month."""
     made_ms = round((datetime.now(UTC) - timedelta(days=3640)).timestamp() * 1000)
     certificate, key = self_signed(tmp_path, made_ms)
@@ -160,7 +160,7 @@ def test_client_certificates_without_tls_are_refused(
 
 
 @pytest.mark.parametrize("form", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL])
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(
     tmp_path: Path, form: serialization.PrivateFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever typed it at the start would not be there when the files are read again."""

@@ -22,7 +22,7 @@ def refused(client: OfficialClient, due_ms: int) -> None:
     assert str(int(wire.TOO_MANY_REQUESTS)) in f"{caught.value} {caught.value.code}"
 
 
-def test_a_client_is_told_why_and_succeeds_once_there_is_room(tmp_path: Path) -> None:
+def test_a_client_gets_the_reason_and_succeeds_once_there_is_room(tmp_path: Path) -> None:
     """42900 with the quota, before and after a kill; what is due at once and other topics are served all the same."""
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
     with Daemon(tmp_path / "data") as daemon, AdminClient(daemon.address) as admin:

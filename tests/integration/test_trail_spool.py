@@ -79,7 +79,7 @@ def test_without_a_path_there_is_no_trail(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
 
 
-def test_a_directory_that_was_taken_over_is_told_to_its_end(tmp_path: Path) -> None:
+def test_an_adopted_directory_is_exported_to_its_end(tmp_path: Path) -> None:
     """Under its own id, before it is removed; the heir tells its own life under another one."""
     root, trail = tmp_path / "spool", tmp_path / "trail"
     child = [sys.executable, "-c", CHILD, str(root), str(trail), str(Path(__file__).resolve().parents[1])]
@@ -121,7 +121,7 @@ def test_a_directory_stays_while_the_trail_cannot_be_written(tmp_path: Path, mon
     assert [event["kind"] for event in read_trail(trail, cell)] == ["TOPIC_CREATED", "SCHEDULED"]
 
 
-def test_a_missing_library_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is opened."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"needs pyarrow, which is missing: pip install 'rock-dmq\[server\]'"):

@@ -145,7 +145,7 @@ def test_the_base_is_the_hook(installed: Path, tmp_path: Path) -> None:
 
 # What is said of sizes in docs/how-to/deploy.md.
 @pytest.mark.parametrize(("extra", "most"), [("", 15), ("client", 40), ("daemon", 90), ("server", 320)])
-def test_what_an_extra_takes_on_disk(installed: Path, extra: str, most: float) -> None:
+def test_the_disk_size_of_each_extra(installed: Path, extra: str, most: float) -> None:
     """The size of an installation is a promise: whatever makes one of them larger is noticed here."""
     assert megabytes(required(installed, extra)) <= most
 
@@ -162,7 +162,7 @@ _DOORS = {
 }
 
 
-def test_what_needs_an_extra_says_so_in_a_line(installed: Path, tmp_path: Path) -> None:
+def test_a_missing_extra_is_reported_in_a_line(installed: Path, tmp_path: Path) -> None:
     """Every door of the packages, without any extra: the last line has the command that installs what is missing."""
     tries = "".join(
         f"try:\n    {code}\nexcept ImportError as error:\n    print(error)\nelse:\n    print('there')\n"
@@ -180,7 +180,7 @@ def test_what_needs_an_extra_says_so_in_a_line(installed: Path, tmp_path: Path) 
             assert f"pip install 'rock-dmq[{extra}]'" in done.stderr
 
 
-def test_one_extra_says_what_another_brings(installed: Path, tmp_path: Path) -> None:
+def test_one_extra_names_the_packages_of_another(installed: Path, tmp_path: Path) -> None:
     """Where the command is there, and what one of its commands needs is not: a line, and no traceback."""
     with environment(installed, tmp_path / "daemon", "daemon") as env:
         done = run(env, tmp_path, "-m", "dmq", "serve", "--data", "data")

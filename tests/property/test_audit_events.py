@@ -277,7 +277,7 @@ def test_the_watch_can_fail(spoil: object, says: str) -> None:
     asyncio.run(play(EmbeddedRig(Path(), on_disk=False, queues=2, wrap=spoilt), scenario))
 
 
-def test_a_bounded_outbox_says_what_it_cut(tmp_path: Path) -> None:
+def test_a_bounded_outbox_reports_the_cut(tmp_path: Path) -> None:
     """Events that had to go leave one that counts them, so sequences have no unexplained hole."""
 
     async def scenario(rig: EmbeddedRig) -> None:

@@ -143,7 +143,7 @@ def test_queue_keys_are_ordered_by_queue_then_offset(
 
 @given(u32, u32, u16, u8, u64, u32, u32, u16)
 @example(1, 2, 3, 255, 2**64 - 1, 1, 2, 3)
-def test_group_rows_lie_in_the_range_of_their_queue(
+def test_group_rows_are_in_the_range_of_their_queue(
     group: int, topic: int, queue: int, kind: int, number: int, group2: int, topic2: int, queue2: int
 ) -> None:
     """And in no other one; the largest kind and number included."""
@@ -161,7 +161,7 @@ def test_a_group_key_of_another_length_is_damage(key: bytes) -> None:
 
 
 @given(u32, st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
-def test_hours_lie_in_their_range(scope: int, hour: int, first: int, last: int) -> None:
+def test_hours_are_in_their_range(scope: int, hour: int, first: int, last: int) -> None:
     """From ``first`` up to, not including, ``last``."""
     key = keys.hour_key(scope, hour)
     start, stop = keys.hour_range(scope, first, last)
@@ -209,7 +209,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
 
 
 @given(st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), u32, short)
-def test_generations_lie_in_their_range(first: int, last: int, generation: int, scope: int, mid: bytes) -> None:
+def test_generations_are_in_their_range(first: int, last: int, generation: int, scope: int, mid: bytes) -> None:
     """So that they can be dropped whole; what waits (generation 0) never lies in one."""
     start, stop = keys.generation_range(first, last)
     assert (start <= keys.pack_index_prefix(generation, scope) + mid < stop) == (first <= generation < last)
@@ -217,7 +217,7 @@ def test_generations_lie_in_their_range(first: int, last: int, generation: int, 
 
 
 @given(ids, u32, st.integers(0, 2), short)
-def test_what_waits_lies_in_the_range_of_its_scope(scope: int, other: int, generation: int, mid: bytes) -> None:
+def test_pending_rows_are_in_the_range_of_their_scope(scope: int, other: int, generation: int, mid: bytes) -> None:
     """And neither what waits of another scope, nor what is finished."""
     start, stop = keys.waiting_range(scope)
     for each in (scope, other):

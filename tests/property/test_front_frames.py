@@ -52,7 +52,7 @@ _SAID = st.one_of(
 
 
 @given(_SAID)
-def test_a_batch_of_anything_is_read_as_it_was_said(case: tuple[Any, list[frames.Frame]]) -> None:
+def test_any_batch_is_read_as_it_was_written(case: tuple[Any, list[frames.Frame]]) -> None:
     """Of any kinds, with any content that their fields can have."""
     decode, said = case
     batch = frames.encode(said)
@@ -61,7 +61,7 @@ def test_a_batch_of_anything_is_read_as_it_was_said(case: tuple[Any, list[frames
 
 
 @given(_SAID, st.integers(0, 2**20), st.integers(0, 255))
-def test_bytes_that_are_no_batch_are_told_apart(case: tuple[Any, list[frames.Frame]], at: int, byte: int) -> None:
+def test_bytes_that_are_no_batch_are_distinguished(case: tuple[Any, list[frames.Frame]], at: int, byte: int) -> None:
     """A byte is another one, or what follows it is missing: frames, or the errors that a link expects."""
     decode, said = case
     body = frames.encode(said)[frames.LENGTH_BYTES :]

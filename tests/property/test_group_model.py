@@ -325,7 +325,7 @@ def stories(kinds: Sequence[str], *, picks: int, more: int) -> st.SearchStrategy
     is_orderly=st.booleans(),
     story=stories(KINDS, picks=MEMBERS_MAX, more=8),
 )
-def test_every_message_is_consumed_whoever_comes_and_goes(
+def test_every_message_is_consumed_through_any_membership(
     strategy: Strategy, story: list[tuple[str, int, int]], *, is_orderly: bool
 ) -> None:
     """At least once; and in the end all is committed, and each queue has one owner."""
@@ -359,7 +359,7 @@ QUARREL = ("wait", "wait", "work", "work", "take", "renew", "hear", "look", "for
 
 @settings(max_examples=250 * EFFORT)
 @given(story=stories(QUARREL, picks=2, more=6))  # waits of up to 30 s: locks are believed often
-def test_two_who_want_the_same_queues_are_never_in_one_at_once(story: list[tuple[str, int, int]]) -> None:
+def test_two_consumers_of_the_same_queues_are_never_in_one_at_once(story: list[tuple[str, int, int]]) -> None:
     """Locks that are believed for too long, or after they were given back, would let both in."""
     group = Group(Greedy(), is_orderly=True)
     for number in range(2):

@@ -127,7 +127,7 @@ def test_the_ramp_doubles_by_the_second_and_halves_on_failure(
 
 
 @given(st.integers(1, 400), st.integers(20, 200))
-def test_the_ramp_lets_through_what_its_rate_says(rate: int, turns: int) -> None:
+def test_the_ramp_admits_its_rate(rate: int, turns: int) -> None:
     """Senders that wait as told start no more than the rate allows, but for the burst."""
     ramp, now_s = Ramp(float(rate)), 0.0
     for started in range(1, turns + 1):
@@ -138,7 +138,7 @@ def test_the_ramp_lets_through_what_its_rate_says(rate: int, turns: int) -> None
 
 
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=300))
-def test_later_ids_are_greater_whatever_the_clock_does(moves_ms: list[int]) -> None:
+def test_later_ids_are_greater_through_clock_steps(moves_ms: list[int]) -> None:
     """Sorted and unique although the clock stands still or goes back; version and variant are those of UUID 7."""
     source, now_ms = UidSource(), 1_700_000_000_000
     made: list[bytes] = []

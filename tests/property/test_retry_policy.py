@@ -102,7 +102,7 @@ def test_no_attempt_comes_after_the_last_one_or_too_late(
 
 
 @given(policies)
-def test_clients_are_told_the_delays(policy: RetryPolicy) -> None:
+def test_clients_get_the_delays(policy: RetryPolicy) -> None:
     """One entry for each retry, at least one, never more than a table may have."""
     told = delays_ms(policy)
     assert len(told) == min(max(1, policy.max_attempts - 1), STEPS_LIMIT)

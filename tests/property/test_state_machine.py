@@ -287,7 +287,7 @@ def test_a_step_that_smaller_ones_hide_moves_nothing() -> None:
     state.teardown()
 
 
-def test_what_is_moved_to_where_the_reader_is_comes_a_millisecond_later() -> None:
+def test_an_entry_moved_to_the_readers_position_comes_a_millisecond_later() -> None:
     """A clock that was set back by one is not noticed; the reader was where a new time is, under a later number."""
     state = MemoryMachine()
     state.open()

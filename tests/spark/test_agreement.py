@@ -96,7 +96,7 @@ def put_back(hand: Hand, to: int) -> None:
     hand.add("TAIL_LOST", 500, detail=to, due_ms=hand.sequence + 1 - to)
 
 
-def test_a_store_that_was_put_back_accuses_nobody(engine: Engine, tmp_path: Path) -> None:
+def test_a_restored_store_accuses_no_message(engine: Engine, tmp_path: Path) -> None:
     """What happened since its backup did not happen to it; named are the messages that went with that, unfinished."""
     hand = Hand(tmp_path)
     hand.subscribed()
@@ -176,7 +176,7 @@ def test_a_backup_of_a_moment_ago_is_clean(engine: Engine, tmp_path: Path) -> No
     assert (said(outcome), outcome.exit_code) == ({("one", "PUT_BACK", "the store was put back")}, 0)
 
 
-def test_a_trail_that_grows_is_told_that_its_store_was_put_back(engine: Engine, tmp_path: Path) -> None:
+def test_a_growing_trail_is_marked_when_its_store_was_restored(engine: Engine, tmp_path: Path) -> None:
     """What was taken in already counts for nothing then: the next step begins anew, and says what one run says."""
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     hand = Hand(trail)
@@ -216,7 +216,7 @@ def test_in_two_cells_one_of_which_removed_the_topic(engine: Engine, tmp_path: P
     assert sum(row["duplicated"] for row in outcome.report["scheduled"]) == 1
 
 
-def test_a_snapshot_that_is_not_what_was_written_accuses_nobody(engine: Engine, tmp_path: Path) -> None:
+def test_an_altered_snapshot_accuses_no_message(engine: Engine, tmp_path: Path) -> None:
     """It is unproven, and the one before it is taken."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 900_000)
@@ -337,7 +337,7 @@ def _say_retired(trail: Path, cell: str, sequence: int) -> None:
     path.write_text(json.dumps(told | {"retired_sequence": sequence}), encoding="utf-8")
 
 
-def test_a_cell_whose_files_are_all_gone_is_missed(engine: Engine, trail: Path) -> None:
+def test_a_cell_without_files_is_reported_missing(engine: Engine, trail: Path) -> None:
     """Events and manifests removed, its own file and snapshots left: there were events, and now there are none."""
     for name in ("events", "manifest"):
         shutil.rmtree(trail / name / "cell=daemon-0")
@@ -353,7 +353,7 @@ def test_a_cell_whose_files_are_all_gone_is_missed(engine: Engine, trail: Path) 
     assert outcome.exit_code == 30
 
 
-def test_a_daemon_that_has_just_begun_is_missed_by_nobody(engine: Engine, tmp_path: Path) -> None:
+def test_a_daemon_that_has_just_started_is_not_reported_missing(engine: Engine, tmp_path: Path) -> None:
     """Its file is there before its first events are."""
     write_cell(Layout(tmp_path, "one"), CellFile(cell="one", role="daemon", host="here"))
     outcome = run_audit(engine, str(tmp_path), Options())
@@ -381,7 +381,7 @@ def test_more_is_not_retired_than_retention_removes(engine: Engine, trail: Path,
 
 
 @pytest.mark.parametrize("left", ["all", "a part", "manifest", "files", "nothing"])
-def test_whatever_a_kill_leaves_of_retention_is_sound(engine: Engine, tmp_path: Path, left: str) -> None:
+def test_any_remains_of_retention_after_a_kill_are_sound(engine: Engine, tmp_path: Path, left: str) -> None:
     """It says what goes, and removes the manifest of the date, then its files; recovery removes files first."""
     hand = Hand(tmp_path)
     for number in range(4):

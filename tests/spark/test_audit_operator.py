@@ -64,7 +64,7 @@ def played(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Played:
     return Played(data / "trail", run_audit(engine, str(data / "trail"), Options()), read, letter)
 
 
-def test_what_operators_do_leaves_a_clean_trail(played: Played) -> None:
+def test_changes_by_operators_leave_a_clean_trail(played: Played) -> None:
     """A group set to the end and back to the beginning, removed and made anew; its topic the same, with a kill."""
     assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
     ledger = played.ledger(RESET)
@@ -80,7 +80,7 @@ def test_retention_leaves_a_clean_trail(played: Played) -> None:
     assert (ledger[OTHER]["acked"], ledger[OTHER]["expired"], ledger[OTHER]["unread"]) == (read, 20 - read, 5)
 
 
-def test_dead_letters_of_a_group_that_goes_are_told_by_name(played: Played) -> None:
+def test_dead_letters_of_a_removed_group_are_listed_by_name(played: Played) -> None:
     """Redriven to the group alone, to everybody once it is gone, purged: each is attributed, and the audit is clean."""
     assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
     (dead,) = played.outcome.report["dead"]
@@ -106,7 +106,7 @@ def test_schedules_leave_a_clean_trail(played: Played) -> None:
     assert sum(row["pending"] for row in rows) == 0
 
 
-def test_what_was_rescheduled_leaves_a_clean_trail(played: Played) -> None:
+def test_rescheduled_messages_leave_a_clean_trail(played: Played) -> None:
     """Later, earlier, fired, cancelled after it was moved: each is judged by the time that was set last."""
     assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
     own = [row for row in played.outcome.report["scheduled"] if row["topic"] == MOVED]

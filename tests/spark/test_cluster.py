@@ -141,7 +141,7 @@ def test_on_a_cluster_it_writes_the_same_bytes(bent: Path, expected: dict[str, b
         (["--trail", "nowhere", "--engine", "duckdb"], 1, "no such directory"),
     ],
 )
-def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+def test_an_example_that_cannot_run_is_marked(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     """Wrong options end with 2 before an engine starts, a trail that is not there with 1; nothing is written."""
     command = [sys.executable, "-m", "spark_audit", "run", "--out", str(tmp_path / "out"), *arguments]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

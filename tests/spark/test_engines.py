@@ -58,7 +58,7 @@ def test_of_a_sound_trail(engines: Mapping[str, Engine], tmp_path: Path) -> None
     assert audited(engines, tmp_path / "trail", tmp_path / "out") == 0
 
 
-def test_of_a_trail_that_lies_and_is_damaged(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+def test_of_a_mutated_and_damaged_trail(engines: Mapping[str, Engine], tmp_path: Path) -> None:
     """Every kind of lie that there is, events that disagree, records that are missing, repeated and changed."""
     trail = tmp_path / "trail"
     forge(trail, messages=2_000, seed=5, rows_per_file=1_000)
@@ -112,7 +112,7 @@ def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: 
     assert not [each for each in findings if each["severity"] == "lost"]
 
 
-def test_of_what_was_read_back(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+def test_of_messages_that_were_read_back(engines: Mapping[str, Engine], tmp_path: Path) -> None:
     """One message is where it was said to be, and one is lost."""
     hand = Hand(tmp_path / "trail")
     for number in range(2):

@@ -117,7 +117,7 @@ def _fail(*arguments: object) -> None:
 
 
 @at_length
-def test_what_was_kept_is_given_up_when_it_does_not_fit(engine: Engine, whole: Path, tmp_path: Path) -> None:
+def test_cached_messages_are_dropped_when_they_do_not_fit(engine: Engine, whole: Path, tmp_path: Path) -> None:
     """With another window, or when a file that was taken in is gone, everything is read again."""
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     grow(whole, trail, 2, 2)
@@ -174,7 +174,7 @@ def name_another_role(trail: Path) -> None:
     ("change", "code"),
     [(flip_a_bit, 40), (forge_events, 20), (forge_a_line, 40), (keep_out_of_reach, 40), (name_another_role, 40)],
 )
-def test_a_change_of_what_was_read_gives_the_verdict_of_a_full_run(
+def test_changed_input_gives_the_verdict_of_a_full_run(
     engine: Engine, tmp_path: Path, change: Callable[[Path], None], code: int
 ) -> None:
     """A file, its line of the manifest or the role of its cell changed after the first run: both runs say the same.

@@ -150,7 +150,7 @@ def test_altered_files(audit: Audit, trail: Path) -> None:
 
 
 @at_length
-def test_lies_beside_damage(audit: Audit, trail: Path) -> None:
+def test_mutations_with_damage(audit: Audit, trail: Path) -> None:
     """A gap in one cell hides no loss in another one."""
     lies = tell(trail, 10, ("lose_hand_over", "lose_exit"), "daemon-1", set())
     damage: Damage = DAMAGERS["cut_records"](trail, "daemon-0", 10, 3)

@@ -53,7 +53,7 @@ def cell(made: Path) -> str:
     return found.name.removeprefix("cell=")
 
 
-def test_nothing_is_found_in_what_it_left(engine: Engine, made: Path, tmp_path: Path) -> None:
+def test_nothing_is_found_in_its_remains(engine: Engine, made: Path, tmp_path: Path) -> None:
     """Every message was handed over and acknowledged."""
     outcome = audit_with(engine, made, tmp_path / "out", late_after_ms=_LATE_AFTER_MS)
     assert (outcome.findings, outcome.exit_code) == ([], 0)
@@ -61,7 +61,7 @@ def test_nothing_is_found_in_what_it_left(engine: Engine, made: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("count", "names"), _TOLD)
-def test_every_lie_is_found(
+def test_every_mutation_is_found(
     engine: Engine,
     trail: Path,
     cell: str,

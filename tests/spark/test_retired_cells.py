@@ -71,7 +71,7 @@ def test_a_retired_cell_holds_nothing_back(engine: Engine, tmp_path: Path) -> No
         assert (outcome.exit_code, outcome.report["range"]["watermark_ms"]) == (0, START_MS + 400_000), number
 
 
-def test_what_a_retired_cell_held_and_nobody_accepted_again_is_named(engine: Engine, tmp_path: Path) -> None:
+def test_messages_of_a_retired_cell_that_were_not_accepted_again_are_named(engine: Engine, tmp_path: Path) -> None:
     """Message 4 was open in the retired cell and in no other: inconclusive, as its end may not have been exported."""
     replayed(tmp_path, up_to=3)
     retire_cell(engine, str(tmp_path), "dead")
@@ -97,7 +97,7 @@ def test_a_cell_with_later_events_is_not_gone(engine: Engine, tmp_path: Path) ->
         assert "DUPLICATE_ACCEPT" in {kind for kind, *_ in said(outcome)}
 
 
-def test_both_engines_say_the_same(engine: Engine, spark: SparkSession, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_findings(engine: Engine, spark: SparkSession, tmp_path: Path) -> None:
     """Spark records the cell, and both write the same bytes."""
     trail = tmp_path / "trail"
     replayed(trail, up_to=3)

@@ -32,7 +32,7 @@ def trail(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_there(engine: Engine, trail: Path) -> None:
+def test_existing_messages(engine: Engine, trail: Path) -> None:
     """All files, cells and snapshots are listed, hidden ones are not; rows come with their cell."""
     expected = sorted(str(path.relative_to(trail)) for cell in cells_of(trail) for path in files_of(trail, cell))
     some = files_of(trail, "daemon-0")[0]
@@ -249,7 +249,7 @@ def test_a_snapshot_with_other_columns_is_a_finding(engine: Engine, trail: Path,
     assert outcome.exit_code == 30
 
 
-def test_local_tables_hold_what_they_are_given(engine: Engine) -> None:
+def test_local_tables_hold_their_input(engine: Engine) -> None:
     """Nulls, long numbers, nested lists and odd text come back; an empty one keeps its columns."""
     rows = [("a'\"\\n é", 2**62, [{"first": 1, "last": 2}]), (None, None, [])]
     fields = (("name", "string"), ("number", "bigint"), ("gaps", "array<struct<first: bigint, last: bigint>>"))

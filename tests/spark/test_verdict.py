@@ -228,7 +228,7 @@ def redriven(hand: Hand) -> None:
     hand.of_group("DEAD_FORWARDED", 4, queue_id=0, attempt=1, detail=0)
 
 
-def test_what_is_redriven_to_a_group_is_that_groups_alone(audited: Audited) -> None:
+def test_a_message_redriven_to_a_group_is_that_groups_alone(audited: Audited) -> None:
     """Finished, failed and finished, open; left twice is too much. The letters are redriven, also without a group."""
     found = audited.of(redriven)
     assert found.said == [("DUPLICATE_EXIT", "a place was left more than once", "message-10")]
@@ -255,7 +255,7 @@ def sent_on(hand: Hand) -> None:
     hand.add("FETCHED", 0, topic=hand.topic, message_id=hand.id_of(4), attempt=1, detail=3)
 
 
-def test_what_goes_to_a_cluster(audited: Audited) -> None:
+def test_messages_for_a_cluster(audited: Audited) -> None:
     """Forwarded is finished, refused is dead, in doubt changes nothing, and one that was not forwarded is open."""
     found = audited.of(sent_on)
     assert found.said == []
@@ -264,7 +264,7 @@ def test_what_goes_to_a_cluster(audited: Audited) -> None:
     assert "cluster" not in found.report
 
 
-def test_what_was_read_back_is_compared(engine: Engine, tmp_path: Path) -> None:
+def test_messages_read_back_are_compared(engine: Engine, tmp_path: Path) -> None:
     """Lost only where every queue rules it out; copies are explained by doubt; the rest was not read back."""
     hand = Hand(tmp_path / "trail")
     numbers = range(13)
@@ -358,7 +358,7 @@ def taken_over(hand: Hand) -> None:
     )
 
 
-def test_what_is_taken_over_from_a_cluster(audited: Audited) -> None:
+def test_messages_taken_over_from_a_cluster(audited: Audited) -> None:
     """It is fired for its group alone and fails at once; a copy that is nowhere is lost, a failure without it odd."""
     found = audited.of(taken_over)
     assert sorted(found.said) == [
@@ -452,7 +452,7 @@ def test_copies_that_wait(audited: Audited) -> None:
 
 
 @at_length
-def test_what_the_store_holds_and_the_trail_does_not_know(engine: Engine, tmp_path: Path) -> None:
+def test_messages_unknown_to_the_trail(engine: Engine, tmp_path: Path) -> None:
     """An entry nobody accepted, and one that was handed over before the snapshot, are orphans."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 1_000)
@@ -529,7 +529,7 @@ def test_a_spool_directory_that_was_taken_over(engine: Engine, tmp_path: Path) -
 
 
 @at_length
-def test_kinds_that_nobody_knows_are_said(engine: Engine, tmp_path: Path) -> None:
+def test_unknown_kinds_are_reported(engine: Engine, tmp_path: Path) -> None:
     """They are kept, counted, and change nothing."""
     hand = Hand(tmp_path)
     hand.add("KIND_99", 0, topic=TOPIC, message_id=hand.id_of(1))

@@ -236,7 +236,7 @@ def test_nothing_comes_before_its_delivery_timestamp(process: OfficialClient, to
         assert wanted[each["message_id"]] <= each["at_ms"]
 
 
-def test_a_delivery_timestamp_is_told(process: OfficialClient, topic: str) -> None:
+def test_a_delivery_timestamp_is_returned(process: OfficialClient, topic: str) -> None:
     """The consumer is told the time that the producer gave, in the client's own unit."""
     unit_ms = process.language.deliver_at_unit_ms
     deliver_at_ms = -(-(time.time_ns() // 1_000_000 + 300) // unit_ms) * unit_ms
@@ -400,7 +400,7 @@ def test_message_comes_back_when_the_listener_fails(process: OfficialClient, slo
     assert second["at_ms"] - first["at_ms"] >= 10_000
 
 
-def test_another_consumer_gets_what_one_that_died_left(process: OfficialClient, slow: dict[str, Slow]) -> None:
+def test_another_consumer_gets_the_messages_of_a_dead_one(process: OfficialClient, slow: dict[str, Slow]) -> None:
     """What a killed consumer had taken comes to the other one after its lease; what is sent then comes at once."""
     found = slow[process.language.name].orphaned.result(40)
     assert sorted(each["message_id"] for each in found.taken) == sorted(found.sent)

@@ -72,7 +72,7 @@ def test_own_keys(process: OfficialClient, topic: str) -> None:
 
 
 @having("recall")
-def test_what_the_command_line_recalls(process: OfficialClient, topic: str) -> None:
+def test_recalls_of_the_command_line(process: OfficialClient, topic: str) -> None:
     """With the handle a client was given; its exit code tells what is not found from what is wrong."""
     message_id, handle = send_later(process, topic)
     at = ("--address", process.address)
@@ -107,7 +107,7 @@ def test_sql_filter(process: OfficialClient, topic: str, kind: str) -> None:
 
 
 @having("sql")
-def test_a_wrong_expression_is_told(process: OfficialClient, topic: str) -> None:
+def test_a_wrong_expression_is_reported(process: OfficialClient, topic: str) -> None:
     """With its position, by the code for filters; nothing is handed out."""
     process.send(f"p-{topic}", topic)
     process.start(f"c-{topic}", "simple", topic, group=f"g-{topic}", sql="amount > 'x'")

@@ -64,7 +64,7 @@ def test_an_end_is_final(process: OfficialClient, topic: str) -> None:
 
 
 @having("checks")
-def test_a_producer_that_says_nothing_is_asked(process: OfficialClient, topic: str) -> None:
+def test_a_silent_producer_is_asked(process: OfficialClient, topic: str) -> None:
     """Its checker decides: one is committed, the other one rolled back."""
     ids = {half(process, topic, body): body for body in ("commit later", "rollback later")}
     checks = process.wait_for_messages(f"p-{topic}", ids)  # one may be asked about again before the other one is

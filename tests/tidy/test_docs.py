@@ -89,7 +89,7 @@ def broken_citations(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_cited_exists(document: Path) -> None:
+def test_citations_exist(document: Path) -> None:
     text = read(document)
     assert broken_citations(text) == []
     assert [link for link in LINKED.findall(text) if not (document.parent / link).exists()] == []

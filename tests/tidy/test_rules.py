@@ -64,7 +64,7 @@ def test_a_breach_is_reported(path: str, code: str, expected: str) -> None:
         ("dmq/x.py", "x = 1\n" * 396),
     ],
 )
-def test_what_is_allowed_is_not_reported(path: str, code: str) -> None:
+def test_allowed_code_is_not_reported(path: str, code: str) -> None:
     assert check(path, code) == []
 
 

@@ -30,7 +30,7 @@ def test_an_answer_for_which_there_is_no_room_is_refused() -> None:
     assert account.bytes_held == MIB + MIB // 2
 
 
-def test_who_has_most_waiting_makes_room_for_an_answer() -> None:
+def test_the_client_with_most_waiting_bytes_makes_room_for_an_answer() -> None:
     """Another connection's, which does not read: who reads is served."""
     accounts = Accounts(8 * MIB, MIB)
     lazy = accounts.open("192.0.2.7", "", lambda account: account.hold(-account.bytes_held))

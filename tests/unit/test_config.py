@@ -69,7 +69,7 @@ def test_the_file_is_the_flags_then_the_variables_then_the_one_here(
     assert load(config_file=Path("flag.toml")).broker_name == "flag"
 
 
-def test_what_topics_keep_has_bounds_or_none() -> None:
+def test_limits_of_kept_topics_may_be_absent() -> None:
     """72 hours and no size unless told; nothing so short that it would keep nothing."""
     config = load()
     assert (config.keep_time, config.keep_bytes, config.keep_unread) == (timedelta(hours=72), None, True)
@@ -154,7 +154,7 @@ def test_the_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pyte
     assert problems() == ["DMQ_PORT: unknown variable; did you mean DMQ_TRANSPORT?"]
 
 
-def test_what_commands_read_from_the_environment_stops_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_commands_stop_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has a spool named for ``dmq spool`` can run a daemon, and ``dmq audit``, in the same shell."""
     commands = Path(dmq.cli.__file__).parent
     read = {name for each in commands.rglob("*.py") for name in re.findall(r'envvar="(\w+)"', each.read_text("utf-8"))}
@@ -189,7 +189,7 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert load().listen.port == 8081
 
 
-def test_every_fault_has_a_line_with_source_key_value_and_what_is_allowed(
+def test_every_fault_has_a_line_with_source_key_value_and_allowed_values(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is wrong is told at once."""
@@ -231,7 +231,7 @@ def test_values_of_any_type_are_refused_with_a_line(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["", "  ", True, False, 1, [], {}, "a\0b"])
 @pytest.mark.parametrize("key", ["data", "trail", "tls_certificate", "tls_key", "acl", "backup_dir"])
-def test_what_is_no_path_is_refused(key: str, value: object) -> None:
+def test_an_invalid_path_is_refused(key: str, value: object) -> None:
     """``trail = false`` was a folder named False, and no folder at all the current one."""
     (problem,) = problems({key: value})
     assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
@@ -250,7 +250,7 @@ def test_what_is_no_path_is_refused(key: str, value: object) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["data", "trail", "acl", "backup_dir"])
-def test_what_can_be_no_path_is_refused_as_a_setting(key: str, value: str, said: str) -> None:
+def test_an_impossible_path_is_refused_as_a_setting(key: str, value: str, said: str) -> None:
     """Behind the settings each ended in another way: a folder of that name, an unexpected error, a store half made."""
     (problem,) = problems({key: value})
     assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
@@ -279,7 +279,7 @@ def test_loops_of_links_are_left_to_the_checks(elsewhere: Path) -> None:
 
 @pytest.mark.parametrize("value", [5, True, {}, "", [1, "orders"], [None]])
 @pytest.mark.parametrize("key", ["endpoints", "embedded_topics", "cluster_access_key", "cluster_secret_key"])
-def test_what_is_no_text_is_refused_of_a_cluster(key: str, value: object) -> None:
+def test_text_that_is_no_utf8_is_refused_of_a_cluster(key: str, value: object) -> None:
     """A key of 5 was a text, and a list of numbers topics. What a secret was is not shown."""
     cluster: dict[str, object] = {"broker": "rocketmq", "endpoints": "127.0.0.1:8081"}
     keys: dict[str, object] = {"cluster_access_key": "a", "cluster_secret_key": "hunter2"}
@@ -313,7 +313,7 @@ def test_when_backups_are_made_is_a_text(key: str) -> None:
         ({"tls_certificate": "own.pem", "transport": "grpcio"}, "tls_certificate requires the transport http2"),
     ],
 )
-def test_certificates_that_nobody_would_see_are_refused(flags: dict[str, object], said: str) -> None:
+def test_certificates_that_no_client_would_see_are_refused(flags: dict[str, object], said: str) -> None:
     """Who sets one wants it used."""
     (problem,) = problems(flags)
     assert said in problem
@@ -336,7 +336,7 @@ def test_words_for_none(elsewhere: Path) -> None:
     assert (shown["metrics_listen"], shown["delay_max"], shown["disk_low_water_bytes"]) == ("off", "none", "auto")
 
 
-def test_what_is_shown_can_be_loaded_again() -> None:
+def test_the_output_can_be_loaded_again() -> None:
     """shown() writes every key as the file would have it."""
     config = load(
         {"listen": "[::1]:0", "delay_levels": "1s 500ms 2ms", "delay_max": "36h", "disk_low_water_bytes": "1GiB"}
@@ -453,7 +453,7 @@ def test_other_hosts_are_not_served_by_accident(flags: dict[str, object], said: 
 @pytest.mark.parametrize(
     "flags", [{"listen": "0.0.0.0:8081", "acl": "a"}, {"listen": "[::1]:1"}, {"listen": "localhost:1"}]
 )
-def test_who_has_keys_and_tls_or_listens_here_needs_no_more(flags: dict[str, object]) -> None:
+def test_a_daemon_with_keys_and_tls_or_on_the_loopback_needs_no_more(flags: dict[str, object]) -> None:
     """Access keys and the certificate that signs itself are enough; so is a client's certificate in a key's stead."""
     load(flags)
     load({"listen": "0.0.0.0:1", "tls_client_ca": "ca.pem"})

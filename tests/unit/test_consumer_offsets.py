@@ -134,7 +134,7 @@ def test_an_offset_never_goes_back_and_is_committed_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("each", [Consumer._each, Membership._each])
-def test_offsets_and_heartbeats_go_on_whatever_went_wrong_before(each: Callable[..., Any]) -> None:
+def test_offsets_and_heartbeats_continue_after_any_earlier_failure(each: Callable[..., Any]) -> None:
     """Danger: an unexpected error ended them without a word."""
 
     async def run() -> None:

@@ -35,7 +35,7 @@ def keep(name: str, context: Context) -> None:
         held[0] = held[0].holding(name, context)
 
 
-def test_each_thing_is_from_the_first_source_that_says_it() -> None:
+def test_each_setting_comes_from_the_first_source_that_has_it() -> None:
     """An address from an option, TLS from the environment, the rest from the context; what nobody says is left out."""
     chosen = choose(
         Said("option", Context(address="a:1")),
@@ -64,7 +64,7 @@ def test_a_secret_stays_with_its_key(tmp_path: Path) -> None:
     assert choose(filed).target().secret == "from-file"
 
 
-def test_tls_is_spoken_if_anything_of_it_is_said() -> None:
+def test_any_setting_of_tls_selects_tls() -> None:
     """An authority is enough; ``tls = false`` of a nearer source turns it off; half a certificate is refused."""
     context = Said("context", Context(tls_ca=Path("/ca.pem")))
     assert choose(context).target().tls is not None
@@ -73,7 +73,7 @@ def test_tls_is_spoken_if_anything_of_it_is_said() -> None:
         choose(Said("option", Context(tls_cert=Path("/c.pem")))).target()
 
 
-def test_what_is_kept_is_read_again_and_nobody_else_may_read_it() -> None:
+def test_a_kept_file_is_read_again_and_private() -> None:
     """Every field survives, the mode is 600, a file that is open to others is refused, secrets are in no ``repr``."""
     context = Context(
         address="dmq.example:8081",

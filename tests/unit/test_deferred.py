@@ -39,7 +39,7 @@ def error_or_value(later: Deferred[int]) -> str:
     return f"value {later.value}" if later.error is None else f"error {later.error}"
 
 
-def test_steps_convert_it_in_their_order_before_anybody_hears() -> None:
+def test_steps_convert_it_in_order_before_it_is_open() -> None:
     """Those that came before it was there and those that came after; a step may raise, or answer an error."""
     coming: Deferred[int] = Deferred()
     heard = told(coming.convert(value_plus_one).convert(value_plus_one))
@@ -69,7 +69,7 @@ def test_it_can_be_awaited() -> None:
     asyncio.run(scenario())
 
 
-def test_who_waits_may_go_away() -> None:
+def test_a_waiter_may_leave() -> None:
     """A waiter that was cancelled leaves it whole: telling it then harms nobody."""
 
     async def scenario() -> None:

@@ -25,7 +25,7 @@ words = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_siz
     st.dictionaries(words.filter(lambda name: not name.startswith("DMQ_")), words, max_size=3),
     st.sampled_from(("", "group-1")),
 )
-def test_what_was_wrapped_comes_out_as_it_was(
+def test_a_wrapped_value_comes_out_unchanged(
     body: bytes, due_ms: int, properties: dict[str, str], message_group: str
 ) -> None:
     """Everything but the topic and the two properties travels untouched."""
@@ -111,7 +111,7 @@ def test_a_body_in_json() -> None:
         (as_json(topic="orders", text="x", delay_ms=1.5), Rule.DELIVERY_TIME, "whole number"),
     ],
 )
-def test_what_cannot_be_read_is_refused(payload: bytes, rule: Rule, why: str) -> None:
+def test_unreadable_input_is_refused(payload: bytes, rule: Rule, why: str) -> None:
     """By its rule, with what was given, in a few words however much was sent."""
     with pytest.raises(Refused, match=why) as refused:
         unwrap(payload)
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_refused(payload: bytes, rule: Rule, why: str) ->
     assert len(str(refused.value)) < 400
 
 
-def test_what_cannot_be_wrapped() -> None:
+def test_unwrappable_objects() -> None:
     """A producer hears it before it sends."""
     message = Message(topic="dmq_inner_topic", message_id=ID, body=b"x")
     with pytest.raises(Refused):

@@ -149,7 +149,7 @@ def test_every_setting_is_one() -> None:
         assert named <= known, path.name
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_runs_as_an_unnamed_user() -> None:
     """A fixed user without rights, the exec form so that signals arrive, packages by their hashes."""
     lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001:10001"]
@@ -251,7 +251,7 @@ def test_the_pods_configure_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyP
                     assert file is None or file.parent in mounts
 
 
-def test_who_reaches_a_daemon_from_afar_has_an_access_key() -> None:
+def test_a_daemon_reached_from_afar_has_an_access_key() -> None:
     """A daemon that listens beyond its pod has a file of access keys; one that does not listens on loopback."""
     for _, container in pods():
         variables = {each["name"]: each["value"] for each in container["env"]}
@@ -272,7 +272,7 @@ def test_the_pods_have_no_rights() -> None:
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_nobody_changes_the_files_of_a_store() -> None:
+def test_a_check_changes_no_file_of_a_store() -> None:
     """Kubernetes changes them when the root of the volume is not as it left it: the store is not that root."""
     data = Path(image_variables()["DMQ_DATA"])
     for pod, container in pods():
@@ -312,7 +312,7 @@ def test_probes_ask_where_the_daemon_answers() -> None:
             assert liveness["exec"]["command"][0] == "dmq"
 
 
-def test_what_selects_pods_selects_those() -> None:
+def test_selectors_match_their_pods() -> None:
     """Services, the budget and the network policy mean the pods that there are, and ports by the names they have."""
     labels = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind("StatefulSet")]
     selectors = [each["spec"]["selector"] for each in of_kind("Service")]

@@ -128,7 +128,7 @@ def test_the_way_to_a_cluster_in_plain_words(tmp_path: Path) -> None:
     assert "brought it to the cluster" in told
 
 
-def test_what_a_cluster_refused_in_plain_words(tmp_path: Path) -> None:
+def test_refusals_of_a_cluster_in_plain_words(tmp_path: Path) -> None:
     """It is a dead letter of the forwarder."""
     refused = event(3, "FORWARD_REFUSED", group="dmq-forwarder", queue_id=2, attempt=40014, detail=5)
     write(tmp_path, SCHEDULED, DELIVERED, refused)
@@ -182,7 +182,7 @@ def test_a_timeline_in_plain_words(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_own_keys_end_in_plain_words(tmp_path: Path, rows: Sequence[Row], said_of_it: str, outcome: str) -> None:
+def test_effects_of_own_keys_in_plain_words(tmp_path: Path, rows: Sequence[Row], said_of_it: str, outcome: str) -> None:
     """A replaced message waited, an absorbed one never did; neither is missing."""
     write(tmp_path, *rows)
     lines = said(tmp_path).splitlines()
@@ -340,7 +340,7 @@ def test_where_a_message_comes_from_is_no_outcome(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("following", "verdict"), [(4, "lost"), (6, "inconclusive")])
-def test_what_is_committed_and_never_accepted_is_lost(tmp_path: Path, following: int, verdict: str) -> None:
+def test_a_committed_message_that_was_never_accepted_is_lost(tmp_path: Path, following: int, verdict: str) -> None:
     """As in the audit: that it was committed is no end by itself. Where a gap follows, its accept may be in there."""
     write(tmp_path, HALF, OTHER | {"sequence": 2}, COMMITTED)
     write(tmp_path, OTHER | {"sequence": following})
@@ -411,7 +411,7 @@ def test_a_text_id_in_another_case_is_another_id(tmp_path: Path) -> None:
     assert packed_forms("order-1") == [b"\0order-1"]
 
 
-def test_an_unknown_id_says_what_was_searched(tmp_path: Path) -> None:
+def test_an_unknown_id_lists_the_searched_places(tmp_path: Path) -> None:
     """So that a wrong trail is seen at once."""
     write(tmp_path, SCHEDULED)
     write(tmp_path, SCHEDULED, cell="pay")
@@ -454,7 +454,7 @@ def test_a_missing_file_is_a_gap_that_names_it(tmp_path: Path) -> None:
     assert f"in the manifest, but not there: {path.relative_to(tmp_path)}" in said(tmp_path)
 
 
-def test_a_gap_event_is_told(tmp_path: Path) -> None:
+def test_a_gap_event_is_written(tmp_path: Path) -> None:
     """The trail says itself what was dropped before it was exported."""
     gap = event(6, "GAP", detail=2, due_ms=4, message_id=None, topic=None)
     write(tmp_path, SCHEDULED)
@@ -463,7 +463,7 @@ def test_a_gap_event_is_told(tmp_path: Path) -> None:
     assert "dropped before export" in said(tmp_path)
 
 
-def test_what_retention_removed_is_no_gap(tmp_path: Path) -> None:
+def test_a_range_removed_by_retention_is_no_gap(tmp_path: Path) -> None:
     """A cell's trail may begin late."""
     write(tmp_path, SCHEDULED | {"sequence": 500})
     (tmp_path / "cells").mkdir()
@@ -486,7 +486,9 @@ LATER = OTHER | {"at_ms": T + 500_000}
         (OTHER, [HELD | {"is_stranded": True}], "lost"), (LATER, [], "lost"), (OTHER, [], "lost"),
     ],
 )  # fmt: skip
-def test_what_waits_is_judged_by_the_newest_snapshot(tmp_path: Path, now: Row, held: list[Row], verdict: str) -> None:
+def test_pending_messages_are_judged_by_the_newest_snapshot(
+    tmp_path: Path, now: Row, held: list[Row], verdict: str
+) -> None:
     """Held: it waits, or is overdue when the cell's time is past due and grace. Not held, and no end: lost."""
     others = [OTHER | {"sequence": number} for number in range(2, 9)]
     write(tmp_path, SCHEDULED, *others, now)
@@ -516,7 +518,7 @@ def put_back(sequence: int, to: int) -> Row:
     return event(sequence, "TAIL_LOST", detail=to, due_ms=sequence - to, message_id=None, topic=None)
 
 
-def test_what_a_store_forgot_counts_for_nothing(tmp_path: Path) -> None:
+def test_events_that_a_store_forgot_count_for_nothing(tmp_path: Path) -> None:
     """It was delivered, and the store was put back to before that: it waits, whatever a snapshot of then says."""
     write(tmp_path, SCHEDULED, DELIVERED, put_back(3, to=2), OTHER)
     snapshot(tmp_path, 1, [HELD | {"is_stranded": False}])
@@ -526,7 +528,7 @@ def test_what_a_store_forgot_counts_for_nothing(tmp_path: Path) -> None:
     assert "GAP" not in said(tmp_path)
 
 
-def test_what_went_with_what_a_store_forgot_is_told(tmp_path: Path) -> None:
+def test_messages_lost_with_a_forgetful_store_are_reported(tmp_path: Path) -> None:
     """It was accepted after the backup to which the store was put back; an earlier putting back that was undone counts
     for nothing either.
     """
@@ -569,7 +571,7 @@ def test_a_waiting_copy_must_be_that_of_its_group(tmp_path: Path, group: str, ve
     assert outcomes(tmp_path)[1] == ("billing", verdict)
 
 
-def test_what_only_a_snapshot_holds_was_found(tmp_path: Path) -> None:
+def test_a_message_that_only_a_snapshot_has_is_found(tmp_path: Path) -> None:
     """The store has it and the trail does not: that is worth a line, not a `not found`."""
     write(tmp_path, OTHER | {"sequence": 1})
     snapshot(tmp_path, 1, [HELD | {"is_stranded": False}])
@@ -624,7 +626,7 @@ class Heard(io.StringIO):
         return super().write(text)
 
 
-def test_a_long_search_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_search_reports_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the first second is over; a short one is silent."""
     write(tmp_path, SCHEDULED)
     progress = Heard()

@@ -150,7 +150,7 @@ def test_small_calls_are_bounded_too(tmp_path: Path) -> None:
     run(tmp_path, scenario, held_bytes_max=MIB)
 
 
-def test_what_no_frame_can_hold_fails_alone(tmp_path: Path) -> None:
+def test_a_message_too_large_for_a_frame_fails_alone(tmp_path: Path) -> None:
     """Danger: one number of 65 bits lost all that was said in the same turn, and its callers waited for ever."""
 
     async def scenario(pair: FrontPair, _: EmbeddedRig) -> None:

@@ -115,7 +115,7 @@ def test_as_many_fronts_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) 
     assert fronts_of("auto", 64 * MIB) == 3
 
 
-def test_a_connection_for_which_there_is_no_descriptor_is_told_of() -> None:
+def test_a_connection_without_a_descriptor_is_reported() -> None:
     """Danger: it was closed without a word, and counted for its front for ever."""
 
     async def scenario() -> None:

@@ -77,7 +77,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_comes_while_calls_are_under_way_goes_together() -> None:
+def test_messages_that_come_during_calls_go_together() -> None:
     """In the order it came, at most 32 and half a megabyte in a call; the first ones go alone."""
 
     async def scenario() -> None:
@@ -148,7 +148,7 @@ def test_a_call_without_an_answer_leaves_all_its_messages_in_doubt() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_was_cancelled_before_it_went_is_not_sent() -> None:
+def test_a_send_cancelled_before_it_left_is_not_sent() -> None:
     """And what goes on without it is answered."""
 
     async def scenario() -> None:
@@ -166,7 +166,7 @@ def test_what_was_cancelled_before_it_went_is_not_sent() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_closing_leaves_nobody_without_an_answer() -> None:
+def test_closing_leaves_no_call_without_an_answer() -> None:
     """What waits for one is told that it is in doubt."""
 
     async def scenario() -> None:

@@ -31,7 +31,7 @@ class Holder:
         return False
 
 
-def test_who_holds_less_than_others_always_finds_room() -> None:
+def test_a_client_below_its_share_always_finds_room() -> None:
     """Danger: five connections with unfinished requests hold everything, for ever."""
     accounts = Accounts(1024 * KIB, 64 * KIB, lambda _, __: 1024 * KIB)
     hogs = [Holder(accounts, LOOPBACK) for _ in range(5)]
@@ -81,7 +81,7 @@ def test_the_largest_does_not_make_room_for_itself() -> None:
     assert not large.has_let_go
 
 
-def test_pools_that_nobody_uses_are_forgotten() -> None:
+def test_unused_pools_are_forgotten() -> None:
     """A million addresses, one after the other."""
     accounts = Accounts(1024 * KIB, 0)
     for number in range(1000):
@@ -118,6 +118,6 @@ def test_a_share_that_changes_counts_at_once() -> None:
         (("fe80::1%eth0", 5, 0, 0), "fe80::/64"),
     ],
 )
-def test_what_counts_as_one_address(peer: object, address: str) -> None:
+def test_addresses_that_count_as_one(peer: object, address: str) -> None:
     """The host itself, without the port; of IPv6 what one host is given."""
     assert address_of(peer) == address

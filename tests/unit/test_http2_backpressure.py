@@ -79,7 +79,7 @@ def test_a_client_with_little_in_flight_never_waits() -> None:
     asyncio.run(scenario())
 
 
-def test_who_left_is_not_resumed() -> None:
+def test_a_closed_session_is_not_resumed() -> None:
     """A connection that is gone takes nobody's turn."""
 
     async def scenario() -> None:
@@ -95,7 +95,7 @@ def test_who_left_is_not_resumed() -> None:
     asyncio.run(scenario())
 
 
-def test_nobody_is_read_from_while_there_is_no_room_at_all() -> None:
+def test_no_client_is_read_from_without_room() -> None:
     """Whoever says anything waits, also with a single call in flight; then all are read from again, in order."""
 
     async def scenario() -> None:

@@ -121,7 +121,7 @@ def test_flood_ends_the_connection(flood: Callable[[Peer], None]) -> None:
 
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.__name__)
-def test_the_same_at_an_honest_pace_goes_on(flood: Callable[[Peer], None]) -> None:
+def test_the_same_at_an_honest_pace_continues(flood: Callable[[Peer], None]) -> None:
     """Ten in a second for twenty seconds: what a client with a bad day does."""
     peer = Peer(FLOODED)
     for _ in range(200):

@@ -71,7 +71,7 @@ def test_frame_that_is_too_large_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n\r\n", b"P\x00", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", b"\x16\x03\x01"]
 )
-def test_what_is_not_http2_is_turned_away(said: bytes) -> None:
+def test_bytes_that_are_no_http2_are_turned_away(said: bytes) -> None:
     """At the first byte that differs."""
     peer = Peer(greets=False)
     peer.say(said)
@@ -162,7 +162,7 @@ def test_the_end_waits_for_the_halves_of_the_peer(kind: int) -> None:
     assert (before, after) == ((True, False), (False, True))
 
 
-def test_halves_that_nobody_ends_are_forgotten() -> None:
+def test_undecided_half_messages_are_forgotten() -> None:
     """When they are too many, and when the time to leave is over."""
     peer = Peer(Limits(resets=Rate(burst=10**6, per_s=0)))
     for _ in range(5000):
@@ -414,7 +414,7 @@ def test_ping_is_answered_with_its_bytes() -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_draining_serves_what_was_on_its_way() -> None:
+def test_draining_serves_requests_in_flight() -> None:
     """GOAWAY for all streams and a PING; a call sent before the client heard is served, one after the answer is not."""
     peer = Peer()
     first = peer.call()
@@ -435,7 +435,7 @@ def test_draining_serves_what_was_on_its_way() -> None:
     assert all(frame.kind != frames.RST_STREAM for frame in peer.hear())
 
 
-def test_lost_connection_lets_go_of_all_streams() -> None:
+def test_a_lost_connection_releases_all_streams() -> None:
     """Their handlers hear of it, and nothing counts as held any more."""
     peer = Peer()
     peer.call()

@@ -56,7 +56,7 @@ def test_one_turn_reads_a_slice(attack: Callable[[], bytes]) -> None:
     assert connection.out.lists_held == connection.out.lists.held == 0
 
 
-def test_fields_count_in_a_slice_whatever_their_bytes() -> None:
+def test_fields_count_in_a_slice_for_any_bytes() -> None:
     """Danger: references of a byte each, 1,500 in a block that costs a third of a millisecond."""
     peer = Peer(greets=False)
     block = b"\x83\x86" + b"\x84" * 1_500
@@ -282,7 +282,7 @@ def test_an_address_over_its_share_makes_room_among_its_own() -> None:
     assert sum(guest.address == "calm" for guest in house.inside) >= 20 - 10
 
 
-def test_who_looks_for_room_looks_at_some_connections_only() -> None:
+def test_a_search_for_room_visits_some_connections_only() -> None:
     """Danger: thousands of idle connections that are all looked at for a newcomer, again and again."""
     house = House(connections=4000, connections_reserved=0)
     for number in range(4000):

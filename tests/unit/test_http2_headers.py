@@ -56,7 +56,7 @@ def test_illegal_names(names: list[str], why: str) -> None:
     assert why in shape_of(tuple(names)).fault
 
 
-def test_shape_tells_places_and_is_kept() -> None:
+def test_a_shape_is_reversible_in_its_values_and_kept() -> None:
     """Fields that we read are found by place, and the second look costs a lookup."""
     names = tuple(name for name, _ in REQUEST)
     shape = shape_of(names)
@@ -82,7 +82,7 @@ def test_values_many_and_binary() -> None:
     ]
 
 
-def test_items_leave_out_what_is_the_transports() -> None:
+def test_items_leave_out_headers_of_the_transport() -> None:
     """A handler sees metadata, not the framing of the call."""
     fields = [*REQUEST, ("grpc-timeout", "1S"), ("user-agent", "x"), ("x-mq-client-id", "me")]
     assert dict(headers_of(fields).items()) == {"user-agent": "x", "x-mq-client-id": "me"}
@@ -130,7 +130,7 @@ def test_refused_with_a_status(name: str, value: str | None, status: Status) -> 
     assert caught.value.status is status
 
 
-def test_unknown_compression_is_told_the_known_ones() -> None:
+def test_unknown_compression_is_answered_with_the_known_ones() -> None:
     """The client can send again without."""
     with pytest.raises(Unserved) as caught:
         METHODS.admit(stream_of([*REQUEST, ("grpc-encoding", "br")]))

@@ -111,7 +111,7 @@ def test_hpack_bomb_takes_no_memory() -> None:
     assert decoder.decode(b"\xbe" * 19)[2] is False
 
 
-def test_table_is_bounded_whatever_is_put_in() -> None:
+def test_the_table_is_bounded_for_any_input() -> None:
     """Entries in Huffman code count less than their text, and are bounded all the same."""
     decoder = Decoder(10**9)
     for number in range(3000):

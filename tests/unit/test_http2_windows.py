@@ -67,7 +67,7 @@ def test_window_may_turn_negative() -> None:
     assert (ack.kind, rest.payload) == (frames.SETTINGS, grpc_message(b"y" * 5)[1:])
 
 
-def test_settings_are_acknowledged_before_the_data_they_let_go() -> None:
+def test_settings_are_acknowledged_before_the_data_they_release() -> None:
     """A client that reads the DATA first would think us ahead of its window."""
     peer = narrow(0)
     stream_id = peer.call()
@@ -156,7 +156,7 @@ def test_peer_that_does_not_read_gets_nothing_more_and_streams_stay() -> None:
     assert not peer.connection.streams
 
 
-def test_error_drops_what_waits() -> None:
+def test_error_drops_waiting_data() -> None:
     """A part of a message with an error behind it is worth nothing, and holds nothing."""
     peer = narrow(8)
     stream_id = peer.call()
@@ -220,7 +220,7 @@ def test_more_than_the_window_of_a_stream_ends_it() -> None:
     assert peer.connection.fault is None
 
 
-def test_windows_that_cannot_be_said_are_refused() -> None:
+def test_inexpressible_windows_are_refused() -> None:
     """Every connection begins with 65 535 bytes, and no window is above 31 bits."""
     for window in (0, 65_535, 2**31):
         with pytest.raises(ValueError, match="connection_window"):
@@ -241,7 +241,7 @@ def test_padding_counts_in_the_windows_and_is_not_kept() -> None:
     assert stream.unread == 3
 
 
-def test_message_larger_than_the_window_is_let_in() -> None:
+def test_a_message_larger_than_the_window_is_admitted() -> None:
     """What lacks of it is granted at once, and one byte more, for clients that stop where no room is left."""
     peer = Peer(Limits(stream_window=1000))
     stream_id = peer.open()

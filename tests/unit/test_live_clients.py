@@ -8,7 +8,7 @@ from broker_adapter.runtime.live_clients import CLIENT_ALIVE_S, STOOD_STILL_S, L
 HOUR_MS = 3_600_000
 
 
-def test_nobody_dies_while_nobody_listens() -> None:
+def test_no_message_dies_without_a_listener() -> None:
     """A process that was stopped for an hour and goes on has its clients' heartbeats still to read."""
     clock = ManualClock()
     clients = LiveClients(clock)

@@ -60,7 +60,7 @@ def test_an_event_is_one_json_line(stream: io.StringIO) -> None:
     assert list(lines(stream)[0]) == ["time", "level", "event", "logger", "entries", "note"]
 
 
-def test_each_line_of_one_of_several_processes_says_which(stream: io.StringIO) -> None:
+def test_each_line_of_several_processes_names_its_process(stream: io.StringIO) -> None:
     """Also what libraries log."""
     dmq_log.configure("info", "json", ManualClock(), stream, process="front-0")
     structlog.get_logger("dmq.acl").warning("access_refused", rpc="SendMessage")
@@ -78,7 +78,7 @@ def test_below_the_level_nothing_is_written_and_the_level_can_be_changed(stream:
     assert [line["event"] for line in lines(stream)] == ["shown"]
 
 
-def test_what_libraries_log_has_the_same_form(stream: io.StringIO) -> None:
+def test_logs_of_libraries_have_the_same_form(stream: io.StringIO) -> None:
     """The text of a library is a field; it is never taken for an event of ours."""
     logging.getLogger("grpc").warning("odd %s", "thing", extra={"peer": "p"})
     logging.getLogger("grpc").info("chatter")

@@ -134,7 +134,7 @@ def test_a_commit_feeds_four_histograms() -> None:
     ]
 
 
-def test_a_total_can_follow_what_another_part_counts() -> None:
+def test_a_total_can_follow_the_count_of_another_part() -> None:
     """Nothing is counted twice for the metrics' sake."""
     metrics = Metrics(process=False)
     metrics.acked.follow(lambda: 42)
@@ -241,7 +241,7 @@ def test_too_many_groups_are_summed() -> None:
     assert OTHERS not in told(GroupLags(3), *lags[:3])
 
 
-def test_who_is_told_stays() -> None:
+def test_a_listed_member_stays() -> None:
     """Until somebody has twice as much to do; equals are chosen by name, and always the same."""
     collector = GroupLags(1)
     assert told(collector, Behind("t", "b", 10), Behind("t", "a", 10)).keys() == {("t", "a"), OTHERS}
@@ -250,7 +250,7 @@ def test_who_is_told_stays() -> None:
     assert told(collector, Behind("t", "b", 11), Behind("t", "a", 20)).keys() == {("t", "b"), OTHERS}
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_an_unknown_figure_is_absent() -> None:
     """Not 0, which would be a claim."""
     found = told(GroupLags(), Behind("t", "g", None, None, 1), Behind("t", "new", 3, None))
     assert "unread_messages" not in found["t", "g"]
@@ -308,7 +308,7 @@ def test_the_port_serves_metrics(port: Port) -> None:
     assert port.server.address.port > 0
 
 
-def test_scrapers_share_what_is_made_and_get_nothing_older() -> None:
+def test_scrapers_share_a_page_and_get_none_older() -> None:
     """While one makes the figures, all others wait for the next ones, which are made once for all of them."""
 
     class Slow(Collector):

@@ -90,7 +90,7 @@ def play(scenario: Coroutine[object, object, None]) -> None:
     asyncio.run(bounded())
 
 
-def test_whoever_has_messages_answers() -> None:
+def test_any_client_with_messages_answers() -> None:
     """Whichever was asked first."""
 
     async def scenario() -> None:
@@ -122,7 +122,7 @@ def test_one_that_answers_at_once_is_the_only_one_asked(monkeypatch: pytest.Monk
     play(scenario())
 
 
-def test_what_comes_meanwhile_is_kept_for_the_next_receive() -> None:
+def test_messages_that_come_meanwhile_are_kept_for_the_next_receive() -> None:
     """It asks nobody then, and is told what is left of the invisible duration."""
 
     async def scenario() -> None:
@@ -144,7 +144,7 @@ def test_what_comes_meanwhile_is_kept_for_the_next_receive() -> None:
 
 
 @pytest.mark.parametrize("age_s", [0, 30])
-def test_what_nobody_comes_for_is_given_back(age_s: float) -> None:
+def test_an_unclaimed_message_is_returned(age_s: float) -> None:
     """After a quarter of its invisible duration; and it is handed out to nobody."""
 
     async def scenario() -> None:
@@ -164,7 +164,7 @@ def test_what_nobody_comes_for_is_given_back(age_s: float) -> None:
     play(scenario())
 
 
-def test_a_cancelled_receive_passes_on_what_came_for_it() -> None:
+def test_a_cancelled_receive_passes_its_message_on() -> None:
     """In the very moment in which it is cancelled."""
 
     async def scenario() -> None:
@@ -246,7 +246,7 @@ def test_proxies_that_have_nothing_at_once_are_asked_once() -> None:
     play(scenario())
 
 
-def test_closing_gives_back_and_ends_what_waits() -> None:
+def test_closing_returns_and_ends_waiting_messages() -> None:
     """Receives have nothing then, and polls are over."""
 
     async def scenario() -> None:

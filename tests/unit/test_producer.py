@@ -114,7 +114,7 @@ def test_all_attempts_have_one_budget_of_time() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
-def test_what_another_broker_may_do_better_is_tried_there(code: int) -> None:
+def test_an_error_that_another_broker_may_not_have_is_retried_there(code: int) -> None:
     """RocketMQ's list of codes."""
     broker, ends = play({"any": [Refused(Rule.FORBIDDEN, "no", code=code), SendStatus.STORED]})
     assert len(broker.sent) == 2
@@ -130,7 +130,7 @@ def test_what_another_broker_may_do_better_is_tried_there(code: int) -> None:
     ],
     ids=["refused", "flow control", "unknown code"],
 )
-def test_what_no_other_broker_does_better_is_told_at_once(error: BrokerError) -> None:
+def test_an_error_of_all_brokers_is_raised_at_once(error: BrokerError) -> None:
     """One attempt, and its error."""
     broker, ends = play({"any": [error]})
     assert len(broker.sent) == 1
@@ -145,7 +145,7 @@ def test_a_send_to_a_given_queue_is_never_repeated_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("resend", "attempts"), [(False, 1), (True, 3)])
-def test_what_is_stored_less_safely_is_an_answer(resend: bool, attempts: int) -> None:
+def test_a_less_safely_stored_message_is_an_answer(resend: bool, attempts: int) -> None:
     """It is sent again only if that is asked for, and then the first copy is the answer."""
     broker, ends = play({"any": [SendStatus.NO_REPLICA]}, ProducerOptions(resend_unsafe=resend))
     assert len(broker.sent) == attempts
@@ -263,7 +263,7 @@ def test_a_clock_that_was_set_back_delays_nothing_for_longer_than_its_level() ->
     assert send_again(old, left_ms=year_ms)[-1][1] == 5
 
 
-def test_the_error_of_a_send_tells_an_earlier_attempt_in_doubt() -> None:
+def test_the_error_of_a_send_names_an_earlier_attempt_in_doubt() -> None:
     """As its cause: the message may be stored though the last attempt certainly failed."""
     doubt, away = BrokerUnavailable("no answer"), BrokerAway("no connection")
     for answers, cause in (([doubt, away], doubt), ([away, away, away], None), ([away, doubt, away], doubt)):

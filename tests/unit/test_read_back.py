@@ -100,7 +100,7 @@ def test_a_topic_is_read_from_when_messages_could_go_there(peer: Peer, trail: Pa
     assert (queue["from_offset"], queue["to_offset"], queue["since_ms"]) == (5, 6, START + 1 - CLOCKS_MS)
 
 
-def test_what_retention_removed_is_not_vouched_for(peer: Peer, trail: Path) -> None:
+def test_a_range_removed_by_retention_is_not_confirmed(peer: Peer, trail: Path) -> None:
     """Before the reading, during it, and where nothing is left."""
     peer.topics["orders"] = [HeldQueue([stored("orders", 7 + n, f"A{n}", 10 + n) for n in range(4)], begin=7)]
     peer.topics["refunds"] = [HeldQueue([], begin=3)]
@@ -121,7 +121,7 @@ def test_what_retention_removed_is_not_vouched_for(peer: Peer, trail: Path) -> N
     assert (refunds["from_offset"], refunds["end_offset"], refunds["since_ms"]) == (3, 3, None)
 
 
-def test_what_cannot_be_read_says_why(peer: Peer, trail: Path) -> None:
+def test_unreadable_input_gives_the_reason(peer: Peer, trail: Path) -> None:
     """A topic that is not there, and a queue whose broker fails: the others are read."""
     peer.topics["orders"] = [HeldQueue([stored("orders", 0, "A")]), HeldQueue([stored("orders", 0, "B")])]
     peer.before = lambda request: (
@@ -172,7 +172,7 @@ def test_time_that_runs_out_leaves_the_rest_unread(peer: Peer, trail: Path, monk
     ]
 
 
-def test_a_trail_that_cannot_be_read_is_told(peer: Peer, trail: Path) -> None:
+def test_an_unreadable_trail_is_reported(peer: Peer, trail: Path) -> None:
     """With the file."""
     (path,) = (trail / "events").rglob("*.parquet")
     path.write_bytes(b"nothing")

@@ -28,7 +28,7 @@ def test_durations(value_ms: int | None, words: str) -> None:
     assert text.duration(value_ms) == words
 
 
-def test_times_are_utc_and_say_so() -> None:
+def test_times_are_utc_and_marked_so() -> None:
     """Thousandths only where there are some; no time is too far away."""
     assert text.utc(START_MS) == "2026-11-21 00:00:00 UTC"
     assert text.utc(START_MS + 7) == "2026-11-21 00:00:00.007 UTC"
@@ -115,7 +115,7 @@ def test_of_merged_windows_the_worst_percentile_is_kept() -> None:
     assert tally.worst_ms == {"lateness_p99_ms": 900}
 
 
-def test_a_range_that_lies_mostly_ahead_is_cut_behind_the_watermark() -> None:
+def test_a_range_mostly_ahead_is_cut_at_the_watermark() -> None:
     """Nothing can have happened there yet, and it would squash what has."""
     day_ms = 86_400_000
     axis = Axis.of(report_of(START_MS, START_MS + 30 * day_ms, START_MS + day_ms, []))

@@ -83,7 +83,7 @@ def test_names_never_become_markup() -> None:
     assert "\\u202e\\u0000\\ud800" in hostile.text
 
 
-def test_the_file_can_be_written_whatever_the_names_are(tmp_path: Path) -> None:
+def test_the_file_can_be_written_for_any_names(tmp_path: Path) -> None:
     """Lone surrogates and nulls are no reason to have no report."""
     write_html(*small(HOSTILE), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -122,7 +122,7 @@ def test_the_page_needs_nothing_and_may_nothing() -> None:
     assert set(re.findall(r"url\(.", text)) == {"url(#"}
 
 
-def test_every_drawing_says_what_it_is() -> None:
+def test_every_drawing_describes_itself() -> None:
     """A drawing has a title and a description that its labels lead to; ids are unique; ornaments are hidden."""
     seen = Seen(page(*small()))
     ids = Counter(value for _, name, value in seen.attributes if name == "id")
@@ -139,7 +139,7 @@ def test_a_report_with_nothing_in_it_has_a_page(report: Data) -> None:
     assert "<h1>" in page(report, [{}])
 
 
-def test_every_verdict_says_what_to_do() -> None:
+def test_every_verdict_names_the_next_step() -> None:
     """Each has a headline of its own, which one nobody knows has not, and steps."""
     verdicts = ["clean", "late", "lost", "inconclusive", "inconsistent", "of tomorrow"]
     texts = [page(small()[0] | {"verdict": verdict}, []) for verdict in verdicts]
@@ -147,7 +147,7 @@ def test_every_verdict_says_what_to_do() -> None:
     assert all(re.search("What to do now</h2><ol>\\s*<li>", text) for text in texts)
 
 
-def test_clean_without_messages_is_said_to_prove_nothing() -> None:
+def test_clean_without_messages_is_reported_to_prove_nothing() -> None:
     """A wrong range must not look like good news."""
     report = small()[0] | {"verdict": "clean", "scheduled": [], "spooled": []}
     assert "No message fell into the audited range" in page(report, [])

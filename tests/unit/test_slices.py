@@ -65,7 +65,7 @@ def test_others_have_turns_behind_each_slice() -> None:
     asyncio.run(scenario())
 
 
-def test_who_goes_away_passes_the_turn_on() -> None:
+def test_a_leaving_waiter_passes_the_turn_on() -> None:
     """Before it comes, and at the moment when it does; work that raises costs no other its turn."""
 
     async def scenario() -> None:

@@ -144,7 +144,7 @@ def test_progress_is_read_as_it_is_written() -> None:
     assert rows == [{"group": "workers", "topic": "orders", **each} for each in (of_queue, of_lane)]
 
 
-def test_queues_tell_what_is_in_them() -> None:
+def test_queues_show_their_contents() -> None:
     """Every queue of a topic, empty ones too, and the lanes; what retention removed is not there."""
     value = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
     rows = [Put(Family.QUEUE, pack_queue_key(1, 2, offset), value) for offset in (7, 8, 9)]
@@ -195,7 +195,7 @@ def test_the_newest_snapshots_are_kept_and_older_ones_by_day() -> None:
     assert not not_kept({}, newest=1, days=1)
 
 
-def test_gaps_are_what_lies_between() -> None:
+def test_gaps_are_the_ranges_between() -> None:
     """Also in front, behind what retention removed; spans that overlap leave none."""
     assert gaps_between(set(), after=0) == []
     assert gaps_between({(1, 5), (6, 9)}, after=0) == []

@@ -110,9 +110,7 @@ def _backups_to_a_file(folder: Path) -> tuple[str, str]:
     ],
     ids=lambda each: each.__name__,
 )
-def test_what_is_wrong_is_found_and_nothing_is_touched(
-    tmp_path: Path, wrong: Callable[[Path], tuple[str, str]]
-) -> None:
+def test_faults_are_found_and_nothing_is_touched(tmp_path: Path, wrong: Callable[[Path], tuple[str, str]]) -> None:
     """By the check and by the start, alone of all settings; the folder is as it was."""
     written, said = wrong(tmp_path)
     file = tmp_path / "dmq.toml"
@@ -129,7 +127,7 @@ def test_what_is_wrong_is_found_and_nothing_is_touched(
     assert sorted(tmp_path.rglob("*")) == there
 
 
-def test_damage_says_which_command_looks_at_it() -> None:
+def test_damage_names_the_command_to_inspect_it() -> None:
     """And not only what RocksDB says; once."""
     told = with_advice(StoreCorrupt("Corruption: block checksum mismatch"))
     assert told.startswith("Corruption: block checksum mismatch ('dmq store check' lists the damage;")

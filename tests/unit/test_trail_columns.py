@@ -77,7 +77,7 @@ def test_events_come_out_as_they_went_in(made: list[tuple[int, int, list[tuple[i
     ]
 
 
-def test_a_kind_nobody_knows_is_kept() -> None:
+def test_an_unknown_kind_is_kept() -> None:
     """A number of a later version is named by itself, and its time is not lost."""
     event = encode_event(99, 1, 0, 3, 1, 4_711, b"\1" * 17)
     (row,) = rows_of([(1, 0, [(1, 2, event)])], 1)

@@ -30,7 +30,7 @@ def cell(tmp_path: Path) -> Iterator[Cell]:
     made.store.close()
 
 
-def test_what_was_exported_leaves_the_outbox(cell: Cell) -> None:
+def test_exported_rows_leave_the_outbox(cell: Cell) -> None:
     """The file first, then the rows; numbers go on."""
     cell.emit(10, batches=7)
     assert cell.exporter.flush() == 70
@@ -44,7 +44,7 @@ def test_what_was_exported_leaves_the_outbox(cell: Cell) -> None:
     assert len(lines(cell.trail, CELL)) == 2, "nothing waited: no file"
 
 
-def test_only_what_is_synced_is_exported(cell: Cell) -> None:
+def test_only_synced_rows_are_exported(cell: Cell) -> None:
     """A batch can be read before it is durable; a power cut then must not leave the trail ahead of the store."""
     cell.emit(3)
     cell.gate.hold()

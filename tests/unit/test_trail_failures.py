@@ -71,7 +71,7 @@ def test_a_full_disk_stops_nothing_but_the_export(tmp_path: Path, monkeypatch: p
     cell.store.close()
 
 
-def test_what_is_being_exported_is_not_cut(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_being_exported_is_not_cut(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the trail would hold events, and a gap that says they are missing."""
     cell.store.close()
     cell.options = StoreOptions(gap_event=gap_event, outbox_bytes_max=3_000)
@@ -114,7 +114,7 @@ def test_an_export_that_hangs_does_not_fill_the_disk(cell: Cell, monkeypatch: py
     assert cell.store.outbox_state.lost > 0
 
 
-def test_the_thread_survives_what_nobody_thought_of(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_survives_an_unexpected_exception(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, tells who waits, and goes on."""
     monkeypatch.setattr(export, "LOOK_S", 0.01)
     cell.emit(3)

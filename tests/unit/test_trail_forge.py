@@ -123,7 +123,7 @@ def test_snapshots(truth: Truth) -> None:
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=at_length), 10, pytest.param(100, marks=at_length)])
 @pytest.mark.parametrize("name", MUTATORS)
-def test_lies(copy: Path, name: str, count: int) -> None:
+def test_mutations(copy: Path, name: str, count: int) -> None:
     """A mutator lies about the messages it names, and about nothing else."""
     lie = MUTATORS[name](copy, "daemon-0", count, 3, ())
     assert len(lie.message_ids) == count
@@ -134,7 +134,7 @@ def test_lies(copy: Path, name: str, count: int) -> None:
     assert found == set(lie.findings)
 
 
-def test_lies_together(copy: Path) -> None:
+def test_mutations_together(copy: Path) -> None:
     """Mutators can be laid over one another when each avoids the messages of those before it."""
     told: set[tuple[str, str | None, str]] = set()
     for mutator in MUTATORS.values():
@@ -142,7 +142,7 @@ def test_lies_together(copy: Path) -> None:
     assert {(each.kind, each.group, each.message_id) for each in ask(copy).findings} == told
 
 
-def test_spool_lies(copy: Path) -> None:
+def test_mutations_of_spools(copy: Path) -> None:
     """Entries that a spool never sent are found, and nothing else."""
     lie = SPOOL_MUTATORS["lose_sent"](copy, "spool-0", 10, 3, ())
     assert len(lie.message_ids) == 10

@@ -38,7 +38,7 @@ def test_pauses_and_rates_have_a_beginning_and_an_end() -> None:
     assert found["other"] == [TopicPause("b", 4, FOREVER, "paused")]
 
 
-def test_what_keeps_a_topic_back_in_turns_is_one() -> None:
+def test_consecutive_obstacles_of_a_topic_are_one() -> None:
     """Pauses and rates that overlap, or follow each other soon, whichever began first; topics apart."""
     pauses = [
         TopicPause("a", 50, 60, "slowed"),

@@ -78,7 +78,7 @@ def test_a_torn_line_is_cut(cell: Cell) -> None:
     assert [line["last_sequence"] for line in lines(cell.trail, CELL)] == [2, 4]
 
 
-def test_what_is_not_expected_is_put_aside_aloud(cell: Cell) -> None:
+def test_an_unexpected_file_is_set_aside_with_a_report(cell: Cell) -> None:
     """Nothing is removed but what is ours and half done."""
     cell.emit(2)
     cell.exporter.flush()
@@ -99,7 +99,7 @@ def test_what_is_not_expected_is_put_aside_aloud(cell: Cell) -> None:
     assert cell.numbers() == [1, 2, 3, 4]
 
 
-def test_a_manifest_that_cannot_be_read_is_made_anew(cell: Cell) -> None:
+def test_an_unreadable_manifest_is_written_again(cell: Cell) -> None:
     """From the files of its date, of an older date too."""
     for _ in range(3):
         cell.emit(2)
@@ -114,7 +114,7 @@ def test_a_manifest_that_cannot_be_read_is_made_anew(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("damage", ["other bytes", "rows missing", "columns missing"])
-def test_a_damaged_file_of_what_was_exported_stops_no_export(cell: Cell, damage: str) -> None:
+def test_a_damaged_exported_file_stops_no_export(cell: Cell, damage: str) -> None:
     """A kill left its rows in the outbox, so they are compared with it: what cannot be read accuses nobody."""
     cell.emit(1, batches=5)
     before = cell.memory.reopened()
@@ -146,7 +146,7 @@ def put_back(cell: Cell) -> None:
     cell.memory = older
 
 
-def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
+def test_a_lost_tail_is_reported_and_no_number_used_twice(cell: Cell) -> None:
     """An older copy of the store was put back: numbers go on behind the trail, before this run's first event."""
     put_back(cell)
     with capture_logs() as logs:
@@ -165,7 +165,7 @@ def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["in one run", "in the next run"])
 @pytest.mark.parametrize("meanwhile", [2, 5, 20])
-def test_what_got_numbers_of_a_lost_tail_is_a_gap(cell: Cell, meanwhile: int, *, restarts: bool) -> None:
+def test_numbers_of_a_lost_tail_that_are_used_again_are_a_gap(cell: Cell, meanwhile: int, *, restarts: bool) -> None:
     """An older copy was put back, and its trail could not be looked at when it began: nothing is taken for exported."""
     put_back(cell)
     cell.clock.advance(60_000)
@@ -281,7 +281,7 @@ def test_a_kill_while_old_dates_go_is_no_loss(cell: Cell, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("raised_to", [5, 7, 8, 10, 12, 10**9])
-def test_more_is_not_said_to_be_retired_than_retention_removes(cell: Cell, raised_to: int) -> None:
+def test_no_more_is_reported_retired_than_retention_removes(cell: Cell, raised_to: int) -> None:
     """A number in the file of the cell, changed by hand or by damage, removes nothing that a manifest lists."""
     keep_three_days(cell)
     cell.how = ExportOptions(keep=timedelta(days=3650))
@@ -383,7 +383,7 @@ def chain_of(cell: Cell) -> list[tuple[str, str]]:
     return [(json.loads(line)["previous"], hashlib.sha256(line).hexdigest()) for line in raw]
 
 
-def test_each_line_names_the_one_before_whatever_happens(cell: Cell) -> None:
+def test_each_line_names_the_one_before_through_any_history(cell: Cell) -> None:
     """Over a restart, a day, a torn line, and a manifest that is made anew: it is what it was, so the chain goes on."""
     for days in (0, 0, 1):
         cell.clock.advance(days * DAY_MS)

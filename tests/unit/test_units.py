@@ -48,7 +48,7 @@ def test_a_duration_needs_a_unit(text: str) -> None:
         units.parse_when(f"+{text.strip()}")
 
 
-def test_what_programs_send_without_a_unit_is_milliseconds() -> None:
+def test_times_of_programs_without_a_unit_are_milliseconds() -> None:
     """The same send must mean the same as before."""
     assert units.parse_sent_duration(" 250 ") == 250
     assert units.parse_sent_duration("15m") == 900_000

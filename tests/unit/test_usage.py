@@ -10,7 +10,7 @@ import pytest
 from dmq.metrics import usage
 
 
-def test_memory_is_what_is_resident_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_the_resident_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system tells it; elsewhere the most that ever was, which is never less."""
     now = usage.usage()
     most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -66,7 +66,9 @@ def test_a_plain_message_is_stored_as_it_came() -> None:
         ("g", 1500, MessageType.DELAY),
     ],
 )
-def test_the_type_is_what_the_message_is(message_group: str, deliver_at_ms: int | None, expected: MessageType) -> None:
+def test_the_type_follows_from_the_message(
+    message_group: str, deliver_at_ms: int | None, expected: MessageType
+) -> None:
     """Whatever the client called it; a delayed message with a group counts as DELAY, as in RocketMQ."""
     message = from_client()
     message.system_properties.message_type = wire.TRANSACTION

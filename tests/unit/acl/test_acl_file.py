@@ -88,7 +88,7 @@ def test_a_file_that_is_open_to_others_is_refused(mode: int, is_good: bool, more
 
 
 @pytest.mark.parametrize("kind", ["absent", "folder", "pipe", "binary", "large"])
-def test_what_is_no_such_file_is_refused(kind: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(kind: str, tmp_path: Path) -> None:
     """In one clear line."""
     path = tmp_path / "acl.toml"
     if kind == "folder":
@@ -105,7 +105,7 @@ def test_what_is_no_such_file_is_refused(kind: str, tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_changed_file_is_read_within_a_second_and_a_wrong_one_told_once(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_within_a_second_and_a_wrong_one_reported_once(tmp_path: Path) -> None:
     """While it is wrong, or gone, the keys of before count."""
     clock = ManualClock()
     path = write_acl(tmp_path)

@@ -109,7 +109,7 @@ def test_rules_that_change_count_for_calls_and_for_open_streams(
     guard.recheck("Telemetry", key, (ORDERS,))
 
 
-def test_refusals_are_logged_once_a_second_without_what_strangers_say(guard: Authenticator, clock: ManualClock) -> None:
+def test_refusals_are_logged_once_a_second_without_words_of_strangers(guard: Authenticator, clock: ManualClock) -> None:
     """A client that repeats a refused call does not fill the log; what it sent may be a secret in the wrong place."""
     swapped = Key(SHOP.secret_key, SHOP.access_key)
     with capture_logs() as said:

@@ -33,7 +33,7 @@ def test_a_name_that_is_too_long_to_be_one_matches_nothing() -> None:
     assert not matches("*", "x" * (NAME_CHARS_MAX + 1))
 
 
-def test_a_key_may_what_a_rule_allows_and_nothing_else() -> None:
+def test_a_key_may_do_only_what_a_rule_allows() -> None:
     """Topics and groups are two worlds; rules add up; one of several actions is enough."""
     key = AccessKey(
         name="shop",

@@ -58,7 +58,7 @@ def test_each_language_is_understood(authorization: str) -> None:
         ("MQv2-HMAC-SHA1", DATE, "no access key"),
     ],
 )
-def test_what_is_no_signature_is_refused(authorization: str | None, date: str | None, why: str) -> None:
+def test_an_invalid_signature_is_refused(authorization: str | None, date: str | None, why: str) -> None:
     """With what is missing, and nothing of what was sent."""
     with pytest.raises(Refused, match=why) as caught:
         claim_of(headers(authorization, date).get)
@@ -83,7 +83,7 @@ def test_dates_of_every_form_are_read(text: str, at_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "now", "1706702400000", "20241331T120000Z", "\x00", "2024-01-31T25:00:00Z"])
-def test_what_is_no_date_is_refused(text: str) -> None:
+def test_an_invalid_date_is_refused(text: str) -> None:
     """As a call that is not signed."""
     with pytest.raises(Refused, match="expected a time") as caught:
         dated_ms(text)

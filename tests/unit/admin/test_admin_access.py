@@ -174,7 +174,7 @@ OF_GROUPS = (
 )
 
 
-def test_an_operator_changes_what_is_his(dispatcher: LiveDispatcher) -> None:
+def test_an_operator_changes_the_operators_settings(dispatcher: LiveDispatcher) -> None:
     """The topics and groups that he has ADMIN on, no others, and not the cell."""
     by_name = {"StopJob", "PauseSchedule", "ResumeSchedule", "RemoveSchedule"}  # of what there is none here
     for rpc in CHANGING:
@@ -198,7 +198,7 @@ def test_a_group_has_its_own_administrators(rpc: str, dispatcher: LiveDispatcher
     assert status_of(dispatcher, SHOP, rpc, request_class(group="billing")) == FORBIDDEN
 
 
-def test_who_looks_after_a_group_and_may_consume_may_subscribe_it(dispatcher: LiveDispatcher) -> None:
+def test_an_administrator_of_a_group_that_may_consume_may_subscribe_it(dispatcher: LiveDispatcher) -> None:
     """Both are needed: it reads the topic from then on."""
     for topic, group, may in (
         ("redelivery_notes", OWN, True),
@@ -211,7 +211,7 @@ def test_who_looks_after_a_group_and_may_consume_may_subscribe_it(dispatcher: Li
         assert status_of(dispatcher, key, "Subscribe", wire.SubscribeRequest(group=OWN, topic="orders")) == FORBIDDEN
 
 
-def test_who_starts_a_job_may_stop_it(dispatcher: LiveDispatcher) -> None:
+def test_the_starter_of_a_job_may_stop_it(dispatcher: LiveDispatcher) -> None:
     """ADMIN on its group is enough for both."""
     request = wire.StopJobRequest(job_id=1)
     assert status_of(dispatcher, HOOK, "StopJob", request) == ADMITTED  # there is none

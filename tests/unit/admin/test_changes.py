@@ -44,7 +44,7 @@ def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:  # noqa
         ({"message_ids": ["m"], "recall_handles": ["nonsense"], "cancel": True}, "not one of this store"),
     ],
 )
-def test_what_cannot_be_is_refused_whole(live: LiveCell, fields: dict[str, Any], why: str) -> None:
+def test_invalid_input_is_refused_as_a_whole(live: LiveCell, fields: dict[str, Any], why: str) -> None:
     """Nothing of it is done."""
     with pytest.raises(Refused, match=why):
         asked(live, **fields)
@@ -68,7 +68,7 @@ def test_each_that_is_named_is_answered(live: LiveCell) -> None:
     ]
 
 
-def test_what_waits_under_own_keys_is_changed(live: LiveCell) -> None:
+def test_pending_messages_under_own_keys_are_changed(live: LiveCell) -> None:
     """After what was named otherwise, with the id of its message."""
     live.run("msg", "send", "orders", "x", "--delay", "1h", "--id", "n", "--own-key", "k")
     found = asked(live, own_keys=["k", "free"], message_ids=["m"], deliver_at_ms=NOW + 3_600_000).messages

@@ -74,7 +74,7 @@ def test_a_client_gets_a_time_within_bounds(ask: Callable[..., Any], timeout_ms:
             ask(request, FixedClients())
 
 
-def test_what_is_not_there_is_not_found(ask: Callable[..., Any]) -> None:
+def test_a_missing_message_is_not_found(ask: Callable[..., Any]) -> None:
     """A client, a message, or both; silence is a status of its own."""
     stack = wire.GetClientStackRequest(client_id="gone", timeout_ms=1000)
     verify = wire.VerifyClientMessageRequest(client_id="c@1", topic="orders", message_id="unknown", timeout_ms=1000)

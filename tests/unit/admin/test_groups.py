@@ -52,7 +52,7 @@ def test_a_policy_that_cannot_be_is_refused(live: LiveCell, policy: wire.Policy,
     assert live.ask(wire.GetGroupRequest(group="billing")) == before
 
 
-def test_what_is_not_given_stays_as_it_is(live: LiveCell) -> None:
+def test_an_omitted_option_stays_as_it_is(live: LiveCell) -> None:
     """An absent policy and an absent order change nothing; false is not absent."""
 
     def change(**fields: object) -> wire.Group:

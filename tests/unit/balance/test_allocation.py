@@ -40,7 +40,7 @@ def test_eight_queues_and_three_members() -> None:
     assert shares(AveragelyByCircle(), ["x", "y", "z"], EIGHT) == [[0, 3, 6], [1, 4, 7], [2, 5]]
 
 
-def test_who_comes_too_late_for_a_queue_gets_none() -> None:
+def test_a_late_consumer_gets_no_queue() -> None:
     """More members than queues."""
     assert shares(Averagely(), ["w", "x", "y"], EIGHT[:2]) == [[0], [1], []]
     assert shares(AveragelyByCircle(), ["w", "x", "y"], EIGHT[:2]) == [[0], [1], []]
@@ -63,7 +63,7 @@ def test_nearby_keeps_a_room_to_its_members_and_shares_one_without() -> None:
     assert shares(nearby(Averagely()), ["north@y"], queues) == [[0, 1, 2, 3, 4, 5]]
 
 
-def test_nearby_names_what_has_no_room() -> None:
+def test_nearby_names_the_parts_without_room() -> None:
     """A queue or a client without one."""
     with pytest.raises(ValueError, match=r"unknown machine room of .*plain"):
         nearby(Averagely())("workers", "east@x", ROOMS, ["east@x"])
@@ -91,7 +91,7 @@ def test_a_configured_list_is_everybodys() -> None:
     "strategy",
     [Averagely(), AveragelyByCircle(), MachineRoom(frozenset({"east"})), nearby(Averagely()), ConsistentHash()],
 )
-def test_nobody_but_a_member_gets_queues(strategy: Strategy) -> None:
+def test_only_members_get_queues(strategy: Strategy) -> None:
     """A client that the broker does not name, and a group of nobody."""
     queues = ROOMS[:3]
     assert list(strategy("workers", "east@x", queues, ["east@y"])) == []

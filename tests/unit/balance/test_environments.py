@@ -69,7 +69,7 @@ def test_a_topic_with_too_few_queues_is_refused_on_both_sides() -> None:
     assert (error.topic, error.broker, error.queues, error.needed) == ("orders", "b", 3, 4)
 
 
-def test_who_names_no_environment_is_told() -> None:
+def test_a_consumer_without_an_environment_is_reported() -> None:
     """A producer, and a consumer by its client id; a name alone is no client id with an environment."""
     with pytest.raises(UnknownEnvironment, match="'dev9' names no environment; those there are: dev1, dev2, dev3"):
         THREE.queues_of("dev9", queues_of("orders", a=4))

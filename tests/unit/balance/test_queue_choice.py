@@ -40,7 +40,7 @@ def test_a_repeated_send_avoids_the_broker_that_failed() -> None:
     assert in_turn(QUEUES[:2], turn, last_broker="a").broker == "a"
 
 
-def test_5_passes_over_who_is_not_available_then_who_is_not_reachable() -> None:
+def test_5_skips_unavailable_brokers_then_unreachable_ones() -> None:
     """The three steps of MQFaultStrategy 5.5.0; the broker that failed before is in none of the first two."""
     faults = FaultTable(RULES_5, Random(1))
     assert brokers(faults) == {"a", "b", "c"}

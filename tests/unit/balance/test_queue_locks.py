@@ -32,7 +32,7 @@ def test_an_answer_renews_or_takes_a_lock() -> None:
     assert not locks.may_consume(A, 30_000)
 
 
-def test_what_is_given_back_is_not_believed() -> None:
+def test_a_forged_handle_is_refused() -> None:
     """Nor is an answer to a question from before that; the next one is."""
     locks = QueueLocks()
     late = locks.ask([A, B], 0)

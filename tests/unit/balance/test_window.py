@@ -66,7 +66,7 @@ def test_nothing_left_commits_where_the_next_pull_begins() -> None:
     assert window.commit_offset == 31
 
 
-def test_what_came_before_is_passed_over() -> None:
+def test_earlier_messages_are_skipped() -> None:
     """A pull that comes twice brings nothing new, and takes no offset back."""
     window = a_window(0, 1, 2)
     window.remove([0, 1])
@@ -74,7 +74,7 @@ def test_what_came_before_is_passed_over() -> None:
     assert (window.count, window.commit_offset, window.next_offset, window.pulled_at_ms) == (2, 2, 4, 5)
 
 
-def test_count_bytes_and_span_are_of_what_is_not_consumed() -> None:
+def test_count_bytes_and_span_are_of_unconsumed_messages() -> None:
     """Taken or waiting."""
     window = Window[Item](0, 0)
     assert (window.count, window.bytes, window.span) == (0, 0, 0)
@@ -102,7 +102,7 @@ def test_an_orderly_batch_is_committed_whole() -> None:
     assert offsets(window.take(9, 0)) == [3]
 
 
-def test_what_is_rolled_back_comes_first_and_in_order() -> None:
+def test_rolled_back_frames_come_first_and_in_order() -> None:
     """All that is taken, or a part of it; what is not taken is passed over."""
     window = a_window(0, 1, 2, 3, 4)
     window.take(3, 0)

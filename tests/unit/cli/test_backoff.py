@@ -168,7 +168,7 @@ def test_jitter_is_in_the_delays_of_a_run() -> None:
     assert found[-1]["since_first_ms"] == sum(delays_ms)
 
 
-def test_a_run_starts_now_unless_told() -> None:
+def test_a_run_starts_now_by_default() -> None:
     """A distance is one from now."""
     arguments = ("backoff", "simulate", "--max-attempts", "1", "-o", "json")
     before = json.loads(run(*arguments).stdout)["start_ms"]
@@ -232,7 +232,7 @@ def test_options_make_a_policy() -> None:
     assert policy_of(max_age="3d") == RetryPolicy(max_age_ms=3 * DAY)
 
 
-def test_what_is_not_given_is_the_bases() -> None:
+def test_an_omitted_option_is_that_of_the_base() -> None:
     """One option changes one thing; of a growing backoff the multiplier stays, and can be changed by itself."""
     kept = {"max_attempts": 5, "jitter": 0.5, "max_age_ms": DAY}
     exponential = {"initial_ms": 1000, "max_ms": 9000, "multiplier": 3.0}

@@ -64,7 +64,7 @@ def test_ls_shows_keys_and_rules_without_secrets() -> None:
         (("operator", "ADMIN", "group:billing"), 0, "allowed: it is an admin key"),
     ],
 )
-def test_check_says_yes_or_no_and_why(arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_check_answers_yes_or_no_with_the_reason(arguments: tuple[str, ...], code: int, said: str) -> None:
     """As text and as exit code, so that a script can ask."""
     result = run("acl", "check", *arguments)
     assert (result.exit_code, result.stdout.strip()) == (code, said)
@@ -82,7 +82,7 @@ def test_check_says_yes_or_no_and_why(arguments: tuple[str, ...], code: int, sai
         (("shop", "PUB", "topic:orders", "--file", "gone.toml"), 1, "gone.toml cannot be read"),
     ],
 )
-def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_an_uncheckable_row_is_an_error(arguments: tuple[str, ...], code: int, said: str) -> None:
     """Not a no."""
     result = run("acl", "check", *arguments)
     assert result.exit_code == code
@@ -96,7 +96,7 @@ def test_a_file_must_be_named_somewhere(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("name", [None, "shop-2", "shop@example.com"])
-def test_new_prints_what_can_be_added_to_the_file(name: str | None) -> None:
+def test_new_prints_a_line_for_the_file(name: str | None) -> None:
     """Another secret each time, long enough that nobody guesses it."""
     arguments = ("acl", "new") if name is None else ("acl", "new", name)
     texts = [run(*arguments).stdout for _ in range(2)]
@@ -109,12 +109,12 @@ def test_new_prints_what_can_be_added_to_the_file(name: str | None) -> None:
     assert re.fullmatch(r"[\w-]{40}", found["secret_key"])
 
 
-def test_new_refuses_what_can_be_no_access_key() -> None:
+def test_new_refuses_invalid_access_keys() -> None:
     """A slash would end it in the signature."""
     assert run("acl", "new", "a/b").exit_code == 2
 
 
-def test_commands_sign_with_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_sign_with_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The secret comes from a variable or a file, and the option is the access key alone."""
     daemon = install(monkeypatch)
     secret_file = tmp_path / "secret"

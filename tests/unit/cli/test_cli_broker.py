@@ -137,7 +137,7 @@ def test_routes_show_the_brokers_and_the_topics(cluster: Cluster) -> None:
     assert [(each["answers"], each["version"]) for each in brokers] == [(True, "5.5.0"), (False, None)]
 
 
-def test_the_route_of_a_topic_says_what_may_be_done_at_each_broker(cluster: Cluster) -> None:
+def test_the_route_of_a_topic_states_the_permissions_at_each_broker(cluster: Cluster) -> None:
     """How many queues can be read and written there, and where its machines are."""
     queues = {"brokerName": "broker-a", "readQueueNums": 8, "writeQueueNums": 4, "perm": 4}
     brokers = {"brokerName": "broker-a", "brokerAddrs": {"1": "h:1", "2": "h:2"}}
@@ -160,7 +160,7 @@ def test_queues_show_where_they_begin_and_end(cluster: Cluster) -> None:
     ]
 
 
-def test_offsets_show_lags_and_what_was_never_committed(cluster: Cluster) -> None:
+def test_offsets_show_lags_and_missing_commits(cluster: Cluster) -> None:
     """A broker says 0 of both; it is asked once more."""
     cluster.committed = {0: 3}
     found = lines(cluster.run("offsets", GROUP))
@@ -182,7 +182,7 @@ def test_a_group_that_did_nothing_yet_is_no_error(cluster: Cluster) -> None:
     assert cluster.json("offsets", "idle")["queues"] == []
 
 
-def test_consumers_show_whose_each_queue_is(cluster: Cluster) -> None:
+def test_consumers_show_the_owner_of_each_queue(cluster: Cluster) -> None:
     """As the members say; a queue that two claim has both, and one that nobody claims is nobody's."""
     cluster.members = {"one": state(0), "two": state(0)}
     found = cluster.json("consumers", GROUP)
@@ -248,7 +248,7 @@ def test_a_broker_that_does_not_answer_is_left_out(cluster: Cluster) -> None:
         (("queues",), "Missing argument 'TOPIC'", 2),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(
+def test_a_missing_object_is_reported_in_one_line(
     cluster: Cluster, arguments: tuple[str, ...], told: str, code: int
 ) -> None:
     """With the exit code of what it is."""
@@ -259,7 +259,7 @@ def test_what_is_not_there_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("verb", [("routes",), ("consumers", GROUP), ("offsets", GROUP), ("queues", TOPIC)])
-def test_a_cluster_that_cannot_be_asked_is_told_in_one_line(cluster: Cluster, verb: tuple[str, ...]) -> None:
+def test_an_unreachable_cluster_is_reported_in_one_line(cluster: Cluster, verb: tuple[str, ...]) -> None:
     """Nobody there, an address that is none, no permission, and an answer that is none."""
     ends = [run_dmq("broker", *verb, "--namesrv", names) for names in (NOBODY, "nonsense")]
     refusal = RemotingFrame(code=1, remark="org.apache.rocketmq.acl.common.AclException: No accessKey is configured")

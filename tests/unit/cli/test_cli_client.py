@@ -42,7 +42,7 @@ def test_a_stack(daemon: LiveCell) -> None:
     }
 
 
-def test_a_client_that_is_not_there_or_says_nothing(daemon: LiveCell) -> None:
+def test_a_missing_or_silent_client(daemon: LiveCell) -> None:
     """3 for one that is not connected, 6 for one that does not answer, each with a sentence."""
     gone = daemon.run("client", "stack", "gone")
     assert (gone.exit_code, "no client with this id is connected" in gone.stderr) == (3, True)

@@ -34,7 +34,7 @@ def test_a_schedule_is_made_once(live: LiveCell) -> None:
     assert (replaced["is_new"], replaced["interval_ms"], replaced["state"]) == (True, 9_000, "waiting")
 
 
-def test_everything_that_can_be_said_is_kept(live: LiveCell) -> None:
+def test_every_expressible_value_is_kept(live: LiveCell) -> None:
     """And comes back, for people and as JSON."""
     rule = (
         "--cron",
@@ -108,7 +108,7 @@ def test_they_are_listed_paused_resumed_and_removed(live: LiveCell) -> None:
     assert (gone.exit_code, error_of(gone)["kind"]) == (3, "not_found")
 
 
-def test_what_cannot_be_is_told(live: LiveCell) -> None:
+def test_invalid_input_is_named(live: LiveCell) -> None:
     """As a usage error where the command knows it, else by the daemon; nothing is made."""
     start = ("cron", "add", "bad", "orders", "hi")
     for options, code, text in (

@@ -126,14 +126,14 @@ def test_wrong_usage_lists_nothing(daemon: LiveCell, options: tuple[str, ...]) -
     assert "ListDeadLetters" not in daemon.calls
 
 
-def test_a_list_goes_on_over_short_and_empty_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_continues_over_short_and_empty_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call looks at a bounded number of letters; the end is where the daemon says so."""
     cut_to_one(monkeypatch)
     assert listed(daemon, "--key", "k3") == [3]
     assert daemon.calls.count("ListDeadLetters") == 4
 
 
-def test_a_list_that_was_cut_says_so(daemon: LiveCell) -> None:
+def test_a_truncated_list_is_marked(daemon: LiveCell) -> None:
     """On stderr, and no more is read than is shown."""
     result = daemon.run("dead", "ls", GROUP, "--limit", "1")
     assert (len(result.stdout.splitlines()), result.stderr) == (2, "dmq: the first 1; --limit shows more\n")
@@ -193,7 +193,7 @@ def test_an_export_is_json_lines(daemon: LiveCell, monkeypatch: pytest.MonkeyPat
     assert [json.loads(line)["message_id"] for line in result.stdout.splitlines()] == ["D1"]
 
 
-def test_long_work_says_where_it_is(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_long_work_reports_its_progress(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On stderr, for people only."""
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     assert daemon.run("dead", "ls", GROUP, "--key", "k3").stderr == "dmq: dead letters of billing: 1 found\n"
@@ -252,7 +252,7 @@ def test_an_export_replaces_files_only(daemon: LiveCell, tmp_path: Path) -> None
     assert not Path("/dev/null").is_file()
 
 
-def test_what_cannot_be_read_is_exported_as_such_and_told(daemon: LiveCell, tmp_path: Path) -> None:
+def test_an_unreadable_row_is_exported_as_such_and_reported(daemon: LiveCell, tmp_path: Path) -> None:
     """The others are complete, and the exit code says that not all are; one is shown with what is known of it."""
     damaged = a_message("X", topic="refunds")._replace(payload=b"\xff\xff")
     daemon.do(die(daemon.rig, damaged, group=GROUP))

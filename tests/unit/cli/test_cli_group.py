@@ -127,7 +127,7 @@ def test_a_policy_is_set_and_printed(daemon: LiveCell) -> None:
     assert policy(daemon, "billing") == RetryPolicy(backoff=Table((1000, 2000, 2000, 9000)), max_attempts=7)
 
 
-def test_what_is_not_given_stays_as_it_is(daemon: LiveCell) -> None:
+def test_an_omitted_option_stays_as_it_is(daemon: LiveCell) -> None:
     """One option changes one thing, for a group that is there; others begin with the default."""
     daemon.run("group", "set-policy", "shipping", "--max-attempts", "9")
     changed = policy(daemon, "shipping")
@@ -160,7 +160,7 @@ def test_the_default_comes_back(daemon: LiveCell) -> None:
         (["--exponential", "1ms..1d", "--multiplier", "1.1", "--max-attempts", "1000"], "..., "),
     ],
 )
-def test_long_and_short_policies_are_told_briefly(daemon: LiveCell, options: list[str], delays: str) -> None:
+def test_long_and_short_policies_are_summarised(daemon: LiveCell, options: list[str], delays: str) -> None:
     """None, one, and more than anybody reads."""
     found = facts(daemon.run("group", "set-policy", "billing", *options).stdout)
     assert delays in found["delay after"]
@@ -203,7 +203,7 @@ def test_a_groups_policy_can_be_previewed(daemon: LiveCell) -> None:
     assert (nobody.exit_code, nobody.stderr.count("\n")) == (3, 1)
 
 
-def test_a_changed_policy_says_when_clients_apply_it(daemon: LiveCell) -> None:
+def test_a_changed_policy_reports_when_clients_apply_it(daemon: LiveCell) -> None:
     """On stderr, for a policy and for the default; nothing else of a group is kept by clients."""
     note = "dmq: sent to connected clients; Python clients keep the earlier delays for up to 5 minutes\n"
     assert daemon.run("group", "set-policy", "billing", "--fixed", "5s").stderr == note

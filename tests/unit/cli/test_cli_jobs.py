@@ -93,7 +93,7 @@ def test_a_redrive_for_programs(daemon: LiveCell) -> None:
     assert left(daemon) == ["D1", "D2"]
 
 
-def test_what_is_asked_for_reaches_the_job(daemon: LiveCell) -> None:
+def test_the_request_reaches_the_job(daemon: LiveCell) -> None:
     """Filter, target, rate and reason."""
     daemon.run("topic", "create", "elsewhere")
     daemon.do(die(daemon.rig, *(a_message(f"D{number}", keys=("k4",)) for number in (4, 5)), group=GROUP))
@@ -179,7 +179,7 @@ def test_a_detached_job_is_started_and_left(daemon: LiveCell) -> None:
 
 
 @pytest.mark.parametrize("command", [REDRIVE, PURGE])
-def test_nobody_is_asked_about_nothing(daemon: LiveCell, command: tuple[str, ...]) -> None:
+def test_a_change_of_nothing_needs_no_confirmation(daemon: LiveCell, command: tuple[str, ...]) -> None:
     """It says so and ends; no job is started. What is named needs no question either."""
     done = "purged" if command == PURGE else "redriven"
     result = daemon.run(*command, "--key", "none")
@@ -209,7 +209,7 @@ def test_letters_that_cannot_be_read_are_a_failure(daemon: LiveCell) -> None:
     assert result.stderr.endswith("dmq: 1 failed and stay dead: they cannot be read\n")
 
 
-def test_a_job_that_somebody_stops_is_a_failure(daemon: LiveCell) -> None:
+def test_a_stopped_job_is_a_failure(daemon: LiveCell) -> None:
     """The counts are still told."""
 
     def stop_at_the_second(name: str) -> None:
@@ -250,7 +250,7 @@ def test_a_daemon_that_goes_away_while_it_is_watched(daemon: LiveCell) -> None:
     assert (result.exit_code, result.stderr) == (1, "dmq: job 2: redrive of billing\ndmq: broken\n")
 
 
-def test_a_start_in_doubt_says_how_to_find_out(daemon: LiveCell) -> None:
+def test_a_start_in_doubt_explains_how_to_find_out(daemon: LiveCell) -> None:
     """The job may run; a dry run is never in doubt."""
     daemon.before_call(fail_when(daemon, "StartJob", 1, DaemonUnavailable("gone")))
     result = daemon.run(*REDRIVE, "--yes")
@@ -268,7 +268,7 @@ def test_a_job_that_is_no_longer_listed(daemon: LiveCell) -> None:
     assert "job 1 is no longer among the newest jobs" in result.stderr
 
 
-def test_the_watch_tells_how_far_it_is(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_reports_its_progress(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line now and then where there is no terminal; looks get rarer."""
     waits: list[float] = []
 

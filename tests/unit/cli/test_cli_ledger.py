@@ -94,7 +94,7 @@ def test_for_programs(daemon: LiveCell) -> None:
     }
 
 
-def test_what_does_not_balance_is_named(daemon: LiveCell) -> None:
+def test_an_imbalance_is_named(daemon: LiveCell) -> None:
     """By topic and term, with both figures, and an exit code of its own."""
     rig = daemon.rig
     topic_id = rig.broker.names.topics["orders"].topic_id

@@ -134,13 +134,13 @@ def test_a_topic_that_holds_messages_is_removed_by_force(daemon: LiveCell) -> No
     assert daemon.deadlines[-2] == ("RemoveTopic", 600.0)
 
 
-def test_nobody_is_asked_about_an_empty_topic(live: LiveCell) -> None:
+def test_an_empty_topic_needs_no_confirmation(live: LiveCell) -> None:
     """Its removal loses nothing."""
     live.run("topic", "create", "empty")
     assert live.run("topic", "rm", "empty").stdout == "removed  empty\n"
 
 
-def test_a_reset_says_what_it_skips(daemon: LiveCell) -> None:
+def test_a_reset_reports_the_skipped_messages(daemon: LiveCell) -> None:
     """Or what comes again; one that changes nothing is not asked about, one that cannot be is refused at once."""
     command = ("group", "reset", "billing", "orders", "--to")
     has = "2 of the 5 messages of topic orders are unread by group billing"
@@ -205,7 +205,7 @@ def test_a_group_is_reset(daemon: LiveCell, to: str, unread: int) -> None:
     assert [(each["group"], each["unread"]) for each in found["readers"]] == [("billing", unread)]
 
 
-def test_where_to_must_be_said_clearly(daemon: LiveCell) -> None:
+def test_the_destination_must_be_clear(daemon: LiveCell) -> None:
     """A distance and nonsense are usage errors."""
     for to in ("+5m", "yesterday"):
         assert daemon.run("group", "reset", "billing", "orders", "--to", to, "--yes").exit_code == 2

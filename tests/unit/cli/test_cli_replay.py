@@ -102,7 +102,7 @@ def state(daemon: LiveCell, message_id: str) -> tuple[MessageState, int]:
     return found.state, found.deliver_at_ms
 
 
-def test_what_was_stored_since_is_kept(daemon: LiveCell, peer: Peer) -> None:
+def test_messages_stored_since_are_kept(daemon: LiveCell, peer: Peer) -> None:
     """As the daemon would have fetched it: its time, its level, its id; what lies before is left; twice is once."""
     put(peer, 0, "OLD", NOW - 2 * HOUR_MS)
     put(peer, 0, "A", NOW - 2_000)
@@ -137,7 +137,7 @@ def test_the_order_is_that_of_their_storing(daemon: LiveCell, peer: Peer) -> Non
     }
 
 
-def test_what_was_due_before_is_passed_over(daemon: LiveCell, peer: Peer) -> None:
+def test_times_already_due_are_skipped(daemon: LiveCell, peer: Peer) -> None:
     """One without a time is due when it was stored. A dry run says the same and changes nothing."""
     put(peer, 0, "A", NOW - 5_000, due_at(NOW - 4_000))
     put(peer, 0, "B", NOW - 4_500, {REAL_TOPIC: TOPIC})
@@ -157,7 +157,7 @@ def test_what_was_due_before_is_passed_over(daemon: LiveCell, peer: Peer) -> Non
     assert counts(dry)["known"] == 2
 
 
-def test_what_cannot_be_read_is_told(daemon: LiveCell, peer: Peer) -> None:
+def test_unreadable_input_is_reported(daemon: LiveCell, peer: Peer) -> None:
     """By the daemon, which has it as a dead letter, or by the command; the others are kept, and it ends in part."""
     put(peer, 0, "A", NOW - 5_000, {"x": "y"}, b"who knows")
     put(peer, 0, "B", NOW - 4_000)
@@ -174,7 +174,7 @@ def test_what_cannot_be_read_is_told(daemon: LiveCell, peer: Peer) -> None:
     assert [each["message_id"] for each in json.loads(letters.stdout)] == ["A"]
 
 
-def test_trails_spare_what_needs_no_replay(daemon: LiveCell, peer: Peer, tmp_path: Path) -> None:
+def test_trails_leave_out_events_that_need_no_replay(daemon: LiveCell, peer: Peer, tmp_path: Path) -> None:
     """What was forwarded, and what others have; the rest of the lost one's, and what no trail has, is kept."""
     trail = tmp_path / "trail"
     tell(trail, "gone", [("FETCHED", "A"), ("FETCHED", "B"), ("FORWARDED", "A"), ("RECALLED", "E")])
@@ -223,7 +223,7 @@ def test_a_daemon_that_goes_away_is_asked_again(daemon: LiveCell, peer: Peer) ->
     assert f"gone; until then 32 known already; continue with --since {reached_ms}" in result.stderr
 
 
-def test_a_cluster_that_fails_is_told(daemon: LiveCell, peer: Peer) -> None:
+def test_a_failing_cluster_is_reported(daemon: LiveCell, peer: Peer) -> None:
     """A read is tried again; one that never succeeds ends the command with where to go on."""
     for number in range(3):
         put(peer, 0, f"M{number}", NOW - 1_000 + number)
@@ -238,7 +238,7 @@ def test_a_cluster_that_fails_is_told(daemon: LiveCell, peer: Peer) -> None:
     assert play(daemon, peer).exit_code == 3
 
 
-def test_what_retention_removed_is_said(daemon: LiveCell, peer: Peer) -> None:
+def test_a_range_removed_by_retention_is_reported(daemon: LiveCell, peer: Peer) -> None:
     """A queue whose first message was stored later than asked for, and what went while it was read."""
     queue = peer.topics[INNER_TOPIC][0]
     queue.begin = 7
@@ -265,7 +265,7 @@ def test_a_daemon_without_an_inner_topic_refuses(live: LiveCell, peer: Peer) -> 
     assert state(live, "A")[0] is MessageState.UNKNOWN
 
 
-def test_a_daemon_refuses_what_is_not_from_its_inner_topic(daemon: LiveCell, peer: Peer) -> None:
+def test_a_daemon_refuses_messages_from_outside_its_inner_topic(daemon: LiveCell, peer: Peer) -> None:
     """Nothing is kept."""
     put(peer, 0, "A", NOW - 1_000)
     peer.topics["other"] = peer.topics[INNER_TOPIC]
@@ -274,7 +274,7 @@ def test_a_daemon_refuses_what_is_not_from_its_inner_topic(daemon: LiveCell, pee
     assert state(daemon, "A")[0] is MessageState.UNKNOWN
 
 
-def test_what_comes_while_it_reads_is_left_to_the_daemon(daemon: LiveCell, peer: Peer) -> None:
+def test_events_that_come_during_a_read_are_left_to_the_daemon(daemon: LiveCell, peer: Peer) -> None:
     """It ends where the queues ended when it began."""
     put(peer, 0, "A", NOW - 1_000)
     peer.before = lambda request: put(peer, 0, "B", NOW) if request.code == Operation.PULL else None

@@ -65,7 +65,7 @@ def test_retries_are_listed_in_the_order_of_their_time(daemon: LiveCell) -> None
     assert (found[0]["content"]["properties"], found[0]["content"]["body"]) == ({"color": "red"}, None)
 
 
-def test_a_list_goes_on_over_empty_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_continues_over_empty_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call looks at a bounded number of rows; the end is where the daemon says so."""
     for bound in ("ROWS_PER_CALL_MAX", "_ROWS_PER_SCAN"):
         monkeypatch.setattr(retries, bound, 1)
@@ -75,7 +75,7 @@ def test_a_list_goes_on_over_empty_pages(daemon: LiveCell, monkeypatch: pytest.M
     assert daemon.calls.count("ListRetries") >= 4
 
 
-def test_a_list_that_was_cut_says_so(daemon: LiveCell) -> None:
+def test_a_truncated_list_is_marked(daemon: LiveCell) -> None:
     """On stderr, and not for programs."""
     result = daemon.run("retry", "ls", "billing", "--limit", "2")
     assert (len(result.stdout.splitlines()), result.stderr) == (3, "dmq: the first 2; --limit shows more\n")
@@ -159,7 +159,7 @@ def test_many_are_moved_in_chunks(daemon: LiveCell) -> None:
     assert entries(daemon) == []
 
 
-def test_long_work_says_where_it_is(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_reports_its_progress(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, for people only."""
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     assert daemon.run("retry", "ls", GROUP).stderr == "dmq: retries of billing: 3 found\n"

@@ -99,7 +99,7 @@ def test_a_table_for_people(root: Path) -> None:
     assert len(lines) == 3
 
 
-def test_json_and_json_lines_say_the_same(root: Path) -> None:
+def test_json_and_json_lines_have_the_same_content(root: Path) -> None:
     """A list, or an object a line, with the same keys; the global option works as well."""
     as_list = json.loads(run("spool", "ls", "--root", str(root), "-o", "json").stdout)
     as_lines = [json.loads(line) for line in run("spool", "ls", "--root", str(root), "-o", "jsonl").stdout.splitlines()]
@@ -124,7 +124,7 @@ def test_json_and_json_lines_say_the_same(root: Path) -> None:
     assert run("spool", "ls", "--root", str(root), "-o", "json", "--key", "none").stdout == "[]\n"
 
 
-def test_a_list_that_was_cut_says_so(root: Path) -> None:
+def test_a_truncated_list_is_marked(root: Path) -> None:
     """On stderr; the directory is let go although it was not read to its end."""
     result = run("spool", "ls", "--root", str(root), "-o", "id", "--limit", "2")
     assert result.stdout.split() == [uid_of(3), uid_of(6)]
@@ -186,7 +186,7 @@ def shown(root: Path, number: int, *options: str) -> tuple[dict[str, str], list[
     return facts_of(facts), body.splitlines()
 
 
-def test_a_body_is_shown_as_what_it_is(root: Path) -> None:
+def test_a_body_is_shown_by_its_type(root: Path) -> None:
     """JSON indented, text by its lines without control characters, other bytes in hex."""
     facts, body = shown(root, 3)
     assert (facts["type"], facts["key"], facts["state"], facts["body size"]) == ("orders", "k", "waiting", "16 B")
@@ -211,7 +211,7 @@ def test_json_that_cannot_be_indented_is_shown_as_text(tmp_path: Path) -> None:
     assert shown(tmp_path, 2, "--bytes", "3B")[1] == ["[[[", "... 99,997 more bytes; --bytes shows more"]
 
 
-def test_a_dead_entry_says_how_it_died(root: Path) -> None:
+def test_a_dead_entry_has_the_reason_of_its_end(root: Path) -> None:
     """When, why and after what."""
     facts, _ = shown(root, 1)
     assert facts["died"].endswith(": permanent")
@@ -244,7 +244,7 @@ def test_stats(root: Path) -> None:
     assert [line.count("#") for line in table.splitlines()[-4:]] == [40, 40, 40, 40]
 
 
-def test_stats_say_who_uses_a_directory_and_what_is_damaged(root: Path) -> None:
+def test_stats_name_users_of_a_directory_and_damage(root: Path) -> None:
     """A pid, ``free``, or why it cannot be opened."""
     broken = next(iter(root.glob("spool-*")))
     with Spool(root, options=SpoolOptions(adopt_every_s=0)):
@@ -256,7 +256,7 @@ def test_stats_say_who_uses_a_directory_and_what_is_damaged(root: Path) -> None:
     assert (found["state"].startswith("damaged: "), found["types"]) == (True, [])
 
 
-def test_a_check_of_what_is_whole(root: Path) -> None:
+def test_a_check_of_a_sound_directory(root: Path) -> None:
     """Exit code 0, also while a process uses it."""
     result = run("spool", "check", "--root", str(root))
     assert (result.exit_code, result.stderr) == (0, "")
@@ -266,7 +266,7 @@ def test_a_check_of_what_is_whole(root: Path) -> None:
         assert "7 waiting, 2 dead: whole" in run("spool", "check", "--root", str(root)).stdout
 
 
-def test_a_check_of_what_is_not(root: Path) -> None:
+def test_a_check_of_a_missing_or_foreign_directory(root: Path) -> None:
     """Exit code 4, what is wrong, and what to do; as with 'dmq store check'."""
     (table, *_) = [path for path in root.glob("spool-*/rocksdb/*.sst") if b"two\nlines" in path.read_bytes()]
     content = bytearray(table.read_bytes())
@@ -309,7 +309,7 @@ def test_export(root: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["death"] for line in dead] == ["permanent", "exhausted"]
 
 
-def test_export_of_what_is_damaged(root: Path) -> None:
+def test_export_of_a_damaged_letter(root: Path) -> None:
     """What can be read, and exit code 4."""
     (directory,) = root.glob("spool-*")
     (directory / "rocksdb" / "CURRENT").unlink()
@@ -336,14 +336,14 @@ def test_a_salvage_asks_first(root: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--yes",), ("--dry-run",)])
-def test_a_salvage_of_what_is_whole(root: Path, options: tuple[str, ...]) -> None:
+def test_a_salvage_of_a_sound_directory(root: Path, options: tuple[str, ...]) -> None:
     """It says so, and leaves it; nobody is asked about nothing."""
     result = run("spool", "salvage", "--root", str(root), *options)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith(": whole, left as it is\n")
 
 
-def test_a_salvage_says_what_it_saved(root: Path) -> None:
+def test_a_salvage_reports_the_saved_rows(root: Path) -> None:
     """For people and for programs, and where the damaged directory went."""
     (directory,) = root.glob("spool-*")
     (directory / "CELL").write_text("{", encoding="utf-8")
@@ -360,7 +360,7 @@ def test_a_salvage_says_what_it_saved(root: Path) -> None:
     assert ids(root) == [3, 6, 7, 8, 4, 5]
 
 
-def test_a_salvage_of_what_is_in_use_or_not_there(root: Path) -> None:
+def test_a_salvage_of_a_used_or_missing_directory(root: Path) -> None:
     """6 for a process that may end, 3 for a name that is none; without a name those in use are left alone."""
     assert run("spool", "salvage", "spool-none", "--root", str(root), "--yes").exit_code == 3
     with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
@@ -424,7 +424,7 @@ def test_adoption_from_another_spool(root: Path, tmp_path: Path) -> None:
     assert run("spool", "check", "--root", str(target)).exit_code == 0
 
 
-def test_adoption_says_why_not(root: Path, tmp_path: Path) -> None:
+def test_adoption_gives_the_reason_of_a_refusal(root: Path, tmp_path: Path) -> None:
     """Nothing to merge, in use, damaged: each is named, and nothing is touched."""
     result = run("spool", "adopt", "--root", str(root))
     assert (result.exit_code, result.stdout) == (0, f"nothing to take over in {root}: only one directory is free\n")

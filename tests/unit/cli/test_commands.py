@@ -106,7 +106,7 @@ def test_status_of_several_processes(daemon: type[FakeClient]) -> None:
     }
 
 
-def test_a_transport_that_does_not_tell(daemon: type[FakeClient]) -> None:
+def test_a_transport_without_a_peer_name(daemon: type[FakeClient]) -> None:
     """Its connections are not shown, and null for programs."""
     daemon.answers["GetStatus"] = status_with(
         wire.Process(name="store", state="serving", pid=77, cpu_s=9, memory_bytes=2**20)
@@ -223,7 +223,7 @@ def test_a_missing_command_shows_the_help(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", NOUNS)
-def test_the_help_says_of_a_command_what_it_says_of_itself(name: str) -> None:
+def test_the_help_of_a_command_matches_its_list(name: str) -> None:
     """The line in the list, which is shown without importing the command, is the first sentence of its own help."""
     (line,) = (line for line in run("--help").stdout.splitlines() if line.startswith(f"  {name} "))
     assert line.split(maxsplit=1)[1] == NOUNS[name]
@@ -249,7 +249,7 @@ def test_a_variable_that_is_no_utf_8_is_named_and_not_shown(
     assert (result.exit_code, result.stderr) == (2, f"dmq: {name} is not a string in UTF-8\n")
 
 
-def test_a_closed_output_is_nobody_who_wants_an_answer() -> None:
+def test_a_closed_output_gets_no_prompt() -> None:
     """As of ``dmq ... >&-``: the command is carried out."""
     done = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} -m dmq backoff show --json >&-"],

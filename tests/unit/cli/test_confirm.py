@@ -24,7 +24,7 @@ class Stream(io.StringIO):
 
 
 @pytest.mark.parametrize(("can_answer", "can_see"), [(False, True), (True, False), (False, False)])
-def test_nobody_is_asked_who_cannot_see_or_answer(
+def test_a_producer_that_cannot_see_or_answer_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, can_answer: bool, can_see: bool
 ) -> None:
     """It would wait for ever; with a yes it needs nobody."""

@@ -50,7 +50,7 @@ def test_add_show_use_and_remove() -> None:
         run("context", command, "nope", code=3)
 
 
-def test_what_counts_and_from_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_and_their_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Option, then environment, then context, then default; a context that an option names beats the environment."""
     run("context", "add", "prod", "--address", "prod:1", "--access-key", "ops", given="s3cret\n")
     monkeypatch.setenv("DMQ_ADDRESS", "env:1")
@@ -74,7 +74,7 @@ def test_what_counts_and_from_where(monkeypatch: pytest.MonkeyPatch) -> None:
         (("p", "--access-key", "ops"), "no secret was given"),
     ],
 )
-def test_what_cannot_be_used_is_not_kept(arguments: tuple[str, ...], said: str) -> None:
+def test_unusable_values_are_not_kept(arguments: tuple[str, ...], said: str) -> None:
     """A usage error that names what is wrong; no file is made."""
     assert said in run("context", "add", *arguments, given="", code=2)
     assert not load().by_name

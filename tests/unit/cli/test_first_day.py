@@ -88,14 +88,14 @@ def test_a_folder_that_stores_no_files_is_refused_before_the_start(tmp_path: Pat
     assert problems_of(config.model_copy(update={"data": tmp_path / "x"}), SystemClock()) == []
 
 
-def test_the_first_log_line_for_people_has_what_was_set(tmp_path: Path) -> None:
+def test_the_first_log_line_for_people_has_the_settings(tmp_path: Path) -> None:
     """And where the data is; a program gets all settings."""
     config = DaemonConfig(listen=Address("127.0.0.1", 0), data=tmp_path, keep_time=timedelta(days=1))
     assert set(config.shown(changed_only=True)) == {"data", "listen", "keep_time"}
     assert len(config.shown()) > 60
 
 
-def test_a_command_without_a_key_says_how_to_give_one(tmp_path: Path) -> None:
+def test_a_command_without_a_key_explains_how_to_give_one(tmp_path: Path) -> None:
     """Options, variables and contexts; with a wrong key only what was wrong."""
     acl = tmp_path / "acl.toml"
     acl.write_text('[keys.boss]\nsecret = "s3cret-of-the-boss"\nrole = "admin"\n')

@@ -53,7 +53,7 @@ def test_get_for_programs(daemon: LiveCell) -> None:
     assert json.loads(daemon.run("-ojson", "msg", "get", "orders", "W").stdout)["content"]["body"] is None
 
 
-def test_get_says_what_each_group_did(daemon: LiveCell) -> None:
+def test_get_shows_the_state_in_each_group(daemon: LiveCell) -> None:
     """In one word each, with the attempt and the time where there are such; to programs by the same words."""
     rig = daemon.rig
 
@@ -87,7 +87,7 @@ def test_get_says_what_each_group_did(daemon: LiveCell) -> None:
     }
 
 
-def test_get_of_what_was_recalled(daemon: LiveCell) -> None:
+def test_get_of_a_recalled_message(daemon: LiveCell) -> None:
     """It is known as long as its id is, and since when."""
     assert daemon.run("msg", "recall", "orders", "W").exit_code == 0
     assert (
@@ -188,7 +188,7 @@ def test_a_refused_send_fails_with_the_daemons_words(live: LiveCell, code: publi
     assert result.stderr == f"dmq: refused: because of 7 ({int(code)})\n"
 
 
-def test_a_send_in_doubt_says_how_to_repeat_it(live: LiveCell) -> None:
+def test_a_send_in_doubt_explains_how_to_repeat_it(live: LiveCell) -> None:
     """With the same id, so that it is stored once."""
 
     def fail(name: str) -> None:

@@ -89,7 +89,7 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
         (["reschedule", "orders", "A", "--in", "soon"], 2, "'--in': 'soon' is refused"),
     ],
 )
-def test_what_cannot_be_is_said(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
+def test_invalid_input_is_reported(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
     """With an exit code for scripts, and nothing is changed."""
     before = waiting(daemon)
     result = daemon.run("msg", *arguments)
@@ -120,13 +120,13 @@ def test_messages_are_changed_by_a_filter(daemon: LiveCell, options: list[str], 
     assert answers(daemon, "recall", "orders", *options, "--yes")[0]["messages"] == []
 
 
-def test_nobody_is_asked_about_nothing(daemon: LiveCell) -> None:
+def test_a_change_of_nothing_needs_no_confirmation(daemon: LiveCell) -> None:
     """It says so and ends."""
     result = daemon.run("msg", "recall", "orders", "--tag", "none")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "0 delayed messages recalled\n", "")
 
 
-def test_a_dry_run_shows_what_was_named(daemon: LiveCell) -> None:
+def test_a_dry_run_shows_the_named_items(daemon: LiveCell) -> None:
     """By an id or a recall handle; nothing is changed."""
     sent = json.loads(daemon.run("msg", "send", "orders", "x", "--delay", "5m", "--id", "H", "-o", "json").stdout)
     before = waiting(daemon)
@@ -154,7 +154,7 @@ def test_a_dry_run_shows_the_first_ones(daemon: LiveCell, monkeypatch: pytest.Mo
     assert result.stdout.splitlines()[3] == "4 delayed messages would be delivered now, of which these are the first 2"
 
 
-def test_what_is_interrupted_goes_on_with_what_is_left(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_job_continues_with_the_rest(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part is done and told; the same command does the rest, and calls what has its time already done."""
     monkeypatch.setattr(engine, "BATCH", 1)
     monkeypatch.setattr(changes, "BATCH", 1)
@@ -176,7 +176,7 @@ def test_what_is_interrupted_goes_on_with_what_is_left(daemon: LiveCell, monkeyp
     assert set(waiting(daemon).values()) == {24 * HOUR_MS}
 
 
-def test_what_was_delivered_meanwhile_is_told(daemon: LiveCell) -> None:
+def test_a_message_delivered_meanwhile_is_reported(daemon: LiveCell) -> None:
     """Between the list and the call: it was not recalled, and the exit code says that some were not."""
 
     def deliver(name: str) -> None:
@@ -230,7 +230,7 @@ def test_a_recall_handle_names_one_message(daemon: LiveCell) -> None:
     assert daemon.run("msg", "recall", handle).stdout == "H\n"
 
 
-def test_what_waits_under_an_own_key(live: LiveCell) -> None:
+def test_pending_messages_under_an_own_key(live: LiveCell) -> None:
     """Sent, shown, listed, moved and recalled by it; a later send replaces it, or is told which one is kept."""
 
     def send(name: str, *more: str) -> Result:

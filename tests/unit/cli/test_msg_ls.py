@@ -46,7 +46,7 @@ def test_a_list_goes_over_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatc
     assert listed(daemon) == (["A", "B", "C", "W"], None)
 
 
-def test_a_list_goes_on_where_another_one_ended(daemon: LiveCell) -> None:
+def test_a_list_continues_where_another_one_ended(daemon: LiveCell) -> None:
     """With what that one printed."""
     first, token = listed(daemon, "-n", "2")
     assert token is not None
@@ -66,7 +66,7 @@ def test_a_list_goes_on_where_another_one_ended(daemon: LiveCell) -> None:
         (["--state", "QUEUED"], ["A", "B", "C"]),
     ],
 )
-def test_what_is_wanted_is_listed(daemon: LiveCell, options: list[str], ids: list[str]) -> None:
+def test_the_wanted_items_are_listed(daemon: LiveCell, options: list[str], ids: list[str]) -> None:
     """Every option narrows, or turns the order round."""
     assert listed(daemon, *options)[0] == ids
 
@@ -81,7 +81,7 @@ def test_what_is_wanted_is_listed(daemon: LiveCell, options: list[str], ids: lis
         (["orders", "--due-after", str(NOW), "--due-before", str(NOW)], 1, "ends before it begins"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
+def test_invalid_input_is_reported_in_one_line(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
     """With the exit code that scripts go by."""
     result = daemon.run("msg", "ls", *arguments)
     assert (result.exit_code, result.stdout, text in result.stderr, result.stderr.count("\n")) == (code, "", True, 1)

@@ -33,7 +33,7 @@ def daemon(live: LiveCell) -> LiveCell:
     return live
 
 
-def test_count_says_what_lies_where(daemon: LiveCell) -> None:
+def test_count_gives_the_place_of_messages(daemon: LiveCell) -> None:
     """Each queue with its range, and what waits for its time beside it."""
     lines = daemon.run("msg", "count", "orders").stdout.splitlines()
     assert [line.split() for line in lines[:-1]] == [
@@ -57,7 +57,7 @@ def test_peek_goes_over_the_queues(daemon: LiveCell, monkeypatch: pytest.MonkeyP
     assert "café \\x1b[31mred" in daemon.run("msg", "peek", "orders", "-n", "1", "--body").stdout
 
 
-def test_peek_begins_where_it_is_told(daemon: LiveCell) -> None:
+def test_peek_begins_at_the_given_place(daemon: LiveCell) -> None:
     """One queue, from an offset; an empty answer is one."""
 
     def peeked(*options: str) -> list[tuple[int, int]]:
@@ -83,7 +83,7 @@ def test_peek_begins_where_it_is_told(daemon: LiveCell) -> None:
         (["peek", "orders", "-n", "0"], 2, "-n"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
+def test_a_missing_file_is_reported_in_one_line(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
     """With the exit code that scripts go by."""
     result = daemon.run("msg", *arguments)
     assert (result.exit_code, result.stdout, text in result.stderr, result.stderr.count("\n")) == (code, "", True, 1)

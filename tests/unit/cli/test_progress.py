@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
-def test_quick_work_says_nothing_and_long_work_now_and_then(
+def test_quick_work_prints_nothing_and_long_work_now_and_then(
     clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line for every five seconds, however often it is told, and without what could move the cursor."""
@@ -31,7 +31,7 @@ def test_quick_work_says_nothing_and_long_work_now_and_then(
     assert capsys.readouterr() == ("", "dmq: work\\x1b[2J: 5 done\ndmq: work\\x1b[2J: 10 done\n")
 
 
-def test_quiet_work_says_nothing(clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_work_prints_nothing(clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
     """A program wants its answer only."""
     with Progress("work", quiet=True) as progress:
         clock.advance(60_000)

@@ -448,7 +448,7 @@ def test_a_wrong_option_is_wrong_usage(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
-def test_a_command_does_what_its_row_says(world: World, name: str) -> None:
+def test_a_command_does_its_row_of_the_table(world: World, name: str) -> None:
     """Its exit codes with good and with bad input, its JSON, what it asks about, whether it changes something."""
     row, example = rows()[name], EXAMPLES[name]
     known = {code for each, code in CODES_ELSEWHERE if each == name}

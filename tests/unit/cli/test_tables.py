@@ -63,7 +63,7 @@ def words_of(lines: str) -> set[str]:
     return {word.rstrip(",:") for word in lines.split()}
 
 
-def test_what_names_something_is_whole_in_every_table(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_whole_in_every_table(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """However narrow the terminal is, each id, name and key of an answer is on one line."""
     daemon.run("dead", "redrive", GROUP, "--reason", "exhausted", "--yes")
     for columns in (40, 80, None):

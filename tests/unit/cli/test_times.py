@@ -58,7 +58,7 @@ def test_other_times_are_refused_with_a_reason(text: str, why: str) -> None:
         parse_when(text)
 
 
-def test_what_may_be_over_is_read_too() -> None:
+def test_possibly_expired_rows_are_read_too() -> None:
     """A distance back from now; anything else as before."""
     assert parse_around(" -1h") == After(-3_600_000)
     assert parse_around("+1h") == After(3_600_000)

@@ -88,7 +88,7 @@ def test_a_group_and_all_together_have_a_bound(reasons: FailureReasons, monkeypa
     assert reasons.dropped_total == 2
 
 
-def test_what_a_client_sends_is_cut_and_escaped(reasons: FailureReasons) -> None:
+def test_text_of_a_client_is_cut_and_escaped(reasons: FailureReasons) -> None:
     """Control characters cannot move a terminal's cursor, and no text is longer than its bound, in bytes."""
     text = "a\x1b[2J\n\x9b\u202e" + "\u20ac" * 10**6
     reasons.note("billing", _handle(), FailureReason("E" * 10**6, text, "h\x00", "c", "a"))

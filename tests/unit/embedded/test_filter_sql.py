@@ -132,7 +132,7 @@ def truth(text: str, properties: Mapping[str, str] = MESSAGE) -> bool | None:
         ("\tamount=10\r\n", True),
     ],
 )
-def test_what_an_expression_is(text: str, expected: bool | None) -> None:
+def test_valid_expressions(text: str, expected: bool | None) -> None:
     """True, false or unknown; only true passes."""
     assert truth(text) is expected
 
@@ -320,9 +320,7 @@ expressions = st.recursive(
 
 
 @given(expressions, st.lists(st.dictionaries(_names, _values), min_size=1, max_size=6))
-def test_an_expression_means_what_its_parts_mean(
-    expression: tuple[str, Meaning], messages: list[dict[str, str]]
-) -> None:
+def test_an_expression_combines_its_parts(expression: tuple[str, Meaning], messages: list[dict[str, str]]) -> None:
     """Any expression on any message: as an interpreter says that walks the parts one by one."""
     text, meaning = expression
     for properties in messages:

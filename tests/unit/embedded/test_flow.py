@@ -33,7 +33,7 @@ def passed(flow: Flow, rate: int | None, steps_s: list[float]) -> list[tuple[flo
 
 
 @given(st.integers(1, 5_000), st.lists(st.floats(0, 3), min_size=1, max_size=60))
-def test_no_second_has_more_than_the_rate_and_what_gathered(rate: int, steps_s: list[float]) -> None:
+def test_no_second_has_more_than_the_rate_and_the_saved_tokens(rate: int, steps_s: list[float]) -> None:
     """Whatever the pauses between the looks: in no second go more than the rate and one burst."""
     found = passed(full(rate, 100.0), rate, steps_s)
     for begin_s, _ in found:

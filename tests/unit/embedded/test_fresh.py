@@ -9,7 +9,7 @@ from dmq.broker.io.tail_cache import Recent
 from dmq.store.writer.operations import AppendedRange
 
 
-def test_what_was_appended_is_found_at_its_offset() -> None:
+def test_an_appended_message_is_found_at_its_offset() -> None:
     """Also when it came in two batches; before and behind it there is nothing."""
     fresh = Recent()
     fresh.keep((1, 0), AppendedRange(7, [b"a", b"b"]))
@@ -18,7 +18,7 @@ def test_what_was_appended_is_found_at_its_offset() -> None:
     assert fresh.find(1, 1, 7) is None
 
 
-def test_a_gap_ends_what_was_kept() -> None:
+def test_a_gap_ends_the_cached_range() -> None:
     """An older run may be of offsets that are used again."""
     fresh = Recent()
     fresh.keep((1, 0), AppendedRange(7, [b"old"]))
@@ -58,7 +58,7 @@ def test_a_message_larger_than_the_bound_is_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 40), min_size=1, max_size=5), st.booleans())))
-def test_whatever_is_found_is_what_was_appended_there_last(steps: list[tuple[int, list[int], bool]]) -> None:
+def test_any_found_message_is_the_last_one_appended_there(steps: list[tuple[int, list[int], bool]]) -> None:
     """Against a plain dict of everything: nothing else is ever found, and the sizes add up."""
     fresh = Recent(bytes_max=150, queue_bytes_max=80)
     ends = [0, 0, 0]

@@ -62,7 +62,7 @@ def test_offsets_are_taken_in_order_and_once() -> None:
     assert [each.queue_offset for each in hand_out(queue, 9)] == [3]
 
 
-def test_what_was_not_handed_out_after_all_is_taken_next() -> None:
+def test_an_undelivered_message_is_taken_next() -> None:
     """In its order, on the same attempt."""
     queue = a_queue()
     hand_out(queue, 4)
@@ -71,7 +71,7 @@ def test_what_was_not_handed_out_after_all_is_taken_next() -> None:
     assert attempts(queue.take(3)) == [(1, 1), (3, 1), (4, 1)]
 
 
-def test_what_came_back_is_taken_first_and_once() -> None:
+def test_returned_messages_are_taken_first_and_once() -> None:
     """With the next attempt, also if it came back before the rest was ever taken."""
     queue = a_queue()
     hand_out(queue, 3)
@@ -92,7 +92,7 @@ def test_a_lease_that_ended_twice_is_one_return() -> None:
     assert attempts(queue.take(9))[:2] == [(0, 2), (1, 1)]
 
 
-def test_a_return_gives_way_to_what_happened_meanwhile() -> None:
+def test_a_return_yields_to_concurrent_changes() -> None:
     """Finished, or hidden anew while the end of the lease was being written."""
     queue = a_queue()
     finished, hidden = hand_out(queue, 2)
@@ -115,7 +115,7 @@ def test_the_bound_of_leases_stops_taking(monkeypatch: pytest.MonkeyPatch) -> No
     assert attempts(queue.take(9)) == [(3, 1)]
 
 
-def test_attempts_end_at_what_their_field_holds() -> None:
+def test_attempts_end_at_the_maximum_of_their_field() -> None:
     """The 65535th failure does not overflow."""
     queue = a_queue()
     hand_out(queue)
@@ -228,7 +228,7 @@ def test_the_first_failure_is_remembered() -> None:
     [(0, 900), (400, 500), (900, 0), (2_000, 0), (-5_000, 900)],
     ids=["at once", "in between", "at its end", "behind its end", "after a step back"],
 )
-def test_a_hidden_message_stays_hidden_for_what_is_left_of_its_time(passed_ms: int, left_ms: int) -> None:
+def test_a_hidden_message_stays_hidden_for_its_remaining_time(passed_ms: int, left_ms: int) -> None:
     """By the clock of the run that set it and of the run that loads it, and never longer than it was to be."""
     rows, queue = Rows(), a_queue(1)
     hand_out(queue)
@@ -273,7 +273,7 @@ def test_a_floor_in_the_middle_of_a_chunk_moves_too() -> None:
     assert not [each for each in range(CHUNK_OFFSETS + 1) if not loaded.is_finished(each)]
 
 
-def test_what_is_removed_is_finished_and_leaves_no_rows() -> None:
+def test_a_removed_message_is_finished_and_leaves_no_rows() -> None:
     """Leases, returns and bits of it go, what is above it stays, and what is finished is counted right."""
     rows, queue = Rows(), a_queue(3 * CHUNK_OFFSETS)
     rows.apply(queue.start_at(0))
@@ -291,7 +291,7 @@ def test_what_is_removed_is_finished_and_leaves_no_rows() -> None:
     assert len(rows.rows) == 2
 
 
-def test_who_began_in_the_middle_has_finished_what_lies_before() -> None:
+def test_a_group_that_began_in_the_middle_has_finished_earlier_messages() -> None:
     """The bits below the first offset were never set, and are not missed."""
     queue = a_queue(2 * CHUNK_OFFSETS)
     queue.start_at(CHUNK_OFFSETS + 500)
@@ -307,7 +307,7 @@ offsets = st.integers(0, 2 * CHUNK_OFFSETS + 9)
     runs=st.lists(st.lists(offsets, max_size=40), min_size=1, max_size=4),
     block=st.tuples(offsets, st.integers(0, 1_200)),
 )
-def test_exactly_what_was_finished_stays_finished(start: int, runs: list[list[int]], block: tuple[int, int]) -> None:
+def test_exactly_the_finished_messages_stay_finished(start: int, runs: list[list[int]], block: tuple[int, int]) -> None:
     """In any order, any number of runs, with whole chunks among them."""
     end = 2 * CHUNK_OFFSETS + 10
     rows, queue, finished = Rows(), a_queue(end), set(range(start))
@@ -331,7 +331,7 @@ steps = st.lists(
 
 
 @given(steps=steps)
-def test_attempts_and_leases_survive_what_they_must(steps: list[tuple[str, int]]) -> None:
+def test_attempts_and_leases_survive_restarts(steps: list[tuple[str, int]]) -> None:
     """Against a dictionary: hidden leases stay, plain ones end with the run, attempts only grow as they should."""
     rows, queue, epoch = Rows(), a_queue(8), 0
     rows.apply(queue.start_at(0))

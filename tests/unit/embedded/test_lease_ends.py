@@ -49,7 +49,7 @@ def test_a_goodbye_looks_at_the_leases_of_its_client_only() -> None:
     asyncio.run(scenario())
 
 
-def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
+def test_an_unregistration_visits_no_receives_of_others() -> None:
     """Danger: each goodbye of a client that had been seen went through all receives, as often as it liked.
 
     The second goodbye of one that had much finds nothing any more, and all of it ends, a part at a time.
@@ -79,7 +79,7 @@ def test_a_goodbye_goes_through_nobody_elses_receives() -> None:
     asyncio.run(scenario())
 
 
-def test_leases_end_whatever_went_wrong_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_end_after_any_earlier_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Danger: an unexpected error, and no lease ended any more."""
     monkeypatch.setattr(leases, "_FAULT_PAUSE_S", 0.0)
 

@@ -98,7 +98,7 @@ def test_their_number_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01\x01", b"\x02" + bytes(20), b"\x01\x09" + bytes(20)])
-def test_a_damaged_record_is_said(store: Store, value: bytes) -> None:
+def test_a_damaged_record_is_reported(store: Store, value: bytes) -> None:
     """It never looks like a topic that does not exist."""
     store.commit([Put(Family.META, name_key(3), value)])
     with pytest.raises(StoreCorrupt):

@@ -10,7 +10,7 @@ from dmq.broker.groups.message_groups import RUN_MAX, MessageOrder
 from dmq.broker.handles.receipt_handle import Receipt
 
 
-def test_a_run_goes_out_together_and_blocks_what_is_behind_it() -> None:
+def test_a_run_is_delivered_together_and_blocks_later_messages() -> None:
     """Also if that is sent later; every one of the run must be finished first."""
     line = Line("aa-b")
     assert line.receive() == [0, 1, 2, 3]
@@ -44,7 +44,7 @@ def test_a_long_line_is_offered_in_parts() -> None:
     assert line.receive(run_max=ALL) == list(range(2, 2 + RUN_MAX))
 
 
-def test_what_comes_back_goes_before_what_is_behind_it() -> None:
+def test_returned_messages_go_before_later_ones() -> None:
     """Alone while the rest of its run is out, and first of the line when nothing is."""
     line = Line("aaa")
     assert line.receive(limit=2) == [0, 1]
@@ -57,7 +57,7 @@ def test_what_comes_back_goes_before_what_is_behind_it() -> None:
     assert line.receive() == [0, 1, 2]
 
 
-def test_what_a_filter_passes_over_lets_the_next_one_go() -> None:
+def test_filtered_messages_release_the_next_one() -> None:
     """Finished without having gone out; whether it was looked at before or not."""
     line = Line("aaa")
     reading = line.begin()
@@ -88,7 +88,7 @@ def test_two_receives_at_once_keep_the_order() -> None:
     assert line.receive() == [2]
 
 
-def test_a_lease_from_before_holds_up_what_is_behind_it() -> None:
+def test_a_lease_of_an_earlier_run_blocks_later_messages() -> None:
     """And only that: what was before it in its group is handed out again."""
     line = Line("aaab")
     assert line.receive(limit=3) == [0, 1, 2]
@@ -119,7 +119,7 @@ def test_a_lease_from_before_that_ends_comes_in_its_turn() -> None:
         assert line.receive() == [1, 2]
 
 
-def test_what_is_parked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parked_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the bound nothing new is looked at; what is finished makes room."""
     monkeypatch.setattr(group_queue, "PARKED_MAX", 3)
     line = Line("aaaaaa--")
@@ -134,7 +134,7 @@ def test_what_is_parked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.receive() == [3, 4, 5, 6, 7]
 
 
-def test_what_is_out_in_a_lane_holds_up_its_message_group_in_the_queue() -> None:
+def test_a_message_out_in_a_lane_blocks_its_message_group_in_the_queue() -> None:
     """And the other way round: it is parked there, and offered when nothing of it is out beside."""
     queue, lane = Line("aab-"), Line("a")
     queue.queue.beside, lane.queue.beside = (lane.queue,), (queue.queue,)
@@ -163,7 +163,7 @@ def test_a_late_handle_that_is_used_holds_up_its_own_message_group_alone() -> No
     assert line.receive() == [2]
 
 
-def test_nothing_is_kept_of_what_is_finished() -> None:
+def test_nothing_is_kept_of_finished_messages() -> None:
     """A message group costs memory while something of it is unfinished, and no longer."""
     line = Line("abab-")
     line.ack(*line.receive())

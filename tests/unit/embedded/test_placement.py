@@ -70,7 +70,7 @@ def retry_of(
         (NOW_MS + 1, "g", True),
     ],
 )
-def test_what_is_to_come_waits_and_so_does_a_delayed_message_of_a_message_group(
+def test_future_and_delayed_messages_of_a_message_group_wait(
     names: Names, deliver_at_ms: int, message_group: str, *, waits: bool
 ) -> None:
     """The latter even if its time has come: one that was due before it may still be waiting. The event says which."""
@@ -202,7 +202,7 @@ def test_retries_and_messages_are_handed_over_in_one_go(names: Names) -> None:
     ]
 
 
-def test_damage_is_said(names: Names) -> None:
+def test_damage_is_reported(names: Names) -> None:
     """A topic or a lane without a record; a header, a history or a body cut short."""
     placement = Placement(names)
     op = placement.accept(Topic(99, "ghost", 4, 0), Envelope("ghost", "m-1", b"", deliver_at_ms=NOW_MS + 5), NOW_MS)

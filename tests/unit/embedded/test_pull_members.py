@@ -9,7 +9,7 @@ from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.pulling.members import LOCK_S, SILENT_S_MAX, MemberLocks, Members
 
 
-def test_members_are_those_who_spoke_lately() -> None:
+def test_members_are_the_clients_heard_of_lately() -> None:
     """Sorted, of each group by itself; one that is silent or said goodbye is not among them."""
     clock = ManualClock()
     members = Members(clock)

@@ -62,7 +62,7 @@ def run(scenario: Callable[[Reader, Counting], Coroutine[Any, Any, None]], *, in
     asyncio.run(play())
 
 
-def test_who_asks_at_once_is_read_for_a_batch_at_a_time() -> None:
+def test_simultaneous_readers_share_a_batch() -> None:
     """Danger: 400 receives of 23 bytes each had gigabytes read before any of it was counted."""
 
     async def scenario(reader: Reader, engine: Counting) -> None:
@@ -82,7 +82,7 @@ def test_who_asks_at_once_is_read_for_a_batch_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("in_one_queue", [False, True])
-def test_the_first_ones_do_for_who_says_so(in_one_queue: bool) -> None:
+def test_the_first_ones_suffice_on_request(in_one_queue: bool) -> None:
     """Of one queue, which is scanned, and of many; who does not say so gets all of them."""
 
     async def scenario(reader: Reader, engine: Counting) -> None:
@@ -97,7 +97,7 @@ def test_the_first_ones_do_for_who_says_so(in_one_queue: bool) -> None:
     run(scenario, in_one_queue=in_one_queue)
 
 
-def test_what_cannot_be_read_fails_its_own_look_alone() -> None:
+def test_an_unreadable_message_fails_its_own_look_alone() -> None:
     """Those before it and behind it, of the same turn, are read."""
 
     async def scenario(reader: Reader, _: Counting) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_fails_its_own_look_alone() -> None:
     run(scenario, in_one_queue=False)
 
 
-def test_who_went_away_is_not_read_for() -> None:
+def test_a_departed_reader_is_not_read_for() -> None:
     """A receive whose client left while others' messages were read."""
 
     async def scenario(reader: Reader, engine: Counting) -> None:

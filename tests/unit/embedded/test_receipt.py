@@ -39,7 +39,7 @@ def refused(handle: str, handles: ReceiptHandles = HANDLES) -> bool:
 
 
 @given(receipt=receipts)
-def test_a_handle_says_what_was_put_in(receipt: Receipt) -> None:
+def test_a_handle_returns_its_contents(receipt: Receipt) -> None:
     """All fields, over their whole range, in text that any client passes on unharmed."""
     handle = HANDLES.encode(receipt)
     assert HANDLES.decode(handle) == read_receipt(handle) == receipt
@@ -103,7 +103,7 @@ def test_a_handle_of_an_earlier_version_is_refused() -> None:
     assert refused("03000000010000000200030000000000000004000000000000000500060040c355bb")
 
 
-def test_an_identity_does_not_tell_its_secret() -> None:
+def test_an_identity_does_not_reveal_its_secret() -> None:
     """Wherever it is logged."""
     assert repr(IDENTITY) == "Identity(0000000000000007)"
     assert draw(StorePlace()).number != draw(StorePlace()).number

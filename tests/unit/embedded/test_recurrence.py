@@ -129,7 +129,7 @@ def test_a_rule_is_read_as_cron_reads_it(cron: str, expected: list[str] | None) 
         ("*" * 257, "at most 256 characters, this one 257"),
     ],
 )
-def test_what_is_no_rule_says_what_is(cron: str, text: str) -> None:
+def test_an_invalid_rule_is_answered_with_the_valid_form(cron: str, text: str) -> None:
     """Which field, what was given, what is allowed."""
     with pytest.raises(RuleError) as caught:
         read_cron(cron)
@@ -137,7 +137,7 @@ def test_what_is_no_rule_says_what_is(cron: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("zone", ["Nowhere/X", "../../etc/passwd", "/etc/passwd", "\0", "x" * 5_000, "Europe"])
-def test_an_unknown_zone_is_told(zone: str) -> None:
+def test_an_unknown_zone_is_reported(zone: str) -> None:
     """And no file is read but those of the database."""
     with pytest.raises(RuleError, match="is not known on this host"):
         zone_of(zone)
@@ -230,7 +230,7 @@ def test_the_last_time_is_found_without_walking(
     count=st.integers(0, 10),
     catch_up=st.sampled_from(CatchUp),
 )
-def test_a_turn_sends_what_its_policy_says(
+def test_a_turn_sends_the_occurrences_of_its_policy(
     every_ms: int, jitter_ms: int, late_ms: int, at_most: int, count: int, catch_up: CatchUp
 ) -> None:
     """In order, nothing early, no more than is allowed; what follows lies behind it."""
@@ -284,7 +284,7 @@ def test_a_jitter_longer_than_the_spacing_skips_nothing(cron: str, catch_up: Cat
 
 
 @pytest.mark.parametrize("late_ms", [0, 90_000, 3_599_000])
-def test_one_for_all_that_were_missed_is_one_whatever_the_jitter(late_ms: int) -> None:
+def test_catching_up_once_sends_one_message_with_any_jitter(late_ms: int) -> None:
     """After a downtime the last occurrence that is due by now is sent, and what follows is not due yet."""
     schedule = Schedule(1, cron="* * * * *", jitter_ms=600_000, catch_up=CatchUp.ONE, created_at_ms=NOW)
     first = next_time(schedule, NOW) or 0

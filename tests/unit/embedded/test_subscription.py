@@ -62,7 +62,7 @@ def test_one_arrival_wakes_the_one_that_waits_longest() -> None:
     play(scenario)
 
 
-def test_an_arrival_wakes_somebody_who_can_use_it() -> None:
+def test_an_arrival_wakes_a_receive_that_can_use_it() -> None:
     """Who waits for another queue goes on waiting, in its place."""
 
     async def scenario(found: Subscription) -> None:
@@ -93,7 +93,7 @@ def test_a_wake_up_that_meets_a_cancelled_receive_is_passed_on() -> None:
     play(scenario)
 
 
-def test_a_wake_up_that_nobody_needs_is_not_passed_on() -> None:
+def test_an_unneeded_wake_up_is_not_passed_on() -> None:
     """What it was for is gone: waking others would only cost."""
 
     async def scenario(found: Subscription) -> None:
@@ -105,7 +105,7 @@ def test_a_wake_up_that_nobody_needs_is_not_passed_on() -> None:
     play(scenario)
 
 
-def test_a_receive_whose_time_is_up_leaves_the_queue_of_waiters() -> None:
+def test_an_expired_receive_leaves_the_queue_of_waiters() -> None:
     """It is not woken any more, and the next one is."""
 
     async def scenario(found: Subscription) -> None:
@@ -118,7 +118,7 @@ def test_a_receive_whose_time_is_up_leaves_the_queue_of_waiters() -> None:
     play(scenario)
 
 
-def test_a_wake_up_looks_at_those_who_can_use_it_only() -> None:
+def test_a_wake_up_considers_only_receives_that_can_use_it() -> None:
     """Danger: 8,000 receives that waited for one queue were looked through for each message of another."""
 
     async def scenario(found: Subscription) -> None:
@@ -201,7 +201,7 @@ def a_record(due_ms: int) -> QueuedMessage:
 
 
 @pytest.mark.parametrize("end", ["written", "failed", "cancelled"])
-def test_offsets_are_let_go_once_that_is_durable_and_only_then(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_are_released_only_once_that_is_durable(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits behind them in a message group must not pass one that a crash would bring back."""
     released: list[tuple[GroupQueue, int]] = []
     monkeypatch.setattr(GroupQueue, "release", lambda queue, offset: released.append((queue, offset)))

@@ -18,7 +18,7 @@ def is_shut(gate: ForwardGate) -> bool:
     return not gate.is_open
 
 
-def test_it_shuts_after_failures_of_different_messages_and_says_why() -> None:
+def test_it_shuts_after_failures_of_different_messages_and_gives_the_reason() -> None:
     """One message that fails again and again is no outage; news is told once; a success opens it."""
     gate = ForwardGate(SystemClock())
     assert gate.failed(["message-0"], "no answer")
@@ -62,7 +62,7 @@ def test_while_it_is_shut_one_probe_goes_at_a_time() -> None:
     asyncio.run(scenario())
 
 
-def test_a_probe_that_asked_nothing_lets_another_go() -> None:
+def test_a_probe_that_asked_nothing_allows_another() -> None:
     """It was cancelled, or found that there is nothing to ask."""
 
     async def scenario() -> None:

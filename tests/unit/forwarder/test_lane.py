@@ -14,7 +14,7 @@ NORMAL, FIFO, DELAY, TRANSACTION = MessageType
 
 
 @pytest.mark.parametrize("code", sorted(RULES))
-def test_only_what_is_about_the_message_makes_a_dead_letter(code: int) -> None:
+def test_only_errors_about_the_message_make_a_dead_letter(code: int) -> None:
     """Keys, permissions, topics and servers of another kind can be mended; what nobody can mend is given up."""
     error = error_of(wire.Status(code=code, message="why"), "there")  # type: ignore[arg-type]
     assert isinstance(error, Refused)
@@ -28,7 +28,7 @@ def test_only_what_is_about_the_message_makes_a_dead_letter(code: int) -> None:
     assert error.is_of_the_message is (wire.Code.Name(code) in expected)
 
 
-def test_a_server_of_another_kind_says_nothing_about_a_message() -> None:
+def test_a_server_of_another_kind_gives_no_information_about_a_message() -> None:
     """A bad request by gRPC alone, without a code of the protocol."""
     assert not Refused(Rule.REQUEST, "no such method").is_of_the_message
     assert Refused(Rule.MESSAGE_CORRUPTED, "the payload is not a message").is_of_the_message
@@ -48,7 +48,7 @@ def test_a_server_of_another_kind_says_nothing_about_a_message() -> None:
         (tuple(MessageType), True, FIFO),
     ],
 )
-def test_a_due_message_goes_as_what_its_topic_takes(
+def test_a_due_message_is_sent_as_the_type_of_its_topic(
     types: tuple[MessageType, ...], *, is_grouped: bool, expected: MessageType | None
 ) -> None:
     """As a plain one where that can be, else as a delayed one whose time has come, else not at all."""
@@ -59,7 +59,7 @@ def read(number: int, message_group: str = "", size: int = 1) -> Delivery:
     return Delivery("t", str(number), b"x" * size, 0, number, "h", 1, 1, 0, 0, message_group=message_group)
 
 
-def test_what_is_sent_together() -> None:
+def test_messages_sent_together() -> None:
     """Ungrouped messages up to a size in one call, those of each message group by themselves, in their order."""
     big = TOGETHER_BYTES_MAX * 2 // 3
     found = [read(0), read(1, "a"), read(2, size=big), read(3, "b"), read(4, size=big), read(5, "a")]

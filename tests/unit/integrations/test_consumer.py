@@ -35,7 +35,7 @@ def handle(message: object) -> str:
         (("t",), {"group": "g", "timeout_s": float("nan")}, ValueError, "timeout_s is nan"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_input_is_refused(
     topics: tuple[Any, ...], options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     """Where the decorator stands, not when the first message comes."""
@@ -76,7 +76,7 @@ except Exception as error:
         (("with", "/ca.pem"), f"{EnvironmentInvalid.__name__} the official Python client does not support certificat"),
     ],
 )
-def test_what_is_missing_is_named(words: tuple[str, str], said: str) -> None:
+def test_missing_parts_are_named(words: tuple[str, str], said: str) -> None:
     """The client itself, and what it cannot be told."""
     done = subprocess.run(
         [sys.executable, "-c", _START, *words], capture_output=True, text=True, timeout=60, check=True

@@ -59,7 +59,7 @@ def test_every_variable_counts(tmp_path: Path) -> None:
     assert (sink.options.block_s, sink.options.durability, sink.options.trail_path) == (3.0, "process", None)
 
 
-def test_steps_alone_say_how_often(tmp_path: Path) -> None:
+def test_steps_alone_set_the_repetition(tmp_path: Path) -> None:
     """One attempt at once and one after each step."""
     sink, options = hook_described_by({"DMQ_SPOOL": str(tmp_path), "DMQ_HOOK_STEPS": "1s 2s"})
     sink.close()
@@ -103,7 +103,7 @@ def test_an_argument_beats_its_variable(tmp_path: Path) -> None:
         ({"DMQ_CONTEXT": "prod"}, "unknown context 'prod' in "),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(
+def test_invalid_input_is_refused_by_its_name(
     variables: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which variable, what it has, what is allowed; and no folder is left behind."""

@@ -28,7 +28,7 @@ def test_a_page_and_no_page(host: str) -> None:
                 assert (answer.code, answer.read().decode()) == (status, text)
 
 
-def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next one is served."""
     monkeypatch.setattr(pages, "REQUEST_S_MAX", 0.1)
     with served("127.0.0.1:0", _PAGES) as port:

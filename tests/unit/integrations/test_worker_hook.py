@@ -79,7 +79,7 @@ def test_each_child_opens_its_own(tmp_path: Path) -> None:
     assert "damaged" not in done.stderr
 
 
-def test_what_is_declared_late_is_known_too() -> None:
+def test_a_late_declaration_counts_too() -> None:
     """A handler that is added to an open hook; a second one of a type is refused."""
     hook = WorkerHook(lambda: Redelivery(MemorySink()))
     hook.start()
@@ -103,7 +103,7 @@ def test_it_is_opened_again_after_its_close() -> None:
     hook.close()
 
 
-def test_who_cannot_open_is_not_ready_and_tries_again() -> None:
+def test_a_process_that_cannot_open_is_not_ready_and_tries_again() -> None:
     """An application goes on without a hook; its readiness says so, and so does a send."""
     failures = [ValueError("DMQ_HOOK_MODE is 'safe'")] * 3
 
@@ -125,7 +125,7 @@ def test_who_cannot_open_is_not_ready_and_tries_again() -> None:
     hook.close()
 
 
-def test_a_destination_that_is_away_makes_nobody_unready() -> None:
+def test_an_absent_destination_leaves_the_process_ready() -> None:
     """Else an outage of the broker would take the application down with it."""
     hook = WorkerHook(lambda: Redelivery(MemorySink(), autostart=False))
 

@@ -49,7 +49,7 @@ def test_it_is_killed_and_waited_for() -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_not_there_is_an_error_at_once() -> None:
+def test_a_missing_file_is_an_error_at_once() -> None:
     """No thread waits for it."""
 
     async def scenario() -> None:

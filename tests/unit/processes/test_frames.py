@@ -37,7 +37,7 @@ def test_there_is_an_example_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize(("decode", "said"), DECODERS, ids=["front", "store"])
-def test_a_batch_is_read_as_it_was_said(decode: Any, said: tuple[frames.Frame, ...]) -> None:  # noqa: ANN401
+def test_a_batch_is_read_as_it_was_written(decode: Any, said: tuple[frames.Frame, ...]) -> None:  # noqa: ANN401
     """Whole, in order, and one after the other where several lie together."""
     batch = frames.encode(said)
     assert frames.length_at(batch, 0) == len(batch) - frames.LENGTH_BYTES
@@ -62,7 +62,7 @@ def test_a_batch_is_read_as_it_was_said(decode: Any, said: tuple[frames.Frame, .
     ],
     ids=str,
 )
-def test_an_error_is_what_it_was(error: BrokerError) -> None:
+def test_an_error_keeps_its_type(error: BrokerError) -> None:
     """Its type, its rule, its fields and its text, so that clients are told the same by every process."""
     (failed,) = frames.from_store(frames.encode([frames.Failed(1, frames.failure_of(error))])[frames.LENGTH_BYTES :])
     assert isinstance(failed, frames.Failed)

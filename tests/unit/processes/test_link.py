@@ -157,7 +157,7 @@ async def test_many_batches_come_in_one_read() -> None:
 
 
 @on_each_loop
-async def test_what_is_said_arrives_in_order() -> None:
+async def test_frames_arrive_in_order() -> None:
     """In both directions, also what is said in answer while a batch is read."""
 
     def answer(end: End, frame: Any) -> None:  # noqa: ANN401
@@ -178,7 +178,7 @@ async def test_what_is_said_arrives_in_order() -> None:
 
 
 @on_each_loop
-async def test_what_is_said_before_the_end_arrives() -> None:
+async def test_frames_from_before_the_end_arrive() -> None:
     """All of it, however much it is; then both hear of the end, once, and nothing that is said later does harm."""
     front, store = await ends()
     for call in range(100):
@@ -198,7 +198,7 @@ async def test_what_is_said_before_the_end_arrives() -> None:
 
 
 @on_each_loop
-async def test_an_end_at_once_waits_for_nobody() -> None:
+async def test_an_immediate_end_waits_for_no_call() -> None:
     """Also with much unsent."""
     front, store = await ends()
     front.link.say(message(MANY_BYTES))

@@ -94,7 +94,7 @@ def play(scenario: Callable[[socket.socket, socket.socket], Awaitable[None]]) ->
 @pytest.mark.parametrize(
     "family", ["IPv4", pytest.param("IPv6", marks=pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here"))]
 )
-def test_a_connection_goes_on_at_the_other_end(family: str) -> None:
+def test_a_connection_continues_at_the_other_end(family: str) -> None:
     """With the address that it came from, and nobody else holds it: when the other end closes it, its client hears."""
 
     async def scenario(here: socket.socket, there: socket.socket) -> None:
@@ -134,7 +134,7 @@ def test_connections_come_in_their_order() -> None:
     play(scenario)
 
 
-def test_an_end_that_takes_none_is_told_apart() -> None:
+def test_an_end_that_accepts_nothing_is_distinguished() -> None:
     """When as many wait as fit; those are taken later, and the one that did not fit is still its owner's."""
 
     async def scenario(here: socket.socket, there: socket.socket) -> None:
@@ -157,7 +157,7 @@ def test_an_end_that_takes_none_is_told_apart() -> None:
     play(scenario)
 
 
-def test_an_end_that_is_gone_is_told_apart() -> None:
+def test_a_closed_end_is_distinguished() -> None:
     """The connection is still its owner's."""
 
     async def scenario(here: socket.socket, there: socket.socket) -> None:
@@ -171,7 +171,7 @@ def test_an_end_that_is_gone_is_told_apart() -> None:
     play(scenario)
 
 
-def test_what_was_on_its_way_to_an_end_that_is_gone_is_closed() -> None:
+def test_connections_on_their_way_to_a_closed_end_are_closed() -> None:
     """Its client hears of it, and can come again."""
 
     async def scenario(here: socket.socket, there: socket.socket) -> None:

@@ -132,7 +132,7 @@ def test_a_message_that_comes_together_with_its_call_is_heard() -> None:
     play(Bidirectional(echo), scenario)
 
 
-def test_what_is_wrong_with_a_message_is_told_to_the_handler() -> None:
+def test_the_fault_of_a_message_is_passed_to_the_handler() -> None:
     """It has its own words for the client, as in one process; and the call is over on both sides."""
     heard: list[CallEnded] = []
 

@@ -17,7 +17,7 @@ from broker_adapter.remoting.routes import decode_cluster, decode_route, route_o
 QUEUE = MessageQueue("t", "a", 1)
 
 
-def test_a_heartbeat_says_what_a_client_belongs_to() -> None:
+def test_a_heartbeat_names_the_groups_of_a_client() -> None:
     """A tag filter has the hash codes that Java gives its tags."""
     filters = {"t": Filter("b || a||"), "u": Filter("n > 1", is_sql=True), "v": Filter()}
     consumers = [Presence("g", filters), Presence("h", {}, is_broadcast=True, start=Start.FIRST_OFFSET)]

@@ -40,14 +40,14 @@ def test_no_two_unique_keys_of_one_moment_agree() -> None:
         (bytes(15) + b"\1" + bytes.fromhex("00002A9F"), 1, "0" * 31 + "100002A9F0000000000000001", "[::1]:10911"),
     ],
 )
-def test_an_offset_id_says_where_a_message_is(host: bytes, offset: int, offset_id: str, shown: str) -> None:
+def test_an_offset_id_gives_the_place_of_a_message(host: bytes, offset: int, offset_id: str, shown: str) -> None:
     """At which address, IPv4 or IPv6, and at which place in its log."""
     assert encode_offset_id(host, offset) == offset_id
     assert decode_offset_id(offset_id) == (shown, offset)
 
 
 @pytest.mark.parametrize("offset_id", ["", "nothing", "0" * 34, "G" * 32, "\u00fc" * 32])
-def test_what_is_no_offset_id_is_refused(offset_id: str) -> None:
+def test_an_invalid_offset_id_is_refused(offset_id: str) -> None:
     """Ids of the gRPC protocol have two digits more."""
     with pytest.raises(Refused) as refused:
         decode_offset_id(offset_id)

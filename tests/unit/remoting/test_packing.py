@@ -69,7 +69,7 @@ def test_a_damaged_body_is_a_body_or_none(method: Compression, data: st.DataObje
 
 
 @pytest.mark.parametrize(("method", "module"), [(Compression.LZ4, "lz4"), (Compression.ZSTD, "zstandard")])
-def test_without_the_library_it_says_what_to_install(
+def test_without_the_library_the_installation_is_named(
     method: Compression, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base distribution does not bring it."""

@@ -29,14 +29,14 @@ def test_properties_come_back_as_they_were(properties: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "1"}, {"a": "\x02"}, {"": "1"}, {"a": "\ud800"}])
-def test_what_would_be_read_as_something_else_is_refused(properties: dict[str, str]) -> None:
+def test_an_ambiguous_value_is_refused(properties: dict[str, str]) -> None:
     """Separators, a name that is none, half a character."""
     with pytest.raises(Refused) as refused:
         encode_properties(properties)
     assert refused.value.rule is Rule.PROPERTY_KEY
 
 
-def test_properties_have_as_many_bytes_as_their_length_can_say() -> None:
+def test_properties_are_as_long_as_their_length_field_allows() -> None:
     """Not one more."""
     fits = PROPERTIES_BYTES_MAX - len("a\x01\x02")
     assert len(encode_properties({"a": "x" * fits})) == PROPERTIES_BYTES_MAX

@@ -23,9 +23,7 @@ QUEUE = MessageQueue("orders", "a", 3)
         (9, Filter("n > 1", is_sql=True), "6", "n > 1", "SQL92"),
     ],
 )
-def test_a_pull_says_how_it_is_meant(
-    wait_ms: int, brought: Filter | None, bits: str, expression: str, kind: str
-) -> None:
+def test_a_pull_states_its_purpose(wait_ms: int, brought: Filter | None, bits: str, expression: str, kind: str) -> None:
     """Whether it may wait, and whether it brings its filter."""
     fields = pull_fields("g", QUEUE, 5, batch_max=32, wait_ms=wait_ms, brought=brought)
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"]) == (bits, str(wait_ms))
@@ -45,7 +43,7 @@ def test_a_retry_comes_under_the_topic_it_was_sent_to() -> None:
     assert found(QUEUE, RETRY_TOPIC="payments").message.topic == "orders"
 
 
-def test_rocketmqs_own_properties_are_told_apart() -> None:
+def test_rocketmqs_own_properties_are_distinguished() -> None:
     """Those of the sender are the message's."""
     message = found(QUEUE, DELAY="3", colour="red")
     assert (message.message.properties, message.system) == ({"colour": "red"}, {"UNIQ_KEY": "M1", "DELAY": "3"})

@@ -31,7 +31,7 @@ def test_names_without_quotes_are_read() -> None:
     assert queues_of("t", BARE % READABLE) == [Queue("t", "x", 0, "a:1"), Queue("t", "x", 1, "a:1")]
 
 
-def test_what_nobody_may_read_has_no_queues() -> None:
+def test_an_unreadable_topic_has_no_queues() -> None:
     """A topic that may only be written."""
     assert queues_of("t", BARE % READABLE.replace(b'"perm":6', b'"perm":2')) == []
 
@@ -60,7 +60,7 @@ def test_a_request_is_signed_as_rocketmq_does() -> None:
     assert "secret" not in repr(frame)
 
 
-def test_an_error_says_who_said_it() -> None:
+def test_an_error_names_its_server() -> None:
     """A refusal has its rule; what nobody knows is in doubt."""
     refused = error_of(RemotingFrame(code=17, remark="no\n such topic"), "a:1", 105)
     assert "no such topic (17, from a:1 for operation 105)" in str(refused)

@@ -28,7 +28,7 @@ JAVA = (
 )
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_rows_are_read() -> None:
     """Filters, queues and what is held of them; RocketMQ has queues for names, without quotes around them."""
     body = running_body(STATE, ["h:1", "h:2"])
     assert decode_running(body) == STATE
@@ -50,7 +50,7 @@ def test_an_answer_that_is_none_is_broken(found: object) -> None:
         decode_running(json.dumps(found).encode())
 
 
-def test_versions_are_told_by_their_names() -> None:
+def test_versions_are_distinguished_by_their_names() -> None:
     """As RocketMQ counts them."""
     known = {213: "4.0.0", 407: "4.9.7", 411: "4.9.9", 413: "5.0.0", 433: "5.1.0", 513: "5.5.0"}
     assert {number: version_text(number) for number in known} == known

@@ -56,7 +56,7 @@ def test_a_delay_level_wins_over_a_delivery_time() -> None:
     assert not level.has_delivery_time
 
 
-def test_a_half_message_says_so_and_whose_it_is() -> None:
+def test_a_half_message_names_its_producer() -> None:
     """The broker asks that group."""
     half = one(Message("t", b"x"), is_half=True)
     assert half.fields["f"] == "4"
@@ -81,7 +81,7 @@ def test_a_large_body_is_compressed(message: Message, compression: Compression |
     assert (unpack(send.body, bits) if bits > 1 else send.body) == message.body
 
 
-def test_what_does_not_get_smaller_stays_as_it_is() -> None:
+def test_incompressible_bytes_stay_as_they_are() -> None:
     """Compressed already, for one."""
     send = one(Message("t", Random(1).randbytes(5000)))
     assert (send.fields["f"], len(send.body)) == ("0", 5000)
@@ -117,7 +117,7 @@ def test_a_batch_holds_its_messages_with_their_ids() -> None:
         Outgoing(message=Message("t", b"x", body_encoding=BodyEncoding.GZIP)),
     ],
 )
-def test_what_a_batch_cannot_have_is_refused(other: Outgoing) -> None:
+def test_an_impossible_batch_is_refused(other: Outgoing) -> None:
     """A broker would ignore it, or store it where it does not belong."""
     with pytest.raises(Refused) as refused:
         batch(Outgoing(message=Message("t", b"x")), other)
@@ -135,7 +135,7 @@ def test_a_damaged_batch_is_a_batch_or_broken(items: list[tuple[bytes, bytes]], 
             list(decode_batch(bytes(content)))
 
 
-def test_a_receipt_says_how_safely_it_is_stored() -> None:
+def test_a_receipt_states_its_durability() -> None:
     """Codes 10 to 12 are no failures."""
     fields = {"msgId": "O", "queueId": "3", "queueOffset": "7", "recallHandle": "R"}
     for code, status in ((0, SendStatus.STORED), (10, SendStatus.FLUSH_TIMEOUT), (11, SendStatus.NO_REPLICA)):

@@ -81,7 +81,7 @@ def test_a_compressed_body_is_unpacked(packed: bytes) -> None:
         (a_stored(zlib.compress(bytes(BODY_BYTES_MAX + 1)), bits=COMPRESSED), "more than"),
     ],
 )
-def test_one_that_cannot_be_read_says_why(content: bytes, why: str) -> None:
+def test_an_unreadable_one_gives_the_reason(content: bytes, why: str) -> None:
     """And stands in nobody's way: those around it are read."""
     assert why in why_not(content)
     before, _, behind = decode_messages(a_stored() + content + a_stored())
@@ -97,7 +97,7 @@ def test_where_no_message_begins_all_is_refused(content: bytes) -> None:
 
 
 @given(st.data())
-def test_any_damage_is_told(data: st.DataObject) -> None:
+def test_any_damage_is_reported(data: st.DataObject) -> None:
     """One byte of a real one that is another one: read, unreadable or broken, and no other error."""
     content = bytearray(PULLED)
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

@@ -20,7 +20,7 @@ QUESTION = RemotingFrame(code=39, fields={"transactionId": "T1"}, body=a_stored(
 @pytest.mark.parametrize(
     ("decision", "bits"), [(Decision.COMMIT, "8"), (Decision.ROLLBACK, "12"), (Decision.UNKNOWN, "0")]
 )
-def test_an_end_says_where_the_half_message_lies(decision: Decision, bits: str) -> None:
+def test_an_end_names_the_place_of_the_half_message(decision: Decision, bits: str) -> None:
     """As its receipt said it."""
     fields = end_fields("g", RECEIPT, decision, None)
     place = fields["tranStateTableOffset"], fields["commitLogOffset"], fields["commitOrRollback"]
@@ -28,7 +28,7 @@ def test_an_end_says_where_the_half_message_lies(decision: Decision, bits: str) 
     assert (fields["msgId"], fields["transactionId"], fields["fromTransactionCheck"]) == ("M1", "T1", "false")
 
 
-def test_an_answer_says_where_the_question_said_it_lies() -> None:
+def test_an_answer_repeats_the_place_of_the_question() -> None:
     """A broker stores a half message anew before it asks again."""
     check = check_of(QUESTION, "a")
     assert (check.group, check.message.message.body, check.transaction_id, check.broker) == ("g", b"hello", "T1", "a")

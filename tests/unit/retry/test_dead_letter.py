@@ -69,7 +69,7 @@ JOB = Job(
         (DeadFilter(topics=frozenset({"orders"}), keys=frozenset({"k3"})), False),
     ],
 )
-def test_a_filter_means_what_fits_all_its_parts(chosen: DeadFilter, is_meant: bool) -> None:
+def test_a_filter_matches_all_its_parts(chosen: DeadFilter, is_meant: bool) -> None:
     """One of the values of each part that is given; since is included, until is not."""
     assert chosen.matches(DEAD) is is_meant
 
@@ -131,7 +131,7 @@ def test_the_stored_form_of_a_job() -> None:
     }
 
 
-def test_a_job_from_before_there_was_a_choice_goes_on_as_it_was_started() -> None:
+def test_a_job_from_an_older_version_continues_as_it_was_started() -> None:
     """A redrive to everybody; a purge has no such thing."""
     for kind, to_all in ((JobKind.REDRIVE, True), (JobKind.PURGE, False)):
         plain = json.loads(encode_job(replace(JOB, kind=kind)))
@@ -141,7 +141,7 @@ def test_a_job_from_before_there_was_a_choice_goes_on_as_it_was_started() -> Non
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"{", b"null", b"5", b'"x"', b"[]", b"{}", b'{"filter":{}}'])
-def test_what_is_no_job_is_refused(value: bytes) -> None:
+def test_an_invalid_job_is_refused(value: bytes) -> None:
     """As a ValueError, whatever it is instead."""
     with pytest.raises(ValueError, match="a job cannot be read"):
         decode_job(value)

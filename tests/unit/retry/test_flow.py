@@ -93,7 +93,7 @@ def test_jitter_is_the_policys_alone() -> None:
     assert after_failure(policy, SentBack(2), 1, NOW, Random(1), levels_ms=DELAY_LEVELS_MS) == RetryAt(NOW + 5_000)
 
 
-def test_kinds_are_told_apart() -> None:
+def test_kinds_are_distinguished() -> None:
     """Failures and outcomes without fields are not equal to each other, and true, as empty tuples would not be."""
     kinds: list[object] = [LeaseExpired(), GivenUp(), ComeBack()]
     assert [kinds.index(kind) for kind in kinds] == [0, 1, 2]
@@ -106,7 +106,7 @@ def test_kinds_are_told_apart() -> None:
     ("failure", "at_ms"),
     [(Nacked(), NOW + HOUR), (LeaseExpired(), NOW), (SentBack(0), NOW + HOUR), (SentBack(1), NOW + 1_000)],
 )
-def test_what_is_not_wanted_late_is_not_tried_late(failure: Failure, at_ms: int) -> None:
+def test_an_expired_message_is_not_retried_late(failure: Failure, at_ms: int) -> None:
     """In the last millisecond it is; one that nobody tried yet is dead as well once its time has passed."""
     policy = replace(POLICY, max_age_ms=None)
 
@@ -120,7 +120,7 @@ def test_what_is_not_wanted_late_is_not_tried_late(failure: Failure, at_ms: int)
     assert outcome(NOW - 1, attempt=0) == DeadLetter(Reason.TOO_LATE)
 
 
-def test_who_gave_it_up_is_believed_however_late_it_is() -> None:
+def test_the_group_that_gave_it_up_is_believed_at_any_time() -> None:
     """The reason is what somebody said, if somebody said one."""
     assert after_failure(POLICY, GivenUp(), 1, NOW, Random(1), not_after_ms=NOW - 1) == FORWARDED
     assert after_failure(POLICY, SentBack(-1), 1, NOW, Random(1), not_after_ms=NOW - 1) == SENT_BACK

@@ -109,7 +109,7 @@ def test_a_cancelled_send_is_kept_first() -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async handler", "sync handler"])
-def test_what_a_handler_awaits_is_cancelled_and_the_caller_is_not(is_async: bool) -> None:
+def test_awaits_of_a_handler_are_cancelled_and_its_caller_is_not(is_async: bool) -> None:
     """An attempt that failed, of which nobody knows more: the message is kept, and the caller's task goes on.
 
     The official RocketMQ client's futures raise that of an attempt whose connection is closed.
@@ -230,7 +230,7 @@ def test_a_loop_that_goes_away_under_a_send_leaves_the_message_in_the_sink() -> 
 
 @pytest.mark.parametrize("mode", ["on_failure", "write_ahead"])
 @pytest.mark.parametrize("key", ["", "k"])
-def test_the_end_of_main_keeps_what_is_in_flight(mode: str, key: str) -> None:
+def test_the_end_of_main_keeps_messages_in_flight(mode: str, key: str) -> None:
     """``asyncio.run`` cancels every task as it ends, those that keep a message included: each is kept first."""
     rig = Rig(mode=mode)
 
@@ -284,7 +284,7 @@ def test_a_send_that_is_cancelled_before_its_turn_is_kept() -> None:
 
 
 @pytest.mark.parametrize("error", [StopIteration("by a sync handler"), GeneratorExit()])
-def test_whatever_a_sync_handler_raises_ends_the_send(error: BaseException) -> None:
+def test_any_exception_of_a_sync_handler_ends_the_send(error: BaseException) -> None:
     """A future of asyncio cannot carry ``StopIteration``, nor a generator ``GeneratorExit``."""
     rig = Rig()
 

@@ -87,7 +87,7 @@ def test_messages_of_one_own_key_keep_their_order() -> None:
     assert codec.encode(UID, (replace(message, message_group="g"),), {}).key == "g"
 
 
-def test_what_cannot_be_kept_is_said_at_once() -> None:
+def test_a_message_that_cannot_be_kept_is_reported_at_once() -> None:
     """A function, a transaction's second argument, no message; and bytes of a later version stay for one that can."""
     codec, message = BrokerCodec(ManualClock()), Message("orders", b"x")
     with pytest.raises(TypeError, match="chooses the queue cannot be kept"):
@@ -121,7 +121,7 @@ def caused(error: BrokerError, cause: BrokerError) -> BrokerError:
         (caused(Refused(Rule.TAG, "illegal"), BrokerUnavailable("no answer")), Permanent, True),
     ],
 )
-def test_what_errors_mean(error: BrokerError, kind: type, is_uncertain: bool) -> None:
+def test_meanings_of_errors(error: BrokerError, kind: type, is_uncertain: bool) -> None:
     """By the rule that was broken; an earlier attempt in doubt puts the whole send in doubt."""
     verdict = classify(error)
     assert type(verdict) is kind

@@ -130,7 +130,7 @@ def test_a_classifier_that_returns_something_else_makes_the_error_unknown() -> N
     assert "'retry'" in str(broken)
 
 
-def test_an_error_is_one_short_line_whatever_it_says() -> None:
+def test_any_error_is_one_short_line() -> None:
     """Line breaks and megabytes of text, and a text that cannot be made."""
 
     class Mute(Exception):

@@ -82,7 +82,7 @@ def test_a_policy_with_a_maximum_age_ends_by_age() -> None:
 @pytest.mark.parametrize(
     ("error", "death"), [(Permanent("no"), Death.PERMANENT), (Unreadable("version 9"), Death.UNREADABLE)]
 )
-def test_what_cannot_succeed_is_buried_at_once_with_its_bytes(error: Exception, death: Death) -> None:
+def test_a_hopeless_entry_is_buried_at_once_with_its_bytes(error: Exception, death: Death) -> None:
     """No further attempt, and the callback hears of it."""
     told: list[DeadEntry] = []
     hook, sink, _ = make(FakeProducer([error]).send, on_exhausted=told.append)
@@ -137,7 +137,7 @@ def test_an_outage_costs_a_handful_of_attempts_and_no_message() -> None:
     assert hook.metrics().breakers == {"t": BreakerState.CLOSED}
 
 
-def test_a_few_poisonous_messages_stop_nobody() -> None:
+def test_a_few_poisonous_messages_stop_no_others() -> None:
     """Nineteen fail for reasons nobody knows and run out of attempts; the others are sent meanwhile."""
     policy = RetryPolicy(backoff=Table((1_000,)), max_attempts=3)
 
@@ -279,7 +279,7 @@ def test_the_callback_waits_until_the_death_is_durable() -> None:
     assert len(told) == len(hook.dead("t")) == 1
 
 
-def test_after_a_crash_what_was_held_comes_again() -> None:
+def test_after_a_crash_held_entries_come_again() -> None:
     """A run that ends inside a handler repeats the message in the next run, with the attempts that were durable."""
     hook, sink, clock = make(FakeProducer([AWAY]).send)
     hook.send("t", b"p")

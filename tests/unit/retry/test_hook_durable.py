@@ -96,7 +96,7 @@ def test_a_function_can_be_wrapped_itself() -> None:
     assert producer.sent == [b"1"]
 
 
-def test_what_cannot_be_kept_fails_before_the_first_attempt() -> None:
+def test_a_message_that_cannot_be_kept_fails_before_the_first_attempt() -> None:
     """On a developer's desk, with the place and the type, and not in an outage."""
     producer = Producer()
     proxy, _, _ = make(producer)
@@ -118,7 +118,7 @@ def test_a_refused_message_raises_the_producers_own_error() -> None:
     assert sink.entries == []
 
 
-def test_what_is_neither_sent_nor_kept_raises() -> None:
+def test_a_message_neither_sent_nor_kept_raises() -> None:
     """The producer's error if there was one, with the sink's in its notes; else SendRejected."""
     producer = Producer([AWAY] * 5)
     proxy, sink, _ = make(producer)

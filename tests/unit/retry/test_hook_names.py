@@ -27,7 +27,7 @@ def make(sink: DelaySink, script: list[Any] | None = None) -> tuple[Redelivery, 
     return hook, producer
 
 
-def test_what_was_kept_under_an_earlier_name_is_sent(tmp_path: Path) -> None:
+def test_messages_kept_under_an_earlier_name_are_sent(tmp_path: Path) -> None:
     """In a spool as on disk: by the handler of today, from the dead set too, and it counts as claimed."""
     with Spool(tmp_path, options=QUIET) as spool:
         spool.put(an_entry(1, type_name="old", payload=b"1")).result()
@@ -73,7 +73,7 @@ def test_a_sink_that_takes_every_key_gets_it_under_the_new_name() -> None:
     assert producer.sent == [b"2", b"\x01"]
 
 
-def test_threads_start_for_what_waits_under_an_earlier_name() -> None:
+def test_threads_start_for_messages_under_an_earlier_name() -> None:
     """As they do for what waits under the handler's own."""
     sink = MemorySink()
     fill(sink, 3, type_name="old")
@@ -83,7 +83,7 @@ def test_threads_start_for_what_waits_under_an_earlier_name() -> None:
         until(lambda: len(producer.sent) == 3)
 
 
-def test_a_sink_that_cannot_say_its_types_holds_nothing_up() -> None:
+def test_a_sink_that_cannot_name_its_types_delays_nothing() -> None:
     """What waits under the handler's own name is sent meanwhile, and the others are asked for again."""
     sink = MemorySink()
     sink.fail("types", SinkUnavailable("away"))
@@ -115,7 +115,7 @@ def _name_of(producer: object) -> tuple[str, tuple[str, ...]]:
     return handler.type_name, handler.earlier_names
 
 
-def test_the_names_of_known_producers_say_nothing_of_modules() -> None:
+def test_the_names_of_known_producers_contain_no_modules() -> None:
     """Those of earlier builds, which did, are known."""
     name, earlier = _name_of(object.__new__(Producer))
     assert name == "broker_adapter-Producer-send"

@@ -170,7 +170,7 @@ def test_all_hooks_end_within_the_time_of_the_most_patient(monkeypatch: pytest.M
     assert told == [("begin nothing", 0.0)] * 3 + [("close", 2.0), ("close", 0.5), ("close", 0.0)]
 
 
-def test_sigterm_closes_and_then_does_what_it_did_before() -> None:
+def test_sigterm_closes_and_then_has_its_former_effect() -> None:
     """Only when asked for: the handler installed earlier still runs, after the hook is closed."""
     printed = run(
         """

@@ -56,7 +56,7 @@ def test_a_send_that_fails_is_durable_with_the_first_step_before_it_returns() ->
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), KeyError("what"), ConnectionResetError()])
-def test_an_outcome_nobody_knows_is_uncertain(error: Exception) -> None:
+def test_an_unknown_outcome_is_uncertain(error: Exception) -> None:
     """A timeout, a reset connection or an unknown error may have got through; the entry remembers it."""
     rig = Rig([error])
     outcome = rig.send()
@@ -65,7 +65,7 @@ def test_an_outcome_nobody_knows_is_uncertain(error: Exception) -> None:
     assert rig.sink.entries[0].is_uncertain
 
 
-def test_what_can_never_succeed_is_given_back_and_not_kept() -> None:
+def test_a_message_that_can_never_succeed_is_returned_and_not_kept() -> None:
     """Permanent: the caller still has it."""
     rig = Rig([Permanent("too large")])
     outcome = rig.send()
@@ -92,7 +92,7 @@ def test_a_throttled_send_waits_as_long_as_the_destination_asked() -> None:
 @pytest.mark.parametrize(
     "fault", [SinkFull("1 GiB waits", limit="bytes_max"), SinkUnavailable("disk gone"), RuntimeError("a bug")]
 )
-def test_what_can_be_neither_sent_nor_kept_is_rejected_with_both_reasons(fault: Exception) -> None:
+def test_a_message_neither_sent_nor_kept_is_rejected_with_both_reasons(fault: Exception) -> None:
     """The caller learns why it was not sent and why it was not kept."""
     rig = Rig([AWAY])
     rig.sink.fail("put", fault)
@@ -117,7 +117,7 @@ def test_a_sink_that_does_not_answer_holds_no_sender_for_ever() -> None:
     assert "may have been kept" in outcome.reason
 
 
-def test_a_keyed_send_through_a_daemon_does_not_say_that_others_wait() -> None:
+def test_a_keyed_send_through_a_daemon_does_not_claim_that_others_wait() -> None:
     """Such a sink is given every keyed message, to keep the order, and does not say whether others of it wait."""
     rig = Rig(can_hold=False)
     rig.sink.has_waiting = lambda type_name, key: bool(key)  # type: ignore[method-assign]

@@ -31,7 +31,7 @@ WAIT_S = 20.0
 # --- threads --------------------------------------------------------------------------------------------------------
 
 
-def test_threads_start_with_the_first_handler_whose_messages_wait() -> None:
+def test_threads_start_with_the_first_handler_with_pending_messages() -> None:
     """A restart with a backlog sends it without a send; types without a handler stay, and are counted."""
     sink = MemorySink()
     fill(sink, 3)
@@ -123,7 +123,7 @@ def test_close_does_not_wait_for_a_handler_for_ever() -> None:
     assert len(sink.crash().entries) == 5
 
 
-def test_close_waits_for_what_runs_and_gives_back_what_does_not() -> None:
+def test_close_waits_for_running_messages_and_returns_the_others() -> None:
     """A handler that returns in time counts as sent; what was only fetched waits again in a sink that goes on."""
     go, running = threading.Event(), threading.Event()
     sink = MemorySink()
@@ -205,7 +205,7 @@ def test_a_backlog_is_sent_slowly_first() -> None:
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_and_health_say_what_is_going_on() -> None:
+def test_metrics_and_health_report_the_state() -> None:
     """Sends by outcome, attempts by result, age of the oldest; unwell when it is too old, then well again."""
     hook, sink, clock = make(FakeProducer([None, AWAY, KeyError(1), Permanent("no")]).send, oldest_max_s=60.0)
     for number in range(4):
@@ -231,7 +231,7 @@ def test_metrics_and_health_say_what_is_going_on() -> None:
     assert sink.entries == []
 
 
-def test_health_tells_starting_from_failing() -> None:
+def test_health_distinguishes_starting_from_failing() -> None:
     """What was there before the start is not sent yet, which is no failure; it is one once there was time enough."""
     clock = ManualClock()
     sink = MemorySink(clock)
@@ -254,7 +254,7 @@ def test_health_tells_starting_from_failing() -> None:
     assert hook.health().last_success_age_s == 0.0
 
 
-def test_what_is_wrong_at_the_start_is_said_at_the_start() -> None:
+def test_faults_at_the_start_are_reported_at_the_start() -> None:
     """A sink that fails is no matter of patience."""
     hook, sink, _ = make(FakeProducer([AWAY]).send)
     hook.send("t", b"1")

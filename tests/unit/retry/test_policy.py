@@ -142,7 +142,7 @@ def test_jitter_counts_for_the_age() -> None:
     assert decide(policy, 1, NOW, _Highest(), since_ms=NOW) == DeadLetter(Reason.TOO_OLD)
 
 
-def test_outcomes_are_told_apart() -> None:
+def test_outcomes_are_distinguished() -> None:
     """An outcome is never equal to one of another kind, as tuples of the same number would be."""
     retry: object = RetryAt(1)
     assert retry != DeadLetter(Reason.EXHAUSTED)
@@ -193,7 +193,7 @@ def test_bounds(make: Callable[[], object], why: str) -> None:
         make()
 
 
-def test_what_is_just_inside_the_bounds_is_a_policy() -> None:
+def test_values_just_inside_the_bounds_are_a_policy() -> None:
     """The largest and the smallest of everything."""
     RetryPolicy(backoff=Table((366 * DAY,) * 256), max_attempts=1000, jitter=1.0, max_age_ms=3660 * DAY)
     RetryPolicy(backoff=Table((0,)), max_attempts=1, jitter=0.0, max_age_ms=1)
@@ -224,7 +224,7 @@ def test_the_stored_form(policy: RetryPolicy, plain: dict[str, object]) -> None:
     assert from_plain(json.loads(json.dumps(plain))) == policy
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_an_omitted_field_has_its_default() -> None:
     """Of the policy and of an exponential backoff; an absent maximum age may be written as null."""
     assert from_plain({}) == RetryPolicy()
     assert from_plain({"max_age_ms": None}) == RetryPolicy()

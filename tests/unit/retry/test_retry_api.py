@@ -106,7 +106,7 @@ def test_other_errors_are_raised_at_once(slept: list[float]) -> None:
     assert (function.calls, slept) == (1, [])
 
 
-def test_each_further_attempt_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_further_attempt_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """By the default logger, one's own, or nobody."""
     retry(delay=1, backoff=2)(Failing(2))()
     assert [record.getMessage() for record in caplog.records] == [
@@ -129,7 +129,7 @@ def test_nothing_is_printed_unless_the_application_logs() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_it_is_the_function_to_whoever_looks() -> None:
+def test_a_wrapper_looks_like_its_function() -> None:
     @retry(tries=2)
     def sum_of(first: int, second: int = 1) -> int:
         """Add."""
@@ -153,7 +153,7 @@ def test_a_coroutine_function_is_repeated_too(
         asyncio.run(call(shape(Failing(3)), tries=2))
 
 
-def test_who_is_cancelled_ends() -> None:
+def test_a_cancelled_waiter_ends() -> None:
     """Whatever errors are to be repeated."""
     function = Failing(3, asyncio.CancelledError)
     with pytest.raises(asyncio.CancelledError):
@@ -171,7 +171,7 @@ def test_a_double_of_a_function_is_no_coroutine() -> None:
     assert retry_call(double, fargs=[1]) == 3
 
 
-def test_a_policy_says_when_instead(slept: list[float]) -> None:
+def test_a_policy_gives_the_time_of_the_next_attempt(slept: list[float]) -> None:
     policy = RetryPolicy(backoff=Exponential(initial_ms=200, max_ms=500), max_attempts=4)
     with pytest.raises(ValueError, match="4"):
         retry_call(Failing(9), policy=policy)

@@ -29,7 +29,7 @@ def test_addresses_are_read(text: str, addresses: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ; ", "host", "host:", ":80", "host:0", "host:65536", "host:x", "::1:80", "http://a:1", "a:²"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     """It says what is allowed."""
     with pytest.raises(ValueError, match=r"host:port|port from 1"):
         parse_endpoints(text)
@@ -49,7 +49,7 @@ def test_a_handle_is_read_as_it_was_written(client_id: str, message_id: str, giv
 
 
 @given(st.text(max_size=60))
-def test_what_is_no_handle_is_refused(text: str) -> None:
+def test_an_invalid_handle_is_refused(text: str) -> None:
     """With the rule of whoever reads it, or it is read as something that an adapter could have given."""
     try:
         name = Name.of(text, Rule.TRANSACTION_ID)

@@ -36,7 +36,7 @@ def test_a_refusal_goes_through_the_daemon_with_the_code_that_it_had(rule: objec
         (0, BrokerUnavailable),
     ],
 )
-def test_codes_by_what_they_leave(code: int, kind: type[BrokerError]) -> None:
+def test_codes_by_their_effect(code: int, kind: type[BrokerError]) -> None:
     """Nothing done, in doubt, refused; a code that nobody knows goes by its class."""
     error = error_of(wire.Status(code=code, message="why\n" * 1000), "proxy:1")  # type: ignore[arg-type]
     assert isinstance(error, kind)

@@ -11,7 +11,7 @@ from broker_adapter.rocketmq.proxies import ClusterOptions
 from broker_adapter.runtime.clock import ManualClock
 
 
-def test_a_sign_of_life_goes_through_nobody_elses_sessions() -> None:
+def test_a_heartbeat_visits_no_sessions_of_others() -> None:
     """Danger: each heartbeat and each goodbye went through the sessions of all consumers, ten thousand at most."""
 
     async def scenario() -> None:

@@ -43,7 +43,7 @@ def clock(cell: Cell) -> ManualClock:
 @given(
     delays=st.lists(st.integers(1, 3_000), min_size=1, max_size=30), naps=st.lists(st.integers(1, 1_500), max_size=8)
 )
-def test_exactly_what_is_due_is_handed_over_and_nothing_early(delays: list[int], naps: list[int]) -> None:
+def test_exactly_the_due_messages_are_handed_over_and_none_early(delays: list[int], naps: list[int]) -> None:
     """After every nap the queue holds each message whose time has come, and no other."""
     clock = ManualClock()
     cell = Cell(clock=clock)
@@ -91,7 +91,7 @@ def test_a_turn_is_bounded_in_bytes(cell: Cell, clock: ManualClock) -> None:
     assert [cell.scheduler.turn().handed_over for _ in range(4)] == [3, 3, 1, 0]
 
 
-def test_a_turn_says_when_the_next_one_is_due(cell: Cell, clock: ManualClock) -> None:
+def test_a_turn_returns_the_time_of_the_next_one(cell: Cell, clock: ManualClock) -> None:
     """Nothing waits: nothing; something waits: its time; something was handed over: at once."""
     assert cell.scheduler.turn() == (0, None)
     at_ms = clock.now_ms() + 500
@@ -114,7 +114,7 @@ def test_lateness_is_observed_when_the_message_is_durable(cell: Cell, clock: Man
     assert cell.late_ms == [7, 2]
 
 
-def test_what_is_not_on_disk_yet_is_not_handed_over(cell: Cell, clock: ManualClock) -> None:
+def test_a_message_not_on_disk_yet_is_not_handed_over(cell: Cell, clock: ManualClock) -> None:
     """From the first row on that is still being written: a power cut would take it, and its queue would have it."""
     first_ms = clock.now_ms() + 10
     cell.schedule(first_ms, first_ms + 1, first_ms + 2)
@@ -125,7 +125,7 @@ def test_what_is_not_on_disk_yet_is_not_handed_over(cell: Cell, clock: ManualClo
     assert cell.times() == [first_ms]
 
 
-def test_a_backlog_does_not_delay_what_is_due_now(cell: Cell, clock: ManualClock) -> None:
+def test_a_backlog_does_not_delay_due_messages(cell: Cell, clock: ManualClock) -> None:
     """After a long time away: overdue messages in their order, beside them each new one in the turn it is due in."""
     start_ms = clock.now_ms()
     overdue = [start_ms + 1 + number for number in range(5_000)]
@@ -146,7 +146,7 @@ def test_a_backlog_does_not_delay_what_is_due_now(cell: Cell, clock: ManualClock
     after.close()
 
 
-def test_what_lies_among_a_flood_is_handed_over_once(cell: Cell, clock: ManualClock) -> None:
+def test_a_message_inside_a_flood_is_handed_over_once(cell: Cell, clock: ManualClock) -> None:
     """The backlog goes on over rows that the same turn took already."""
     began_ms, mails = clock.now_ms(), cell.topic_of("mails")
     cell.schedule(*(began_ms + at for at in range(1, 301)))
@@ -159,7 +159,7 @@ def test_what_lies_among_a_flood_is_handed_over_once(cell: Cell, clock: ManualCl
     assert cell.store.pending() == {}
 
 
-def test_a_flood_that_takes_many_reads_holds_up_nothing_that_is_due_behind_it(
+def test_a_flood_of_many_reads_delays_no_later_due_message(
     cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What falls due goes with the next turn; what lies in the flood goes soon; each once, a message group in order."""
@@ -201,7 +201,7 @@ def test_a_flood_that_takes_many_reads_holds_up_nothing_that_is_due_behind_it(
 
 @pytest.mark.parametrize("flood_ms", [1, 30], ids=["one millisecond", "thirty milliseconds"])
 @pytest.mark.parametrize("rate", [None, 1_000], ids=["free", "slowed"])
-def test_what_fell_due_before_a_flood_was_noticed_does_not_wait_for_its_end(
+def test_messages_due_before_a_flood_do_not_wait_for_its_end(
     cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, flood_ms: int, rate: int | None
 ) -> None:
     """What lies as far behind it as it is long comes within some turns, in order, though all of it is overdue."""
@@ -283,7 +283,7 @@ def test_a_topic_with_a_rate_keeps_its_order_where_the_backlog_ends(cell: Cell, 
     assert len(cell.times()) == 4
 
 
-def test_what_cannot_be_read_for_want_of_descriptors_is_read_a_moment_later(
+def test_a_file_unreadable_without_descriptors_is_read_soon_after(
     cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is wrong with it, and the moment is short."""
@@ -362,9 +362,7 @@ def test_a_step_forward_makes_everything_before_it_due(cell: Cell, clock: Manual
 
 
 @pytest.mark.parametrize("back_ms", [1, 2, LAG_MS, 3_600_000])
-def test_a_step_back_holds_messages_until_the_clock_says_their_time(
-    cell: Cell, clock: ManualClock, back_ms: int
-) -> None:
+def test_a_step_back_holds_messages_until_their_time(cell: Cell, clock: ManualClock, back_ms: int) -> None:
     """New ones are due by the clock as it is now, the ones that were delivered are not delivered again."""
     now_ms = clock.now_ms()
     cell.schedule(now_ms + 10)

@@ -122,7 +122,7 @@ CONSUME = {"SUB on topic 'prices'", "SUB on group 'billing'"}
         ("Telemetry", wire.TelemetryCommand(thread_stack_trace=wire.ThreadStackTrace()), set()),
     ],
 )
-def test_what_each_rpc_takes(rpc: str, request_: Message, needs: set[str]) -> None:
+def test_the_elements_that_each_rpc_accepts(rpc: str, request_: Message, needs: set[str]) -> None:
     """The topic, or the topic and the group, that the request names."""
     assert needed(rpc, request_) == needs
 
@@ -202,7 +202,7 @@ def test_a_refused_receive_has_its_last_frame(sidecar: Sidecar, clock: ManualClo
     assert frames[0].status.code == wire.FORBIDDEN
 
 
-def test_who_may_is_served(sidecar: Sidecar, clock: ManualClock) -> None:
+def test_an_allowed_call_is_served(sidecar: Sidecar, clock: ManualClock) -> None:
     """As without keys."""
     call = from_key(SHOP, clock)
     assert asyncio.run(sidecar.ask("SendMessage", a_send(a_message()), call)).status.code == wire.OK

@@ -57,7 +57,7 @@ def test_rust_clients_get_no_code_they_would_panic_on() -> None:
     assert status_of(Refused(Rule.TOPIC, "bad"), "RUST").code == wire.ILLEGAL_TOPIC
 
 
-def test_entries_share_a_status_or_the_answer_says_mixed() -> None:
+def test_entries_share_a_status_or_the_answer_is_mixed() -> None:
     """30000 only when they differ."""
     bad, worse = wire.Status(code=wire.INVALID_RECEIPT_HANDLE, message="x"), wire.Status(code=wire.BAD_REQUEST)
     assert common_status([OK_STATUS, OK_STATUS]).code == wire.OK

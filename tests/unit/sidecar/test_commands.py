@@ -115,7 +115,7 @@ def test_a_client_consumes_a_message() -> None:
     run(scenario)
 
 
-def test_who_cannot_be_asked_is_said_at_once() -> None:
+def test_an_unreachable_server_is_reported_at_once() -> None:
     """Not connected, connected without a stream, or no push consumer."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -222,7 +222,7 @@ def test_one_client_cannot_take_all_streams_and_polls() -> None:
     run(scenario, SidecarConfig(streams_per_client_max=2, receives_per_client_max=2))
 
 
-def test_a_producer_that_said_goodbye_is_not_asked() -> None:
+def test_an_unregistered_producer_is_not_asked() -> None:
     """Its stream may stay open for a while; a check goes to a producer that is there."""
 
     async def scenario(sidecar: Sidecar) -> None:

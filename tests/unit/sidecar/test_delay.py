@@ -80,7 +80,7 @@ def test_the_level_table_is_configurable() -> None:
 
 @pytest.mark.parametrize("name", DELAY_PROPERTIES)
 @pytest.mark.parametrize("value", ["", " ", "abc", "1.5", "0x10", "1 ", "1_0", "\u0661", "9" * 21, "9" * 5000, "--1"])
-def test_what_is_no_whole_number_is_refused_by_name_and_value(name: str, value: str) -> None:
+def test_a_fraction_is_refused_by_name_and_value(name: str, value: str) -> None:
     """Also when another property would win: a typing error is never silent."""
     with pytest.raises(Refused, match=name) as caught:
         due({"TIMER_DELAY_SEC": "1", name: value}, NOW)
@@ -171,7 +171,7 @@ def test_no_property_does_worse_than_being_refused(properties: dict[str, str]) -
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "+5", "1.5", "\u0661", "9" * 16, "0"])
-def test_what_is_no_time_is_refused_and_never_passed_over(text: str) -> None:
+def test_an_invalid_time_is_refused_and_never_skipped(text: str) -> None:
     """What a send would take for no time at all would be delivered late."""
     with pytest.raises(Refused, match=NOT_AFTER_MS) as caught:
         check_not_after({NOT_AFTER_MS: text}, None, NOW)
@@ -179,7 +179,7 @@ def test_what_is_no_time_is_refused_and_never_passed_over(text: str) -> None:
     assert not not_after_of({NOT_AFTER_MS: text})
 
 
-def test_a_time_until_which_nobody_can_have_the_message_is_refused() -> None:
+def test_a_time_too_late_for_any_delivery_is_refused() -> None:
     """It has passed, or it is not after the delivery time; a millisecond later it is taken."""
     for due_ms, earliest_ms in ((None, NOW + 1), (NOW - 5, NOW + 1), (NOW + HOUR, NOW + HOUR + 1)):
         check_not_after({NOT_AFTER_MS: str(earliest_ms)}, due_ms, NOW)

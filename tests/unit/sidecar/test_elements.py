@@ -62,7 +62,7 @@ def test_no_more_messages_are_looked_at_than_a_send_may_have() -> None:
 @pytest.mark.parametrize(
     "body", [b"\x0a", b"\x0a\xff", b"\x80" * 100, b"\xff" * 100, b"\x0a\x05\x0a\x09abc", b"\x0b" * 50, b"\x07"]
 )
-def test_what_is_no_message_is_left_to_the_parser(body: bytes) -> None:
+def test_bytes_that_are_no_message_are_left_to_the_parser(body: bytes) -> None:
     """Cut short, lengths beyond the end, numbers without end, groups, unknown kinds."""
     assert count(body) <= len(body)
 
@@ -76,7 +76,7 @@ def test_compressed_requests_may_have_as_many_as_their_bytes_allow() -> None:
         check_elements(body, SEND, 50, SEND_ELEMENTS_MAX)
 
 
-def test_the_largest_honest_requests_are_let_through() -> None:
+def test_the_largest_honest_requests_are_admitted() -> None:
     """1,024 messages with 30 properties each; 1,024 acknowledgements."""
     messages = [a_message(f"{n}", b"x", "orders", {f"p{m}": "v" for m in range(30)}) for n in range(1024)]
     check_elements(a_send(*messages).SerializeToString(), SEND, 0, SEND_ELEMENTS_MAX)

@@ -44,7 +44,7 @@ async def recall(
     return answer
 
 
-def test_a_send_answers_a_handle_for_what_waits_only() -> None:
+def test_a_send_returns_a_handle_for_pending_messages_only() -> None:
     """In the entry of the message, in the order of the request."""
 
     async def scenario(sidecar: Sidecar, clock: ManualClock) -> None:
@@ -54,7 +54,7 @@ def test_a_send_answers_a_handle_for_what_waits_only() -> None:
     run(scenario)
 
 
-def test_a_recall_answers_the_message_id_and_says_if_it_is_a_repeat() -> None:
+def test_a_recall_returns_the_message_id_and_marks_repeats() -> None:
     """OK both times: the message is recalled, and will never come."""
 
     async def scenario(sidecar: Sidecar, clock: ManualClock) -> None:
@@ -92,7 +92,7 @@ def test_why_a_recall_failed() -> None:
     run(scenario)
 
 
-def test_a_send_under_a_recalled_id_is_told_so() -> None:
+def test_a_send_under_a_recalled_id_is_answered_as_recalled() -> None:
     """40009 for that message, alone or among others, which are stored."""
 
     async def scenario(sidecar: Sidecar, clock: ManualClock) -> None:

@@ -157,7 +157,7 @@ def test_every_property_is_read() -> None:
         ({"DMQ_NOT_AFTER_MS": "1795700000000"}, Rule.DELIVERY_TIME, "DMQ_END instead of this property"),
     ],
 )
-def test_what_cannot_be_read_is_refused(properties: dict[str, str], rule: Rule, text: str) -> None:
+def test_unreadable_input_is_refused(properties: dict[str, str], rule: Rule, text: str) -> None:
     """By the property's name, with what was given and what is allowed."""
     with pytest.raises(Refused) as caught:
         wanted_of("orders", recurring(**properties))
@@ -190,7 +190,7 @@ def test_bounds_are_those_of_the_command(properties: dict[str, str], text: str, 
     run(scenario, tmp_path)
 
 
-def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+def test_nonsense_is_refused(tmp_path: Path) -> None:
     """A rule without a name, beside other messages, in a transaction, with a delivery time, for dead letters."""
 
     async def scenario(served: Served) -> None:
@@ -275,7 +275,7 @@ def test_schedules_of_one_address_are_bounded(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-def test_a_broker_that_keeps_none_says_so(tmp_path: Path) -> None:
+def test_a_broker_without_transactions_is_reported(tmp_path: Path) -> None:
     """It is not taken for a message to be sent now."""
 
     async def scenario(served: Served) -> None:

@@ -129,7 +129,7 @@ def test_connected_consumers_hear_of_a_changed_policy() -> None:
     run(scenario)
 
 
-def test_nobody_else_hears_of_it() -> None:
+def test_no_other_client_gets_it() -> None:
     """Not another group, not a producer, and not a client whose stream is gone."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -148,7 +148,7 @@ def test_nobody_else_hears_of_it() -> None:
     run(scenario)
 
 
-def test_a_client_that_does_not_read_holds_nobody_up() -> None:
+def test_a_client_that_does_not_read_delays_no_other() -> None:
     """What does not fit into its stream is dropped; what did arrives, and it may ask again."""
 
     async def scenario(sidecar: Sidecar) -> None:

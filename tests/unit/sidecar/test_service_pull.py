@@ -83,7 +83,7 @@ def test_a_pull_answers_status_messages_and_next_offset(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_pull_that_finds_nothing_says_where_to_go_on(tmp_path: Path) -> None:
+def test_an_empty_pull_returns_the_next_offset(tmp_path: Path) -> None:
     """40401 and the next offset, also when that is 0, and behind what the filter passed over."""
 
     async def scenario(scene: Scene) -> None:
@@ -101,7 +101,7 @@ def test_a_pull_that_finds_nothing_says_where_to_go_on(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_offsets_are_told_kept_and_asked_for(tmp_path: Path) -> None:
+def test_offsets_are_committed_kept_and_queried(tmp_path: Path) -> None:
     """Where the queue begins and ends, what was stored from a time on, and where a group continues."""
 
     async def scenario(scene: Scene) -> None:
@@ -156,7 +156,7 @@ def queue(topic: str = "orders", queue_id: int = 0) -> dict[str, Any]:
         ("QueryOffset", {"query_offset_policy": 7}, wire.BAD_REQUEST, "got 7"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_code(
+def test_a_faulty_request_is_refused_with_its_code(
     tmp_path: Path, rpc: str, fields: dict[str, Any], code: int, text: str
 ) -> None:
     """And the reason; nobody is made known by it, and nothing is logged as ours."""

@@ -30,7 +30,7 @@ async def received(sidecar: Sidecar) -> wire.Message:
     return message
 
 
-def test_what_the_server_knows_is_filled_in() -> None:
+def test_fields_known_to_the_server_are_filled_in() -> None:
     """Every field that clients read, with the values they can read."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -127,7 +127,7 @@ def test_a_refused_receive_is_a_status_and_the_time(request_: wire.ReceiveMessag
     run(scenario)
 
 
-def test_what_the_broker_is_asked() -> None:
+def test_requests_to_the_broker() -> None:
     """Tags, batch, lease and wait as given; any queue for a simple consumer, that of its assignment for a push one."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -181,7 +181,7 @@ def test_a_cancelled_receive_cancels_the_brokers_wait() -> None:
     run(scenario)
 
 
-def test_drain_ends_waits_at_once_and_lets_no_new_ones_wait() -> None:
+def test_drain_ends_waits_at_once_and_starts_no_new_ones() -> None:
     """With the answer of an empty poll; draining twice is fine."""
 
     async def scenario(sidecar: Sidecar) -> None:

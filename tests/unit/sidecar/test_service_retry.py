@@ -221,7 +221,7 @@ def test_a_forward_that_failed_is_no_success(error: Exception, code: int) -> Non
     run(scenario)
 
 
-def test_a_dead_letter_tells_its_end() -> None:
+def test_a_dead_letter_shows_its_outcome() -> None:
     """In the protocol's field and in properties that every client shows, beside what its producer wrote."""
 
     async def scenario(sidecar: Sidecar) -> None:

@@ -201,7 +201,7 @@ def test_transactions_are_not_served_by_a_broker_without_them() -> None:
     run(scenario)
 
 
-def test_the_transport_is_told_to_wait_and_to_go_on() -> None:
+def test_the_transport_is_paused_and_resumed() -> None:
     """Busy from a number in flight on; there is room again at half of it, which is told once."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -274,7 +274,7 @@ def test_a_repeated_send_gets_the_first_answer() -> None:
     run(scenario)
 
 
-def test_what_was_sent_is_what_arrives() -> None:
+def test_messages_arrive_as_they_were_sent() -> None:
     """Body, tag, keys, properties, group, born time: from send to receive."""
 
     async def scenario(sidecar: Sidecar) -> None:

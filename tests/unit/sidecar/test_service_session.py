@@ -176,7 +176,7 @@ def test_a_route_shows_every_queue_at_the_address_that_was_dialled() -> None:
     run(scenario)
 
 
-def test_what_is_repeated_for_each_queue_is_short() -> None:
+def test_the_repeated_part_of_each_queue_is_short() -> None:
     """Danger: a route repeated the endpoints of its request, and fields that nobody knows: 300 bytes became 256 MB."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -252,7 +252,7 @@ def test_heartbeats_and_goodbyes_reach_the_broker() -> None:
 
 
 @pytest.mark.parametrize("told", [wire.CLIENT_TYPE_UNSPECIFIED, wire.PRODUCER, wire.LITE_PUSH_CONSUMER])
-def test_what_a_client_is_its_stream_said(told: wire.ClientType) -> None:
+def test_the_kind_of_a_client_follows_from_its_stream(told: wire.ClientType) -> None:
     """The Java client 5.0.3 leaves the type out of every heartbeat; RocketMQ's proxy never looks at it."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -268,7 +268,7 @@ def test_what_a_client_is_its_stream_said(told: wire.ClientType) -> None:
     run(scenario)
 
 
-def test_a_heartbeat_that_tells_nothing_keeps_leases_and_makes_nothing() -> None:
+def test_an_empty_heartbeat_keeps_leases_and_creates_nothing() -> None:
     """A client whose stream is on its way is alive; a client of which nothing is known gets no session, no group."""
 
     async def scenario(sidecar: Sidecar) -> None:
@@ -373,7 +373,7 @@ def test_bad_settings_end_the_stream_with_the_reason(
     run(scenario)
 
 
-def test_a_rust_client_is_told_by_the_transport_alone() -> None:
+def test_a_rust_client_learns_it_from_the_transport_alone() -> None:
     """An error behind a frame makes it read again without a pause; an error and nothing else fails its start."""
 
     async def scenario(sidecar: Sidecar) -> None:

@@ -175,7 +175,7 @@ def test_a_delivery_timestamp_stays(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_is_wrong_has_its_code(tmp_path: Path) -> None:
+def test_each_fault_has_its_code(tmp_path: Path) -> None:
     """40014, 40000, 40008 as the real server says, and nothing is stored; 40000 for no outcome."""
 
     async def scenario(served: Served) -> None:
@@ -229,7 +229,7 @@ def test_a_producer_of_the_topic_is_asked_on_its_stream(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_who_sent_half_messages_is_asked_whatever_its_settings_say(tmp_path: Path) -> None:
+def test_a_producer_of_half_messages_is_asked_with_any_settings(tmp_path: Path) -> None:
     """Clients may send to topics that they did not name at their start."""
 
     async def scenario(served: Served) -> None:
@@ -289,7 +289,7 @@ def a_session(outbox: TelemetryOutbox, *topics: str) -> Session:
     )
 
 
-def test_settings_replace_what_earlier_ones_said() -> None:
+def test_settings_replace_earlier_ones() -> None:
     """Danger: every topic that a stream ever named was kept, 158 bytes for each that came. What it sent to stays."""
     producers, outbox = Producers(), TelemetryOutbox()
     producers.sent("one", "sent", outbox)

@@ -55,7 +55,7 @@ def test_a_client_with_an_open_stream_is_not_forgotten() -> None:
     assert ids(sessions) == ["d", "e", "f"]
 
 
-def test_what_a_client_said_before_is_kept() -> None:
+def test_earlier_settings_of_a_client_are_kept() -> None:
     """A heartbeat without a group does not take the group away."""
     sessions = Sessions(ManualClock())
     seen(sessions, "a", "g")
@@ -80,7 +80,7 @@ def test_only_the_newest_stream_can_detach_itself() -> None:
     sessions.detach("gone", new)
 
 
-def test_closing_ends_a_reader_after_what_is_queued() -> None:
+def test_closing_ends_a_reader_after_the_queued_frames() -> None:
     """Frames put before the close still arrive, later ones do not."""
 
     async def scenario() -> list[str]:

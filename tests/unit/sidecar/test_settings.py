@@ -21,7 +21,7 @@ def consumer(client_type: wire.ClientType = wire.PUSH_CONSUMER) -> wire.Settings
     return settings
 
 
-def test_a_producer_gets_what_clients_assert() -> None:
+def test_a_producer_gets_the_results_that_clients_assert() -> None:
     """Exponential backoff (Node asserts it), a body size above 0 (Java, Python, Go), and no metrics."""
     wanted = wire.Settings(client_type=wire.PRODUCER, metric=wire.Metric(on=True))
     wanted.publishing.topics.add(name="t")
@@ -50,7 +50,7 @@ def test_a_consumers_first_retry_comes_after_10_seconds(language: str) -> None:
     assert settings.subscription.group.name == "g"
 
 
-def test_a_consumer_is_told_the_policy_of_its_group() -> None:
+def test_a_consumer_learns_the_policy_of_its_group() -> None:
     """Its maximum and its delays, to the millisecond; not a default, and not what the table's length suggests."""
     settings = merged(consumer(), GroupSettings(False, 5, (1500, 0)), "GO")
     policy = settings.backoff_policy

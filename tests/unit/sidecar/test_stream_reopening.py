@@ -75,7 +75,7 @@ def test_a_python_producer_without_a_stream_is_brought_to_open_one() -> None:
 @pytest.mark.parametrize(
     ("language", "client_type"), [("JAVA", wire.PRODUCER), ("HTTP", wire.PRODUCER), ("PYTHON", wire.SIMPLE_CONSUMER)]
 )
-def test_others_are_told_what_they_dialled(language: str, client_type: wire.ClientType) -> None:
+def test_other_clients_get_the_address_they_dialled(language: str, client_type: wire.ClientType) -> None:
     """They open their streams again by themselves, or are asked nothing that could not wait."""
 
     async def scenario() -> None:

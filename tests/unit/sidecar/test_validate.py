@@ -351,7 +351,7 @@ def test_an_own_key_is_a_printable_text(key: str, wish: str | None) -> None:
     assert (envelope.own_key, envelope.keeps_first) == (key, wish == "keep")
 
 
-def test_what_a_schedule_sends_has_no_own_key() -> None:
+def test_messages_of_a_schedule_have_no_own_key() -> None:
     """It does not wait."""
     for properties in ({OWN_KEY: "k"}, {OWN_KEY: "k", ON_SAME_KEY: "keep"}):
         made = with_properties(properties)
@@ -359,7 +359,7 @@ def test_what_a_schedule_sends_has_no_own_key() -> None:
 
 
 @pytest.mark.parametrize("name", [*DELAY_PROPERTIES, NOT_AFTER_MS])
-def test_a_schedule_alone_says_when(name: str) -> None:
+def test_a_schedule_alone_sets_the_time(name: str) -> None:
     """Its message has no time of its own, neither when it is sent nor until when it is of use."""
     good = message()
     validate.check_recurring(good)

@@ -134,7 +134,7 @@ def test_drop_oldest_looks_behind_many_that_are_held(rigs: Rigs, monkeypatch: py
     assert recount(spool.entries).totals["orders"] == spool.entries.totals[1]
 
 
-def test_drop_oldest_lets_the_next_of_its_key_go(rigs: Rigs) -> None:
+def test_drop_oldest_releases_the_next_of_its_key(rigs: Rigs) -> None:
     """The first of a key is dropped, and what was parked behind it becomes the first."""
     rig = rigs.open(replace(QUIET, entries_max=3, overflow="drop_oldest"))
     spool = rig.spool

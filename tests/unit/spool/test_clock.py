@@ -56,7 +56,7 @@ def test_a_large_step_forward_is_followed_once_the_clock_was_steady() -> None:
     assert forward.now_ms() == clock.now_ms()
 
 
-def test_the_next_process_of_a_boot_goes_on_from_what_was_believed() -> None:
+def test_the_next_process_of_a_boot_continues_the_steady_clock() -> None:
     """Also if no time passed in between; the same row a second time changes nothing."""
     clock = ManualClock()
     clock.advance(PASSED_MS)
@@ -78,7 +78,7 @@ def test_the_next_process_of_a_boot_goes_on_from_what_was_believed() -> None:
     ],
     ids=["another boot", "a boot clock that lies ahead", "a host that does not say"],
 )
-def test_of_another_boot_the_wall_clock_is_what_is_known(clock: ManualClock, changed: dict[str, object]) -> None:
+def test_after_another_boot_the_wall_clock_counts(clock: ManualClock, changed: dict[str, object]) -> None:
     """Its boot clock began anew, so that distances from it mean nothing."""
     clock.advance(PASSED_MS)
     forward = ForwardClock(clock)

@@ -76,7 +76,7 @@ def test_without_damage_it_is_a_scan(store: Store) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 20, 6, 5, 4])
-def test_rows_before_a_bad_block_are_read_and_those_behind_it(store: Store, engine: Damaged, limit: int) -> None:
+def test_rows_before_and_after_a_bad_block_are_read(store: Store, engine: Damaged, limit: int) -> None:
     """All of them; what is passed over is said, from the first row on that cannot be read."""
     engine.bad = [range(145, 165)]
     left: int | None = 0

@@ -53,7 +53,7 @@ def test_a_dead_entry_that_is_moved_is_dead_there_once(entries: Entries) -> None
         assert entries.dead("orders", an_entry(1).uid, 9) == found[1:]
 
 
-def test_an_entry_that_is_moved_waits_there_and_the_progress_is_told_with_it(entries: Entries) -> None:
+def test_a_moved_entry_waits_there_and_its_progress_is_reported_with_it(entries: Entries) -> None:
     """In one unit."""
     done: Future[Unit] = Future()
     with entries.lock:
@@ -64,7 +64,7 @@ def test_an_entry_that_is_moved_waits_there_and_the_progress_is_told_with_it(ent
     assert list(recount(entries).waiting.values()) == [an_entry(1)]
 
 
-def test_what_was_moved_away_is_forgotten(entries: Entries) -> None:
+def test_a_moved_entry_is_forgotten(entries: Entries) -> None:
     """In the figures, now and in the next run; who moves it deletes its rows."""
     adopt_dead(entries, DeadEntry(entry=an_entry(1), death=Death.TOO_OLD, died_at_ms=7))
     done: Future[Unit] = Future()

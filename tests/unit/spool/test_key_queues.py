@@ -68,7 +68,7 @@ def test_those_of_a_key_come_one_after_the_other(store: Store, *, is_written: bo
     assert store.scan(Family.GROUP, b"", b"\xff" * 40, limit=9).rows == []
 
 
-def test_what_is_written_is_not_kept_in_memory(store: Store) -> None:
+def test_written_rows_are_not_kept_in_memory(store: Store) -> None:
     """A key queue costs memory while a unit of it is under way, and no longer."""
     key_queues = KeyQueues(store)
     fresh = vars(KeyQueues(store))

@@ -39,7 +39,7 @@ def take(rig: SpoolRig, type_name: str = "orders") -> list[Held]:
     return list(rig.spool.take(type_name, 100, 0))
 
 
-def test_a_future_that_is_cancelled_harms_nobody(rig: SpoolRig) -> None:
+def test_a_cancelled_future_is_harmless(rig: SpoolRig) -> None:
     """What it stands for cannot be undone, so it cannot be cancelled: asyncio does that to futures it waits for."""
     answers = [rig.spool.put(an_entry(number)) for number in range(1, 50)]
     assert not any(each.cancel() for each in answers)
@@ -51,7 +51,7 @@ def test_a_future_that_is_cancelled_harms_nobody(rig: SpoolRig) -> None:
     answer.result(PATIENCE_S)
 
 
-def test_what_is_held_from_the_start_is_nobody_elses(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_held_from_the_start_belongs_to_its_owner(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the reader sees the row before its writer is told: it is due at once, and read in that moment."""
     assert not take(rig)
     rig.clock.advance(1)
@@ -134,7 +134,7 @@ def test_an_entry_that_cannot_be_kept_leaves_nothing_behind(rig: SpoolRig, bad: 
     assert len(take(rig, "second")) == 1
 
 
-def test_attempts_end_at_what_their_field_holds(rig: SpoolRig) -> None:
+def test_attempts_end_at_the_maximum_of_their_field(rig: SpoolRig) -> None:
     """An entry that failed more often is kept all the same."""
     rig.spool.put(replace(an_entry(), attempts=0x10000)).result(PATIENCE_S)
     (held,) = take(rig)
@@ -154,7 +154,7 @@ def test_the_same_uid_can_die_twice(rig: SpoolRig) -> None:
 
 @pytest.mark.parametrize("is_held", [False, True])
 @pytest.mark.parametrize("key", ["", "k"])
-def test_an_entry_whose_uid_waits_is_kept_once(rig: SpoolRig, key: str, *, is_held: bool) -> None:
+def test_an_entry_whose_uid_is_pending_is_kept_once(rig: SpoolRig, key: str, *, is_held: bool) -> None:
     """Under way, waiting, in a worker's hands, in a later turn, after a restart: who puts it again is told that it is.
 
     It stays as it was put first, and is not handed to who puts it again.
@@ -203,7 +203,7 @@ def test_a_parked_entry_is_kept_once(rig: SpoolRig, *, is_answered: bool) -> Non
     assert rig.spool.entries.store.scan(Family.GROUP, b"", b"\xff" * 60, limit=9).rows == []
 
 
-def test_a_full_spool_knows_what_it_keeps(tmp_path: Path) -> None:
+def test_a_full_spool_counts_its_entries(tmp_path: Path) -> None:
     """It refuses what is new, and says of what waits that it does."""
     rig = SpoolRig(tmp_path, on_disk=False, options=SpoolOptions(adopt_every_s=0, entries_max=1))
     rig.open()
@@ -214,7 +214,7 @@ def test_a_full_spool_knows_what_it_keeps(tmp_path: Path) -> None:
     rig.spool.close()
 
 
-def test_one_whose_unit_fails_is_told_to_all(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_unit_is_reported_to_all(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who put it a second time hears of the first one's failure, and not that it is kept."""
     waiting: list[Unit] = []
     monkeypatch.setattr(rig.spool.entries.store, "submit", lambda unit, **_: waiting.append(unit))
@@ -227,7 +227,7 @@ def test_one_whose_unit_fails_is_told_to_all(rig: SpoolRig, monkeypatch: pytest.
             each.result(PATIENCE_S)
 
 
-def test_a_row_that_is_no_entry_stops_nobody(rig: SpoolRig) -> None:
+def test_a_row_that_is_no_entry_is_skipped(rig: SpoolRig) -> None:
     """It stays where it is, and is named; entries in front of it and behind it come, now and in the next run."""
     now_ms = rig.clock.now_ms()
     rig.spool.put(an_entry(1)).result(PATIENCE_S)

@@ -170,7 +170,7 @@ def test_an_operator_is_believed_at_once() -> None:
 
 
 @pytest.mark.parametrize("down_ms", [0, 600, STEADY_MS // 2])
-def test_a_run_goes_on_with_what_was_held(down_ms: int) -> None:
+def test_a_run_continues_with_the_held_messages(down_ms: int) -> None:
     """Neither the hold nor the wait ends with a kill; time while it was down counts."""
     clock = ManualClock()
     believed = SteadyClock(clock, OPTIONS, None, is_new=True)
@@ -236,7 +236,7 @@ def test_an_old_store_without_a_row_has_to_see_the_clock_for_a_while() -> None:
     assert believed.news()[0] == [ClockNews(News.STEADY, 0, 0, clock.now_ms(), was_down=False, why="")]
 
 
-def test_an_operator_is_told_how_the_clock_is() -> None:
+def test_an_operator_sees_the_state_of_the_clock() -> None:
     """What it says and what is believed, the last step, how many there were, and how long until it counts as steady."""
     clock = ManualClock()
     believed = SteadyClock(clock, OPTIONS, None, is_new=True)
@@ -260,7 +260,7 @@ def test_an_operator_is_told_how_the_clock_is() -> None:
     )
 
 
-def test_what_is_not_recorded_is_found_again_by_the_next_run() -> None:
+def test_an_unrecorded_file_is_found_again_by_the_next_run() -> None:
     """There is no row to keep before."""
     clock = ManualClock()
     believed = SteadyClock(clock, OPTIONS, None, is_new=True)

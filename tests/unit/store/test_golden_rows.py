@@ -26,7 +26,7 @@ def test_a_row_is_written_with_the_bytes_it_always_had(family: Family, case: Cas
 
 
 @each_row
-def test_a_row_is_read_as_what_it_was_written_for(family: Family, case: Case) -> None:
+def test_a_row_is_read_by_its_kind(family: Family, case: Case) -> None:
     """From the bytes that are kept, not from those that were just made."""
     row = kept(family)[case.name]
     assert case.read(bytes.fromhex(row["key"]), bytes.fromhex(row["value"])) == case.plain

@@ -31,7 +31,7 @@ def test_a_later_time_is_its_own_key(marks: Marks) -> None:
     assert marks.reserve(NOW + 500, NOW, 8) == (0, None)
 
 
-def test_what_is_due_already_gets_the_cursors_time(marks: Marks) -> None:
+def test_a_message_already_due_gets_the_time_of_the_cursor(marks: Marks) -> None:
     """One millisecond behind the claim: the reader comes by there next."""
     assert marks.reserve(NOW - 500, NOW, 7) == (NOW + 1, None)
     assert marks.reserve(NOW, NOW, 8) == (NOW + 1, None)
@@ -103,7 +103,7 @@ def test_rows_of_a_batch_in_flight_are_not_to_be_used(marks: Marks) -> None:
 # -- the reader --------------------------------------------------------------------------------------------------------
 
 
-def test_retreat_gives_back_what_was_not_read(marks: Marks) -> None:
+def test_retreat_returns_unread_bytes(marks: Marks) -> None:
     """And never moves a cursor forward."""
     marks.claim(Cursor.LIVE, NOW + 100)
     marks.retreat(Cursor.LIVE, at(NOW + 40, 3))
@@ -130,7 +130,7 @@ def test_a_lagging_cursor_becomes_the_backlog() -> None:
     assert marks.low() == at(NOW + 3, 0)
 
 
-def test_what_was_skipped_is_the_backlogs_and_is_gone_through_beside_it() -> None:
+def test_skipped_messages_belong_to_the_backlog_and_are_read_next_to_it() -> None:
     """From where the live cursor was, once; never behind the backlog's cursor, and only what is readable and due."""
     marks = Marks(at(NOW - 30, 7))
     marks.skip(NOW, 10)
@@ -220,7 +220,7 @@ def test_a_row_that_came_before_the_wait_is_not_missed(marks: Marks) -> None:
     assert waits(marks, NOW + 1_000, lambda: None)
 
 
-def test_a_turn_has_seen_what_was_released_before(marks: Marks) -> None:
+def test_a_turn_has_seen_earlier_releases(marks: Marks) -> None:
     """Then the wait waits."""
     release(marks, NOW + 5)()
     marks.begin_turn()
