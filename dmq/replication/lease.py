@@ -1,4 +1,4 @@
-"""The lease: one register that names the primary. It decides when a standby takes over; the log decides who may write.
+"""The lease: one register that names the primary. It decides when a standby takes over; the log decides about writes.
 
 A holder renews the register before its term ends. Others measure by their own clock how long the ETag has not changed;
 clocks of two hosts are never compared. A holder that could not renew within the term stops serving, if its record
@@ -40,7 +40,7 @@ class LeaseRecord:
     is_released: bool = False
 
     def encode(self) -> bytes:
-        """Return the record as JSON, for people who read the object."""
+        """Return the record as readable JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -20,7 +20,7 @@ _Made = TypeVar("_Made", bound=Message)
 
 
 def filled(kind: type[_Made], value: object, /, **fields: object) -> _Made:
-    """Return a message whose fields are ``fields``, and for the others the attributes of ``value`` of their names."""
+    """Return a message with the given fields; the others are the attributes of ``value`` with their names."""
     others = {name: getattr(value, name) for name in kind.DESCRIPTOR.fields_by_name if name not in fields}
     return kind(**others, **fields)
 
