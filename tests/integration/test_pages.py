@@ -96,6 +96,7 @@ NOT_RUN = {
         "$ dmq broker": "needs a cluster: tests/cluster::test_members_report_their_queues_and_lags_are_shown",
         "broker = await connect": "needs a cluster: tests/cluster::test_environments_never_see_each_other",
     },
+    "docs/how-to/replication.md": {"dmq replica restore": "a list of three ways, and the last one serves"},
     "docs/explanation/testing.md": {
         "make test": _OF_MAKE,
         "unshare -rn": "runs all tests",
@@ -251,6 +252,15 @@ def _(reader: Reader) -> None:
 @before("docs/how-to/operations.md", "/backup/dmq-stopped")
 def _(reader: Reader) -> None:
     reader.stop()
+
+
+@before("docs/how-to/replication.md", "dmq serve --replica")
+def _(reader: Reader) -> None:
+    """An object store in a folder; each of the page's daemons is the only one here."""
+    if reader.daemon is not None:
+        reader.stop()
+    (reader.folder / "replica").mkdir(exist_ok=True)
+    reader.instead["s3://bucket/orders"] = f"file://{reader.folder}/replica"
 
 
 @before("docs/how-to/runbooks/consumers.md", "dmq dead groups")
