@@ -158,16 +158,20 @@ def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None
 
 
 async def watch_disk(store: Store, transport: Transport) -> NoReturn:
-    """Log the start and the end of each disk stall; the health service does not serve in between."""
-    longest_s = 0.0
+    """Log the start and the end of each disk stall.
+
+    The health service does not serve during a stall, nor while writes wait for the second copy.
+    """
+    longest_s, is_serving = 0.0, True
     while True:
         await asyncio.sleep(_DISK_LOOK_S)
         stalled_s = store.stalled_s
         if stalled_s and not longest_s:
             log.error("disk_stalled", seconds=round(stalled_s, 1), queued_ops=store.writer.pending_ops)
-            await transport.set_serving(is_serving=False)
         elif longest_s and stalled_s < longest_s:
             log.warning("disk_recovered", seconds=round(longest_s, 1))
-            if not stalled_s:
-                await transport.set_serving(is_serving=True)
         longest_s = stalled_s
+        is_held = bool(stalled_s or store.replica_obstacle())
+        if is_held is is_serving:
+            is_serving = not is_held
+            await transport.set_serving(is_serving=is_serving)

@@ -7,11 +7,16 @@ import os
 import random
 import shutil
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from support.crash_check import broken_promises
 from support.crash_load import Ledger, Load
 from support.daemon import Daemon, run_command
@@ -67,6 +72,13 @@ class Pair:
         self.standby.close()
         self.primary.close()
         self.front.close()
+
+
+def health(daemon: Daemon) -> int:
+    """Return the answer of the health service."""
+    with grpc.insecure_channel(daemon.address) as channel:
+        stub: Any = HealthStub(channel)
+        return int(stub.Check(HealthCheckRequest(), timeout=30).status)
 
 
 def wait_for_sends(ledger: Ledger, count: int) -> None:
@@ -162,6 +174,10 @@ def test_an_object_server_that_is_down_holds_writes(tmp_path: Path) -> None:
         while state == "SERVING":
             state = json.loads(run_command("status", "--json", "--address", daemon.address).stdout)["state"]
         assert not held.done()
+        while health(daemon) == HealthCheckResponse.SERVING:
+            threading.Event().wait(0.1)
         server.start()
         assert held.result(90).returncode == 0
         daemon.wait_for("replica_reachable", timeout_s=30)
+        while health(daemon) != HealthCheckResponse.SERVING:
+            threading.Event().wait(0.1)
