@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("dmq.daemon")
 
 _AGAIN_S = 1.0
+_SEGMENT_S_MAX = 10.0  # time limit of a put of at most some megabytes
+_CALLS_PER_TERM = 4  # that time out, before the lease ends
+_CALL_S_MIN = 0.5
 
 
 class Replica:
@@ -32,6 +35,7 @@ class Replica:
         """Open the object store and probe it; wait while it is unreachable. Raise ``ReplicaRefused``."""
         from dmq.recovery.replica import Worker, make_base
         from dmq.replication.log import LogOptions, ReplicationLog
+        from dmq.replication.objects import open_objects
         from dmq.replication.role import Primacy
 
         assert config.replica_url is not None
@@ -49,15 +53,20 @@ class Replica:
             grace_s=config.shutdown_grace_s,
         )
         self.batch_log: ReplicationLog = ReplicationLog(
-            self.objects, clock, options, lambda start: make_base(worker, url, clock, start)
+            open_objects(url, timeout_s=_SEGMENT_S_MAX),
+            clock,
+            options,
+            lambda start: make_base(worker, url, clock, start),
         )
 
+        term_s = config.replica_lease.total_seconds()
         self._primacy = Primacy(
             self.objects,
+            open_objects(url, timeout_s=max(term_s / _CALLS_PER_TERM, _CALL_S_MIN)),
             clock,
             Path(config.data),
             address=str(config.listen),
-            term_ms=round(config.replica_lease.total_seconds() * 1000),
+            term_ms=round(term_s * 1000),
             on_lost=lambda reason: self.batch_log.refuse(ReplicaFenced(reason)),
         )
 

@@ -84,6 +84,7 @@ class Primacy:
     def __init__(
         self,
         objects: ObjectStore,
+        registers: ObjectStore,
         clock: Clock,
         data: Path,
         *,
@@ -91,14 +92,18 @@ class Primacy:
         term_ms: int,
         on_lost: Callable[[str], None],
     ) -> None:
-        """``on_lost`` is called once, from another thread, when this process must stop to be the primary."""
+        """``registers`` are the same objects, with calls that time out well within the term.
+
+        ``on_lost`` is called once, from another thread, when this process must stop to be the primary.
+        """
         self._objects = objects
         self._clock = clock
         self._data = data
         self._address = address
         self._term_s = term_ms / 1000
         self._holder = uuid4().hex
-        self._keeper = LeaseKeeper(objects, clock, Lease(self._holder, address, term_ms=term_ms), on_lost)
+        self._registers = registers
+        self._keeper = LeaseKeeper(registers, clock, Lease(self._holder, address, term_ms=term_ms), on_lost)
         self._etag: str | None = None  # of the own registration
         self._registrations = 0
         self._registered_s = 0.0
@@ -180,15 +185,15 @@ class Primacy:
         name = _STANDBYS + self._holder
         self._registrations += 1
         data = json.dumps({"address": self._address, "registration": self._registrations}).encode()
-        self._etag = self._objects.replace(name, data, self._etag)
+        self._etag = self._registers.replace(name, data, self._etag)
         if self._etag is None:  # an answer was lost: the next attempt replaces what is there
-            found = self._objects.read(name)
+            found = self._registers.read(name)
             self._etag = found[1] if found is not None else None
         self._registered_s = now_s
 
     def _deregister(self) -> None:
         with suppress(ReplicaUnavailable):
-            self._objects.delete([_STANDBYS + self._holder])
+            self._registers.delete([_STANDBYS + self._holder])
 
     def _watch(self, epoch: int, bind: Callable[[bool], None]) -> None:
         is_bound: bool | None = None
@@ -209,11 +214,11 @@ class Primacy:
     def _has_standby(self) -> bool:
         now_s = self._clock.monotonic_s()
         seen: dict[str, tuple[str, float]] = {}
-        for name in self._objects.list(_STANDBYS):
-            if (found := self._objects.read(name)) is not None:
+        for name in self._registers.list(_STANDBYS):
+            if (found := self._registers.read(name)) is not None:
                 known = self._seen.get(name)
                 seen[name] = known if known is not None and known[0] == found[1] else (found[1], now_s)
         self._seen = seen
         dead = [name for name, (_, since_s) in seen.items() if now_s - since_s > 2 * _ALIVE_TERMS * self._term_s]
-        self._objects.delete(dead)
+        self._registers.delete(dead)
         return any(now_s - since_s < _ALIVE_TERMS * self._term_s for _, since_s in seen.values())

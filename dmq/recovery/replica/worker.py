@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from dmq.errors import DmqError, ReplicaDamaged
-from dmq.recovery.check.check import check_store
 from dmq.recovery.replica.results import UNAVAILABLE, Pruned, Verified
 from dmq.replication.base import Uploaded, mark_verified, prune, upload
 from dmq.replication.objects import ReplicaUnavailable, open_objects
@@ -35,6 +34,9 @@ def verify(url: str, directory: Path) -> Verified:
 
     Raise ``ReplicaDamaged`` if the restored store is not whole.
     """
+    from dmq.recovery.check.check import check_store  # loads many modules, which an upload does not need
+
+    os.nice(_NICE)
     objects = open_objects(url)
     try:
         restored = restore(objects, directory)
@@ -52,7 +54,6 @@ def verify(url: str, directory: Path) -> Verified:
 
 def main(arguments: list[str]) -> int:
     """Do the work that the arguments name, and return the exit code."""
-    os.nice(_NICE)
     command, url, *rest = arguments
     result: Uploaded | Pruned | Verified
     try:
