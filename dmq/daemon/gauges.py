@@ -9,7 +9,7 @@ from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker import EmbeddedBroker
 from dmq.metrics.registry import Metrics, ReplicaMetrics
-from dmq.store.store import Store
+from dmq.store import Store
 from dmq.trail.export import Exporter
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dmq.acl.quotas import RESERVE_PART, Quota, QuotaBounds, Quotas
 from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreCorrupt
+from dmq.store import Store
 from dmq.store.schema.keys import META_QUOTAS, Family
-from dmq.store.store import Store
 from dmq.store.writer.operations import Put
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.replica import Replica, replica_of
 from dmq.errors import StoreError
+from dmq.store import Store, StoreOptions
 from dmq.store.engines.rocks import RocksOptions
 from dmq.store.files.cell import tighten
 from dmq.store.files.durable import make_directory
 from dmq.store.files.steady_clock import ClockOptions
-from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.batch_log import BatchLog
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event, gap_event

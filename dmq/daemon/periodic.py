@@ -9,7 +9,7 @@ from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.recovery import BackupFolder, Snapshots
-from dmq.store.store import Store
+from dmq.store import Store
 
 
 async def backups_of(

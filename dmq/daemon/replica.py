@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dmq.recovery.replica import BaseKeeper
     from dmq.replication.log import ReplicationLog
     from dmq.replication.objects import ObjectStore
-    from dmq.store.store import Store
+    from dmq.store import Store
 
 log = structlog.get_logger("dmq.daemon")
 

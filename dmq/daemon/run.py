@@ -35,7 +35,7 @@ from dmq.metrics.registry import Metrics, MetricsServer, start_http
 from dmq.recovery import LedgerVerifier, Snapshots
 from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler import Scheduler
-from dmq.store.store import Store
+from dmq.store import Store
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 from dmq.version import version_here

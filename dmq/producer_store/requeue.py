@@ -12,7 +12,7 @@ from dmq.producer_store.directories.bounds import store_options
 from dmq.producer_store.directories.copies import choosing
 from dmq.producer_store.directories.root import Root
 from dmq.producer_store.entries.entries import Entries, settling
-from dmq.store.store import Store
+from dmq.store import Store
 
 _PER_UNIT = 256
 

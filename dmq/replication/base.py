@@ -21,7 +21,7 @@ from dmq.replication.following import read_segment
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import PREFIX as LOG_PREFIX
 from dmq.replication.segment import number_of
-from dmq.store.backup import database_files
+from dmq.store import database_files
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.durable import sync_directory, sync_file
 from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, META_POSITION, Family, unpack_u64

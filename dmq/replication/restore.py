@@ -11,7 +11,7 @@ from dmq.replication.base import Base, download, list_bases, missing_objects, ne
 from dmq.replication.following import apply, begins_log, follow, last_segment, read_segment
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import PREFIX, number_of
-from dmq.store.backup import place
+from dmq.store import place
 from dmq.store.engines.rocks import RocksEngine
 
 _FOREVER_MS = 2**62

@@ -16,6 +16,7 @@ from __future__ import annotations
 import structlog
 
 from broker_adapter.contracts.message import pack_id
+from dmq.store import Store
 from dmq.store.files.steady_clock import STEP_MS, ClockNews, News
 from dmq.store.schema.clock import Move, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.index import ids_of
@@ -29,7 +30,6 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_waiting,
 )
-from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Emit, IfKnown, Op, Put, Reschedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 

@@ -34,9 +34,9 @@ from dmq.broker.transactions import Checks
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.moves import ClockStepCorrection
+from dmq.store import Store
 from dmq.store.schema.keys import HELD_BEGIN, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import is_recurring, stays, waiting_scope
-from dmq.store.store import Store
 from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import Done, HandOver, Hold, Recur, Reschedule
 

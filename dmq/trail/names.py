@@ -8,9 +8,9 @@ from __future__ import annotations
 from broker_adapter.contracts.topics import retry_topic
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt
+from dmq.store import Store
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.schema.names import decode_name
-from dmq.store.store import Store
 
 log = LibraryLog("dmq.trail")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from dmq.store import Store
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.schema.outbox import block_head
-from dmq.store.store import Store
 from dmq.store.writer.operations import DropOutbox
 from dmq.trail.manifest import HOUR_MS
 

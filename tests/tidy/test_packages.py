@@ -46,7 +46,6 @@ OPEN = frozenset(
         "dmq.rocketmq_server.transport",
         "dmq.replication",
         "dmq.runtime",
-        "dmq.store",
         "dmq.store.engines",
         "dmq.store.files",
         "dmq.store.schema",

@@ -13,8 +13,7 @@ from dmq.admin.requests.mapping import filled
 from dmq.broker.io import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly
 from dmq.recovery import Snapshots
-from dmq.store.backup import TargetTaken, back_up, sweep
-from dmq.store.store import Store
+from dmq.store import Store, TargetTaken, back_up, sweep
 
 log = structlog.get_logger("dmq.daemon")
 

@@ -19,7 +19,7 @@ from dmq.config.settings import DaemonConfig
 from dmq.errors import with_advice
 from dmq.metrics.registry import Metrics
 from dmq.metrics.usage import ProcessStatus
-from dmq.store.store import Store
+from dmq.store import Store
 from dmq.trail.export import Exporter
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.store.store import Store
+from dmq.store import Store
 
 WHY_CHARS_MAX = 200
 _LOOK_S = 0.01

@@ -19,7 +19,7 @@ from dmq.broker.groups import Subscription
 from dmq.broker.operations import BEGIN, END, Lag
 from dmq.broker.topics import DEFAULT_POLICY, Group, Topic
 from dmq.runtime.slices import in_slices
-from dmq.store.store import Store
+from dmq.store import Store
 
 _DUE_BUCKETS_MAX = 10_000
 _LIST_S_MAX = 60.0  # for all pages of a list

@@ -32,6 +32,7 @@ from dmq.broker.operations import GroupState, Where
 from dmq.broker.topics import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
+from dmq.store import Store
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState, Receipt, redriven_id
 from dmq.store.schema.keys import (
@@ -53,7 +54,6 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_queued,
 )
-from dmq.store.store import Store
 
 _Request = wire.ListMessagesRequest
 _Listed = wire.ListedMessage

@@ -23,8 +23,8 @@ from dmq.config.settings import DaemonConfig
 from dmq.config.units import format_duration
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery import BackupFolder, size_of
+from dmq.store import Store
 from dmq.store.schema.recurring import Schedule
-from dmq.store.store import Store
 
 log = structlog.get_logger("dmq.daemon")
 

@@ -8,8 +8,8 @@ from heapq import nlargest
 from dmq.admin import admin_v1 as wire
 from dmq.broker import EmbeddedBroker
 from dmq.broker.topics import Topic
+from dmq.store import Store
 from dmq.store.schema.keys import half_scope
-from dmq.store.store import Store
 
 _SHOWN_MAX = 10
 

@@ -20,8 +20,8 @@ from dmq.broker import EmbeddedBroker
 from dmq.broker.groups import edges
 from dmq.broker.topics import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, Group, KeepChange, QuotaChange, Topic
 from dmq.runtime.slices import in_slices
+from dmq.store import Store
 from dmq.store.schema.names import MIXED, TopicSettings
-from dmq.store.store import Store
 
 _DUE_BUCKETS_MAX = 60
 _MIXED = "MIXED"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.broker.topics import BrokerPart, SharedParts
+from dmq.store import Store
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
 from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
@@ -25,7 +26,6 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_waiting,
 )
-from dmq.store.store import Store
 from dmq.store.writer.operations import IfKnown, Reschedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 

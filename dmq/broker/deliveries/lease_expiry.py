@@ -12,8 +12,8 @@ from broker_adapter.contracts.errors import BrokerError
 from dmq.broker.failures import POSTPONED_MS, Failures, come_back
 from dmq.broker.groups import Ended, Lease, LeaseEnds, SubscribedQueue
 from dmq.errors import StoreError
+from dmq.store import Store
 from dmq.store.schema.index import Receipt as Stored
-from dmq.store.store import Store
 from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind
 from retry.flow import ComeBack, LeaseExpired

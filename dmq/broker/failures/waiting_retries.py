@@ -11,6 +11,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes
 from dmq.broker.topics import BrokerPart, Group, SharedParts
+from dmq.store import Store
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.index import EntryState, failed_id
@@ -25,7 +26,6 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_queued,
 )
-from dmq.store.store import Store
 from dmq.store.writer.operations import Append, IfKnown, Op, Tally, Withdraw
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event
 from retry.failure_reason import FailureReason

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
+from dmq.store import Store
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
 from dmq.store.schema.record import QueuedMessage, decode_queued
-from dmq.store.store import Store
 
 
 class Place(NamedTuple):

@@ -31,9 +31,9 @@ from dmq.broker.topics import (
     check_not_forwarder,
 )
 from dmq.broker.transactions import GIVEN_UP_GROUP
+from dmq.store import Store
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
-from dmq.store.store import Store
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import subscribed_event
 

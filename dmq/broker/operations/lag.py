@@ -19,10 +19,10 @@ from broker_adapter.runtime.clock import Moment, moment
 from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.topics import Names
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.store import Store
 from dmq.store.schema.group import GroupKind, pack_group_key
 from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.schema.record import decode_queued
-from dmq.store.store import Store
 from dmq.trail.ledger import GroupBook, Ledger, read_books
 
 LEDGER_ROWS_MAX = 50_000  # of a ledger that is scanned for metrics

@@ -27,6 +27,7 @@ from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.pulling import Tails
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
+from dmq.store import Store
 from dmq.store.schema import keys
 from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
 from dmq.store.schema.index import decode_index, failed_topic_id
@@ -45,7 +46,6 @@ from dmq.store.schema.record import (
     history_bytes,
     waiting_bytes,
 )
-from dmq.store.store import Store
 from dmq.store.writer.operations import Append, CloseLedger, Delete, Emit, Op, Put, Tally, Withdraw
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
 

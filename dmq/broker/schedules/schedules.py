@@ -32,6 +32,7 @@ from dmq.broker.schedules.firing import changed_event, waiting_record
 from dmq.broker.topics import LIMITS_DEFAULT, BrokerPart, ScheduleLimits, SharedParts, Topic
 from dmq.errors import StoreCorrupt, UnitRefused
 from dmq.runtime.slices import in_slices
+from dmq.store import Store
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import (
     META_SCHEDULE,
@@ -55,7 +56,6 @@ from dmq.store.schema.recurring import (
     schedule_keys,
     schedule_name,
 )
-from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Emit, Op, Put, Withdraw
 from dmq.store.writer.operations import Schedule as ScheduleOp
 

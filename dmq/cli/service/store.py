@@ -54,7 +54,7 @@ def backup(
 
 def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
     with stopped(data):
-        from dmq.store.backup import back_up_stopped
+        from dmq.store import back_up_stopped
         from dmq.trail.snapshots import open_quiet, read_cut
 
         clock = SystemClock()

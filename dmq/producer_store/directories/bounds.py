@@ -11,8 +11,8 @@ from dmq.errors import SpoolCorrupt, StoreCorrupt
 from dmq.producer_store.directories.running import Running
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import size_of
+from dmq.store import StoreOptions
 from dmq.store.engines.rocks import RocksOptions
-from dmq.store.store import StoreOptions
 from dmq.store.writer.writer import Unit
 from dmq.trail.events import gap_event
 from retry.sink import Entry, SinkFull

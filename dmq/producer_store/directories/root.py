@@ -29,12 +29,12 @@ from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreForked, Store
 from dmq.producer_store.directories.copies import LOCK_FILE
 from dmq.producer_store.entries.clock import ForwardClock
 from dmq.producer_store.entries.entries import Entries
+from dmq.store import Store, StoreOptions
 from dmq.store.files.cell import unusable
 from dmq.store.files.durable import make_directory, sync_directory
 from dmq.store.schema.clock import encode_clock
 from dmq.store.schema.files import ADOPTER_FILE
 from dmq.store.schema.keys import META_CLOCK, Family
-from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Put
 
 log = LibraryLog("dmq.producer_store")

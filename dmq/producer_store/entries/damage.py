@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from dmq.errors import StoreCorrupt
+from dmq.store import Store
 from dmq.store.engines.engine import Scannable
 from dmq.store.schema.keys import Family
-from dmq.store.store import Store
 
 _PROBES = 256  # per range in which a good block may be between damaged ones
 _MARK_BYTES = 16

@@ -17,6 +17,7 @@ from dmq.broker.topics import Names
 from dmq.errors import UnitRefused
 from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.producer_store.entries.plan import ChangePlan, Settle, Ticket, event_of, size_of, withdrawn
+from dmq.store import Store
 from dmq.store.engines.engine import scan_pages
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
@@ -37,7 +38,6 @@ from dmq.store.schema.spool import (
     spool_total_key,
     turn_of,
 )
-from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Emit, IfKnown, Op, Put, Schedule
 from dmq.store.writer.writer import Unit
 from dmq.trail.events import EventKind

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
+from dmq.store import Store
 from dmq.store.schema.keys import Family, pack_pair, unpack_pair
 from dmq.store.schema.spool import KeyQueueId, key_queue_key, parked_key, uid_key, uid_of_entry
-from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Op, Put
 
 

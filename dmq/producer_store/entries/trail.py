@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker_adapter.runtime.extras import require
 from dmq.errors import StoreError
-from dmq.store.store import Store
+from dmq.store import Store
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event
 

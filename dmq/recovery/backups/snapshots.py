@@ -10,7 +10,7 @@ import structlog
 from dmq.broker.groups import Subscriptions
 from dmq.broker.io import look_at
 from dmq.errors import StoreError
-from dmq.store.store import Store
+from dmq.store import Store
 from dmq.trail.snapshots import SnapshotExporter, SnapshotResult, Taker, list_snapshots
 
 log = structlog.get_logger("dmq.daemon")

@@ -36,9 +36,9 @@ from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.io import look_at
 from dmq.errors import StoreError
 from dmq.runtime.background import background, die_with_parent, end_with_stdin
+from dmq.store import Store
 from dmq.store.engines.engine import Engine, queue_end
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
-from dmq.store.store import Store
 from dmq.store.writer.recount import KnownIds, Recount, read_ledger, recount_queues, recount_timeline
 from dmq.trail.ledger import Difference, Ledger
 

@@ -19,10 +19,10 @@ from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store import Hole, Readable, copy_directory, read_around, store_options, workplace
 from dmq.recovery.reading.findings import Pages
 from dmq.recovery.reading.log_repair import Dropped, Tell, clean_logs
+from dmq.store import Store
 from dmq.store.engines.rocks import RocksEngine, RocksOptions, rebuild_manifest
 from dmq.store.schema.files import CELL_FILE, CLOSED_FILE, decode_closed
 from dmq.store.schema.keys import Family
-from dmq.store.store import Store
 
 _COPIES_MAX = 5  # copies of a directory whose files change
 _ROWS, _BYTES = 512, 4 * 1024 * 1024

@@ -22,7 +22,7 @@ from dmq.recovery.replica.results import UNAVAILABLE, Pruned, Verified
 from dmq.replication.base import Uploaded, list_bases, read_base, verified
 from dmq.replication.log import LogState, LogStatus
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable
-from dmq.store.store import Store
+from dmq.store import Store
 from dmq.store.writer.batch_log import LogStart
 
 log = LibraryLog("dmq.replication")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from broker_adapter.runtime.clock import Clock
 from dmq.producer_store import settling
+from dmq.store import Store, StoreOptions
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
-from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Delete, Op, Put, Restore
 from dmq.store.writer.writer import Unit
 

@@ -34,7 +34,7 @@ from dmq.recovery.salvage.names import RequiredNames
 from dmq.recovery.salvage.queues import measure, save_progress, save_queues
 from dmq.recovery.salvage.replay import Replay
 from dmq.recovery.salvage.schedules import is_whole, save_schedules
-from dmq.store.backup import check_place, place
+from dmq.store import check_place, place
 from dmq.store.schema import keys
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key

@@ -36,6 +36,7 @@ from dmq.recovery.reading.log_repair import Tell, puts_of
 from dmq.recovery.reading.look import How
 from dmq.recovery.reading.spool import FoundEntry, SpooledState, SpoolLook, totals_of
 from dmq.recovery.salvage.replay import Replay
+from dmq.store import Store
 from dmq.store.files.durable import sync_directory
 from dmq.store.schema import keys
 from dmq.store.schema.files import ADOPTER_FILE
@@ -54,7 +55,6 @@ from dmq.store.schema.spool import (
     spool_rows,
     turn_of,
 )
-from dmq.store.store import Store
 from retry.sink import UID_BYTES
 
 _TOLD_EVERY = 256  # entries
