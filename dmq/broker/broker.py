@@ -96,8 +96,7 @@ class EmbeddedBroker:
         self.transactions = Transactions(
             shared, placement=placement, checks=self.checks, handles=handles, sends=self.sends
         )
-        levels = delay_levels_ms
-        self.outcomes = outcomes = Outcomes(shared, subscriptions, levels_ms=levels)
+        self.outcomes = outcomes = Outcomes(shared, subscriptions, levels_ms=delay_levels_ms)
         self.failures = failures = Failures(
             *(shared, subscriptions, ends, receipts), outcomes=outcomes, keeps_reasons=failure_reasons
         )
@@ -115,20 +114,27 @@ class EmbeddedBroker:
         self.flows = deliveries.flows
         self.pulls = Pulls(shared, filters=deliveries.filters, settled=subscriptions.settled)
         self.dead_letters = DeadLetters(shared, subscriptions=subscriptions, placement=placement)
-        # For clients that divide queues among themselves (``dmq.broker.in_process_client``).
-        self.clients = ClassicClients(store.clock)
-        self.transactions.attach(self.clients)
-        self.sent_back = SentBackMessages(
-            *(shared, outcomes), sends=self.sends, failures=failures, receipts=receipts, levels_ms=levels
-        )
+        self._add_calls(shared, delay_levels_ms)
         self._add_upkeep(shared, keep, keep_forwarded, schedules)
-        # The calls of ``PopBroker`` that one part serves alone.
+        store.attach(loop, self._on_appended)
+
+    def _add_calls(self, shared: SharedParts, levels_ms: Sequence[int]) -> None:
+        """Add the calls of ``PopBroker`` that one part serves, and the parts for ``dmq.broker.in_process_client``."""
+        deliveries, ends = self.deliveries, self.lease_ends
         self.send, self.recall = self.sends.send, self.recalls.recall
         self.ack, self.not_taken = deliveries.ack, deliveries.not_taken
         self.change_invisible, self.dead_letter = deliveries.change_invisible, deliveries.dead_letter
         self.send_back = deliveries.send_back
         self.client_seen, self.client_gone = ends.client_seen, ends.client_gone
-        store.attach(loop, self._on_appended)
+        self.clients = ClassicClients(self._clock)
+        self.transactions.attach(self.clients)
+        self.sent_back = SentBackMessages(
+            *(shared, self.outcomes),
+            sends=self.sends,
+            failures=self.failures,
+            receipts=self.receipts,
+            levels_ms=levels_ms,
+        )
 
     def _add_upkeep(self, shared: SharedParts, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
         """Add the parts that change names, reset groups and remove messages."""
