@@ -59,12 +59,12 @@ def generate(proto: Path, out: Path) -> None:
 
 
 def _calls_of(proto: Path, stub: str) -> str:
-    """Return the types of ``Calls``, the methods of a client, if the definition names them by ``client_name``."""
+    """Return the types of ``AdminCalls``, the methods of a client, if the definition names them by ``client_name``."""
     source = proto.read_text(encoding="utf-8")
     if "client_name" not in source:
         return ""
     classes = {part.partition("(")[0]: part for part in re.split(r"^class ", stub, flags=re.MULTILINE)}
-    made = "\nclass Calls:\n"
+    made = "\nclass AdminCalls:\n"
     pattern = re.compile(r"^  rpc (\w+)\((\w+)\) returns \((\w+)\)(.*?)^  }", re.MULTILINE | re.DOTALL)
     for rpc, request, response, options in pattern.findall(source):
         given = re.search(r'client_name\) = "(\w+)"', options)

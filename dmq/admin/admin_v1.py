@@ -1,7 +1,7 @@
 """``rockdmq.admin.v1`` as protobuf classes of the private pool; names are those of generated code.
 
 Types are in ``admin_v1.pyi``, which ``tools/generate_wire.py`` writes together with ``admin_v1.desc`` from
-``admin_v1.proto``. ``Calls`` has a method for each RPC, with the fields of the request as arguments.
+``admin_v1.proto``. ``AdminCalls`` has a method for each RPC, with the fields of the request as arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMESPACE: Any = load("admin_v1.desc", "dmq.admin")
 globals().update(_NAMESPACE)
 
 
-class Calls:
+class AdminCalls:
     """Methods of a client, which makes each call by ``_call``. A call also takes its request instead of its fields."""
 
     _call: Callable[[Method, Message], Any]

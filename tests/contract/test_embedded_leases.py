@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.letters import ask
+from support.admin_answers import ask
 from support.outbox import read_outbox
 from support.rigs import (
     GROUP,

@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from support.admin_answers import message_of
 from support.failing import change, give_up, pass_time, pushed_one
-from support.letters import REDRIVE, a_message, children, fail, finish, message_of, only, set_policy, to_dead, waiting
+from support.letters import REDRIVE, a_message, children, fail, finish, only, set_policy, to_dead, waiting
 from support.own_keys import keyed
 from support.retain import TOLD, keep, turn
 from support.rigs import (

@@ -7,7 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.letters import a_message, ask
+from support.admin_answers import ask
+from support.letters import a_message
 from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.contracts.errors import Refused
@@ -193,6 +194,6 @@ async def test_an_entry_that_is_gone_is_looked_for_a_few_times(rig: EmbeddedRig)
     await rig.broker.send([a_message("m-1", deliver_at_ms=rig.clock.now_ms() + HOUR_MS)])
     with (
         patch.object(Store, "get_many", lambda *_: [None]),
-        pytest.raises(StoreCorrupt, match="'m-1' of topic '" + TOPIC + "' waits, and is not"),
+        pytest.raises(StoreCorrupt, match="'m-1' of topic '" + TOPIC + "' is pending, but not on the timeline"),
     ):
         await MessageCalls(rig.store, rig.broker).find(TOPIC, "m-1")

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from support.admin_answers import ask, group_of, groups_of, message_of
 from support.failing import change, comes_after, is_over, pass_time, pushed, pushed_one
 from support.letters import (
     DEAD,
@@ -19,7 +20,6 @@ from support.letters import (
     REDRIVE,
     UNDERTAKER,
     a_message,
-    ask,
     child_of,
     children,
     counts,
@@ -30,10 +30,7 @@ from support.letters import (
     fail_again,
     finish,
     forward,
-    group_of,
-    groups_of,
     letters,
-    message_of,
     only,
     queued,
     set_policy,

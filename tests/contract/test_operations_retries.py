@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from support.admin_answers import group_of
 from support.failing import change, comes_after, pass_time, pushed, pushed_one
 from support.letters import (
     COMMANDS,
@@ -22,7 +23,6 @@ from support.letters import (
     a_message,
     entries,
     fail,
-    group_of,
     letters,
     run_now,
     set_policy,

@@ -11,8 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.admin_answers import ask, groups_of
 from support.failing import change, pushed, pushed_one
-from support.letters import ask, die_many, groups_of, page
+from support.letters import die_many, page
 from support.rigs import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
 from support.stores import GatedEngine
 

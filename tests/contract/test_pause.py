@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.letters import ask, message_of
+from support.admin_answers import ask, message_of
 from support.outbox import read_outbox
 from support.rigs import (
     GROUP,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.admin_answers import message_of
 from support.failing import change, pass_time, pushed_one
 from support.letters import (
     OTHERS,
@@ -23,7 +24,6 @@ from support.letters import (
     ended,
     finish,
     letters,
-    message_of,
     only,
     sleeping_moves,
     start,

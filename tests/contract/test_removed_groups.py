@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.admin_answers import group_of, groups_of
 from support.letters import (
     DEAD,
     PURGE,
@@ -20,8 +21,6 @@ from support.letters import (
     die_many,
     fail,
     finish,
-    group_of,
-    groups_of,
     job_now,
     letter_ids,
     only,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from google.protobuf.message import Message as ProtobufMessage
+from support.admin_answers import ask
 from support.failing import change, pushed
 from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, Rig, play, receive, until
@@ -24,16 +24,11 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import decode, encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.service import AdminService
-from dmq.admin.operations.cell import Cell
-from dmq.admin.operations.messages import FoundMessage, MessageCalls
 from dmq.admin.requests.mapping import wire_policy
 from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Letter, Page
-from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreFailed
-from dmq.metrics.registry import Metrics
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
 from dmq.store.schema.record import QueuedMessage, decode_queued
@@ -262,28 +257,6 @@ def sleeping_moves(clock: ManualClock, watch: Callable[[], None] = lambda: None)
 
 
 # -- what operators do ------------------------------------------------------------------------------------------------
-
-
-async def ask(rig: EmbeddedRig, request: ProtobufMessage) -> Any:  # noqa: ANN401 - the response of its RPC
-    """Return the answer of the admin service to a request."""
-    cell = Cell(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
-    return await AdminService(cell).handler(type(request).__name__.removesuffix("Request"))(request)
-
-
-async def group_of(rig: EmbeddedRig, name: str = GROUP, *, with_unread: bool = False) -> wire.Group:
-    """Return a group as operators see it."""
-    found: wire.Group = (await ask(rig, wire.GetGroupRequest(group=name, with_unread=with_unread))).group
-    return found
-
-
-async def groups_of(rig: EmbeddedRig, *, with_removed: bool = False) -> list[wire.Group]:
-    """Return all groups as operators see them."""
-    return list((await ask(rig, wire.ListGroupsRequest(with_removed=with_removed))).groups)
-
-
-async def message_of(rig: EmbeddedRig, message_id: str, *, topic: str = TOPIC) -> FoundMessage:
-    """Return the state of a message; its payload may be any bytes."""
-    return await MessageCalls(rig.store, rig.broker).find(topic, message_id)
 
 
 async def set_policy(rig: EmbeddedRig, max_attempts: int, delay_ms: int, *, group: str = GROUP) -> wire.Group:

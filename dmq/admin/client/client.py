@@ -59,7 +59,7 @@ class CallFailed(DmqError):
     """The call failed in the daemon."""
 
 
-class AdminClient(wire.Calls):
+class AdminClient(wire.AdminCalls):
     """Connection to one daemon; opened by the first call, closed by ``close`` or at the end of a ``with``.
 
     Each RPC of ``admin_v1.proto`` is a method, with the fields of its request as arguments; absent ones leave a setting

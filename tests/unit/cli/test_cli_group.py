@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from support.letters import a_message, ask, die, fail, group_of
+from support.admin_answers import ask, group_of
+from support.letters import a_message, die, fail
 from support.live_cell import LiveCell
 from support.rigs import receive
 
