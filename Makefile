@@ -8,8 +8,7 @@ STAMPS := $(VENV)/.stamps
 NODE_DIR := tests/clients/node
 CODE := $(wildcard dmq retry broker_adapter spark_audit bench examples tests tools)
 TYPED := $(filter-out examples,$(CODE))  # the official client has no types
-CLIENT_TESTS := $(wildcard tests/integration/test_client*.py tests/integration/test_*_clients.py) tests/integration/test_acl.py \
-	tests/cluster/test_official_clients.py
+CLIENT_TESTS := tests/system/clients
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
 # Tests wait for processes and disks much of their time: two workers for each processor, at most 16.
@@ -53,7 +52,7 @@ test: clients ## run all tests (ARGS="-k store" to choose, ARGS="-n 0" in one pr
 	@$(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 readme: $(STAMPS)/dev ## do what the README begins with, in an empty folder with each Python here, and time it
-	@DMQ_TEST_EFFORT=2 $(PY) -m pytest -q -n 0 tests/integration/test_first_screen.py $(ARGS)
+	@DMQ_TEST_EFFORT=2 $(PY) -m pytest -q -n 0 tests/system/test_first_screen.py $(ARGS)
 
 where: $(STAMPS)/dev ## list the tests that import a module (MODULE=dmq/broker/groups/lease_timers.py)
 	@$(PY) tools/where.py $(MODULE)
@@ -200,7 +199,7 @@ $(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lo
 # The programs around the official Go, Java and Rust clients, and a server of objects; their first use in a test builds them as well.
 go-client java-client rust-client versitygw-client:
 	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed" >&2; exit 1; }
-	@PYTHONPATH=tests "$(PYTHON)" -m support.client_builds $(@:-client=)
+	@PYTHONPATH=tests "$(PYTHON)" -m support.clients.client_builds $(@:-client=)
 
 # A browser, for the tests that look at the audit's report. Required in CI (root gets it installed), a named skip elsewhere.
 chromium:

@@ -1,8 +1,8 @@
-"""What every test gets: its group's marker, an environment without our settings, one way to import support code.
+"""Set-up of all tests: the marker of their kind, an environment without settings of ours, shared fixtures.
 
-Modules under ``tests/`` have no packages of their own (``--import-mode=importlib``), so two test files may share a
-name. Code that tests share lives in ``tests/support``; ``pythonpath = ["tests"]`` in pyproject.toml makes it
-``from support import ...`` everywhere. Nothing else in ``tests/`` imports from ``tests/``, but for the tidy rules.
+The tests of a module are at its path below ``tests/``. Test files belong to no package (``--import-mode=importlib``),
+so two may share a name. Code that tests share is in ``tests/support``; ``pythonpath = ["tests"]`` in pyproject.toml
+makes it importable as ``support``. Nothing else in ``tests/`` imports from ``tests/``, except the tidy rules.
 """
 
 from __future__ import annotations
@@ -12,20 +12,27 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
-import support.forms
+import support.rigs.forms
 from hypothesis import HealthCheck, settings
 from support.parallel import ByUnit, by_length, ends_cluster, is_controller
 from xdist.remote import Producer
 
-TESTS = Path(__file__).parent
+if TYPE_CHECKING:
+    from support.rigs.daemon import Daemon
+
+# Kinds of tests, of which `pytestmark` of a module names one; pyproject.toml describes them. Without it: unit.
+KINDS = {"bench", "browser", "cluster", "contract", "fault", "integration", "property", "spark", "tidy"}
+# Time limits of tests that set none. The first test of a cluster downloads and starts it; hypothesis shrinks failures.
+TIMEOUTS_S = {"cluster": 900, "property": 600, "spark": 300}
 # Modules of tests that several modules share.
 for _suite in ("client_suite", "recall_suite", "transaction_suite", "client_traffic"):
-    pytest.register_assert_rewrite(f"support.{_suite}")
+    pytest.register_assert_rewrite(f"support.clients.{_suite}")
 
 # A run in CI takes fresh random examples too, and a failure prints the line that repeats it anywhere
 # (`@reproduce_failure(...)`). hypothesis's own profile of this name would try the same examples for ever.
@@ -44,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in [name for name in os.environ if name.startswith("DMQ_")]:
             del os.environ[name]
         _hide_contexts()
-        support.forms.choose()
+        support.rigs.forms.choose()
 
 
 def _hide_contexts() -> None:
@@ -78,20 +85,48 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test with the group its folder stands for, so that ``-m "not fault"`` needs no bookkeeping."""
-    groups = {line.partition(":")[0].strip() for line in config.getini("markers")}
+    """Mark tests without a kind as unit tests, and give each kind its time limit."""
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder not in groups:
-            raise pytest.UsageError(f"tests/{folder} is no group of tests; pyproject.toml lists the markers")
-        item.add_marker(folder)
+        kinds = [mark.name for mark in item.iter_markers() if mark.name in KINDS]
+        if not kinds:
+            item.add_marker("unit")
+        elif kinds[0] in TIMEOUTS_S and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUTS_S[kinds[0]]))
     if hasattr(config, "workerinput"):
         items[:] = by_length(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the programs around official clients before the first test: it may take longer than a test may."""
+    if session.config.option.collectonly or "support.clients.official_client" not in sys.modules:
+        return
+    from support.clients.client_builds import BUILDS, what_is_missing
+    from support.clients.official_client import Language
+
+    params = [value for item in session.items if hasattr(item, "callspec") for value in item.callspec.params.values()]
+    if chosen := [value for value in params if isinstance(value, Language)]:
+        for build in (*BUILDS.values(), *(language.build for language in chosen if language.build is not None)):
+            what_is_missing(build)  # the tests that need it report it
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A directory for a daemon; it does not exist yet."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def daemon(data: Path) -> Iterator[Daemon]:
+    """A running daemon of this test's own, ended with it."""
+    from support.rigs.daemon import Daemon
+
+    with Daemon(data) as running:
+        yield running
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the cluster with the last test that needs it: even at rest it takes a part of a processor."""
-    module = sys.modules.get("support.cluster")
+    module = sys.modules.get("support.rigs.cluster")
     if module is not None and hasattr(item.config, "workerinput") and ends_cluster(item, nextitem):
         module.end()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sees to it that Chromium is here, for the tests that look at the audit's report in a real browser (tests/browser).
+# Sees to it that Chromium is here, for the tests that look at the audit's report in a real browser (marker browser).
 # Outside CI nothing is installed: those tests are then skipped, by name. In CI it comes from the system's packages,
 # and it is an error when it cannot be had.
 set -eu

@@ -27,13 +27,16 @@ def imported(path: Path, words: set[str]) -> set[str]:
 
 def tests_of(module: str) -> tuple[list[Path], list[Path]]:
     """Return the tests that import a module themselves, and those that reach it through support code."""
-    word = module.rpartition(".")[2]
-    support = {f"support.{each.stem}": imported(each, {word}) for each in (ROOT / "tests/support").glob("*.py")}
+    word, tests = module.rpartition(".")[2], ROOT / "tests"
+    support = {
+        ".".join(each.relative_to(tests).with_suffix("").parts): imported(each, {word})
+        for each in (tests / "support").rglob("*.py")
+    }
     reaching = {name for name, names in support.items() if module in names}
     words = {word, *(name.rpartition(".")[2] for name in reaching)}
     direct: list[Path] = []
     through: list[Path] = []
-    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+    for test in sorted(tests.rglob("test_*.py")):
         names = imported(test, words)
         if module in names:
             direct.append(test)

@@ -2,7 +2,7 @@
 
 The sidecar uses a ``PopBroker``; classic consumers use a ``PullBroker``. The embedded broker implements both. Apache
 RocketMQ 5 behind its gRPC proxy provides pop, Apache RocketMQ 4 and 5 over remoting provide pull. One conformance
-suite (``tests/contract``) runs against every implementation.
+suite (``tests/broker_adapter/contracts``) runs against every implementation.
 """
 
 from __future__ import annotations

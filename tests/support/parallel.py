@@ -14,40 +14,20 @@ from support.effort import EFFORT
 from xdist.scheduler import LoadScopeScheduling
 
 WORKERS_MAX = 16
-_BROKERS = "tests/contract/test_brokers.py"
+_REAL_TIME = "tests/broker_adapter/contracts/test_adapter_in_real_time.py"
 CLUSTER_5, CLUSTER_4 = "cluster of RocketMQ 5", "cluster of RocketMQ 4"
-# In a long run all audits are made on Spark too, and a session takes seconds to start.
-_SHARED = (
-    {}
-    if EFFORT == 1
-    else {
-        "tests/spark/test_audit_daemon": "session",
-        "tests/spark/test_agreement": "session",
-        "tests/spark/test_audit_operator": "session",
-        "tests/spark/test_audit_spool": "session",
-        "tests/spark/test_cluster": "session",
-        "tests/spark/test_engines": "session",
-        "tests/spark/test_incremental": "session",
-        "tests/spark/test_jobs": "session",
-        "tests/spark/test_mutations": "session",
-        "tests/spark/test_mutations_daemon": "session",
-        "tests/spark/test_mutations_oracle": "session",
-        "tests/spark/test_retries_here": "session",
-        "tests/spark/test_tables": "session",
-        "tests/spark/test_verdict": "session",
-    }
-)
+_SESSION = "session of Spark"  # of a long run, in which all audits are made on Spark too: it takes seconds to start
 _LONGEST = (
-    "session",
-    "tests/spark/test_engines.py",
+    _SESSION,
+    "tests/spark_audit/test_engines.py",
     CLUSTER_5,
     CLUSTER_4,
-    "tests/integration/test_client_restart.py",
-    "tests/fault/test_clock_steps_daemon.py",
-    "tests/integration/test_clients.py",
-    "tests/integration/test_admission.py",
-    "tests/integration/test_recall_clients.py",
-    "tests/fault/test_hook_outage.py",
+    "tests/system/clients/test_restart.py",
+    "tests/system/test_clock_steps.py",
+    "tests/system/clients/test_clients.py",
+    "tests/dmq/rocketmq_server/transport/test_http2_server_admission.py",
+    "tests/system/clients/test_recall.py",
+    "tests/retry/test_hook_outage.py",
 )
 
 
@@ -82,9 +62,9 @@ class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
 def _unit_of(test: str) -> str:
     module, _, name = test.partition("::")
-    if module == _BROKERS:
+    if module == _REAL_TIME:
         clusters = {"[leased_4]": CLUSTER_4, "[leased_5]": CLUSTER_5, "[rocketmq]": CLUSTER_5}
         return clusters.get(name[name.rfind("[") :], module)
-    if module.startswith("tests/cluster/"):
+    if "_on_rocketmq" in module:
         return CLUSTER_4 if module.endswith("_4.py") or name.endswith("[4]") else CLUSTER_5
-    return _SHARED.get(module.removesuffix(".py"), module)
+    return _SESSION if EFFORT > 1 and module.startswith("tests/spark_audit/") else module

@@ -22,13 +22,15 @@ from dmq.metrics.registry import Metrics
 from dmq.states import MessageState
 from dmq.store import schema
 
+pytestmark = pytest.mark.tidy
+
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
-SUITE = re.compile(r"^from support\.(\w+) import \*", re.MULTILINE)
-# `dmq/store/writer/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
+SUITE = re.compile(r"^from support\.clients\.(\w+) import \*", re.MULTILINE)
+# `dmq/store/writer/marks.py`, `tests/dmq/store`, `tests/dmq/store::test_name` (a test may move within its package)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 # in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/broker/deliveries/lease_expiry.py`
 NAMED = re.compile(r"`(?:\w+\.)*(\w+)`[^`|]{0,4}(?:in |of |\()+`([\w/]+\.py)`")
@@ -70,7 +72,7 @@ def names_in(path: Path) -> frozenset[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
         for suite in SUITE.findall(read(module)):
-            names |= names_in(ROOT / "tests" / "support" / f"{suite}.py")
+            names |= names_in(ROOT / "tests" / "support" / "clients" / f"{suite}.py")
     return frozenset(names)
 
 
@@ -144,7 +146,7 @@ def test_every_promise_cites_a_test() -> None:
     promises, tests = sections("guarantees.md"), sections("guarantees-tests.md")
     assert len(promises) > 30
     assert list(tests) == list(promises)
-    bullets = {title: re.findall(r"^- `tests/\w+::(\w+)`", text, re.MULTILINE) for title, text in tests.items()}
+    bullets = {title: re.findall(r"^- `tests/[\w/]+::(\w+)`", text, re.MULTILINE) for title, text in tests.items()}
     assert [title for title, names in bullets.items() if not names or len(set(names)) < len(names)] == []
     assert [title for title, text in tests.items() if len(bullets[title]) != text.count("::")] == []
 

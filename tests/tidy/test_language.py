@@ -6,7 +6,10 @@ import ast
 import tomllib
 from collections import defaultdict
 
+import pytest
 from tidy.language import EXPRESSIONS, PRODUCT, ROOT, counts
+
+pytestmark = pytest.mark.tidy
 
 SHARED_CLASS_NAMES = 51
 LIMITS = tomllib.loads((ROOT / "tests" / "tidy" / "language.toml").read_text(encoding="utf-8"))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tidy.rules import PACKAGES
 
+pytestmark = pytest.mark.tidy
+
 ROOT = Path(__file__).resolve().parents[2]
 INITS = [path for top in PACKAGES for path in sorted((ROOT / top).rglob("__init__.py"))]
 LAZY = [path.parent for path in INITS if "lazy_exports(" in path.read_text(encoding="utf-8")]

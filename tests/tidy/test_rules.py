@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tidy import rules
 
+pytestmark = pytest.mark.tidy
+
 HEAD = '"""A module."""\n\nfrom __future__ import annotations\n\n'
 
 
@@ -19,9 +21,9 @@ def check(path: str, code: str) -> list[str]:
         ("dmq/store/engines/rocks.py", "rows = list(family.items())", "`.items` ends silently"),
         ("dmq/store/engines/rocks.py", "rows = map(len, family.values())", "`.values` ends silently"),
         ("bench/floor.py", "import rocksdict\nrocksdict.Rdict('x').items()", "`.items` ends silently"),
-        ("tests/fault/test_x.py", "from rocksdict import Rdict\nRdict('x').keys()", "`.keys` ends silently"),
+        ("tests/system/test_x.py", "from rocksdict import Rdict\nRdict('x').keys()", "`.keys` ends silently"),
         ("dmq/store/engines/rocks.py", "options.set_iterate_lower_bound(b'')", "sets the upper bound"),
-        ("tests/unit/test_x.py", "options.set_iterate_lower_bound(b'')", "sets the upper bound"),
+        ("tests/dmq/test_x.py", "options.set_iterate_lower_bound(b'')", "sets the upper bound"),
         ("dmq/runtime/log.py", "import time", "`time` reads a clock"),
         ("dmq/runtime/log.py", "import os, time as t", "`time` reads a clock"),
         ("retry/flow.py", "from time import monotonic", "`time` reads a clock"),
@@ -37,7 +39,7 @@ def check(path: str, code: str) -> list[str]:
         ("dmq/x.py", "def f():\n" + "    x = 1\n" * 70, "f has 71 lines"),
         ("dmq/x.py", "class C:\n    async def f(self):\n" + "        x = 1\n" * 70, "f has 71 lines"),
         ("dmq/x.py", "\n".join(f"from dmq.m{each} import x" for each in range(33)), "imports 33 of our modules"),
-        ("tests/unit/test_x.py", "\n".join(f"def f{each}(): ..." for each in range(41)), "defines 41 public names"),
+        ("tests/dmq/test_x.py", "\n".join(f"def f{each}(): ..." for each in range(41)), "defines 41 public names"),
     ],
 )
 def test_a_breach_is_reported(path: str, code: str, expected: str) -> None:
@@ -49,12 +51,12 @@ def test_a_breach_is_reported(path: str, code: str, expected: str) -> None:
     ("path", "code"),
     [
         ("dmq/store/engines/memory.py", "rows = table.items()"),
-        ("tests/integration/test_rocksdict_traps.py", "import rocksdict\nrows = db.items()"),
-        ("tests/integration/test_rocksdict_traps.py", "options.set_iterate_lower_bound(b'')"),
+        ("tests/dmq/test_rocksdict_traps.py", "import rocksdict\nrows = db.items()"),
+        ("tests/dmq/test_rocksdict_traps.py", "options.set_iterate_lower_bound(b'')"),
         ("dmq/store/engines/rocks.py", '"""Never set_iterate_lower_bound, never items()."""'),
         ("broker_adapter/runtime/clock.py", "import time\ntime.time_ns()"),
         ("retry/api.py", "import time\ntime.sleep(1)"),
-        ("tests/unit/test_x.py", "import time\ntime.monotonic()"),
+        ("tests/dmq/test_x.py", "import time\ntime.monotonic()"),
         ("bench/x.py", "import time\ntime.perf_counter()"),
         ("dmq/runtime/log.py", "import datetime\nx = datetime.datetime.fromtimestamp(0, tz=datetime.UTC)"),
         ("dmq/runtime/log.py", "import timeit_like\nfrom clock import now_ms"),

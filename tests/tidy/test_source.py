@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tidy import rules
 
+pytestmark = pytest.mark.tidy
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,0 +1,184 @@
+"""Takeover by a standby: the primary is killed with its directory, and its successor keeps every promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from support.clients.crash_load import Ledger, Load
+from support.effort import EFFORT, SEED
+from support.models.crash_check import broken_promises
+from support.models.outbox import read_outbox
+from support.rigs.daemon import Daemon, run_command
+from support.rigs.forwarder_port import ForwarderPort
+from support.rigs.object_server import S3Server
+
+from broker_adapter.runtime.clock import SystemClock
+from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
+
+pytestmark = pytest.mark.fault
+ROUNDS = EFFORT
+_DRAIN_S_MAX = 90.0
+
+
+class Pair:
+    """Primary and standby of one log, with one address for clients."""
+
+    def __init__(self, folder: Path, url: str = "", env: dict[str, str] | None = None) -> None:
+        """Without ``url`` the log is in a directory; ``env`` has the credentials of an object store."""
+        self._folder = folder
+        (folder / "copy").mkdir()
+        self.url = url or f"file://{folder}/copy"
+        self._env = {**os.environ, **(env or {}), "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
+        self._env |= {"DMQ_REPLICA_URL": self.url, "DMQ_REPLICA_LEASE": "2s"}
+        self._count = 0
+        self.primary = self.daemon().start()
+        self.front = ForwarderPort(self.primary.port)
+        self.standby = self.wait_for_standby(self.daemon())
+
+    def daemon(self) -> Daemon:
+        """Return a daemon on a new directory."""
+        self._count += 1
+        return Daemon(self._folder / f"data-{self._count}", env=self._env)
+
+    def wait_for_standby(self, daemon: Daemon) -> Daemon:
+        """Start a daemon as standby, and wait until the primary is bound to its lease."""
+        daemon.spawn()
+        daemon.wait_for("standby", timeout_s=60)
+        self.primary.wait_for("standby_registered", timeout_s=60)
+        return daemon
+
+    def take_over(self) -> None:
+        """Wait until the standby serves; it is the primary then."""
+        self.standby.wait_for("taken_over", timeout_s=60)
+        self.standby.wait_until_serving()
+        self.primary, self.standby = self.standby, self.primary
+        self.front.target = self.primary.port
+
+    def close(self) -> None:
+        """End both."""
+        self.standby.close()
+        self.primary.close()
+        self.front.close()
+
+
+def health(daemon: Daemon) -> int:
+    """Return the answer of the health service."""
+    with grpc.insecure_channel(daemon.address) as channel:
+        stub: Any = HealthStub(channel)
+        return int(stub.Check(HealthCheckRequest(), timeout=30).status)
+
+
+def wait_for_sends(ledger: Ledger, count: int) -> None:
+    """Wait until so many further sends were answered OK."""
+    with ledger.news:
+        wanted = ledger.accepted_total + count
+        assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
+
+
+@pytest.mark.timeout(180 + 90 * ROUNDS)
+def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
+    """The primary is killed and its directory deleted, under load: the standby has everything that was answered OK."""
+    print(f"DMQ_TEST_SEED={SEED} rounds={ROUNDS}")
+    rng = random.Random(SEED)
+    with ExitStack() as stack:
+        server = S3Server(tmp_path / "server")
+        stack.callback(server.kill)
+        pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", server.environment())))
+        load = stack.enter_context(closing(Load(pair.front.address, SEED)))
+        for _ in range(ROUNDS):
+            wait_for_sends(load.ledger, rng.randint(50, 300))
+            pair.primary.kill()
+            shutil.rmtree(pair.primary.data)
+            pair.take_over()
+            pair.standby = pair.wait_for_standby(pair.daemon())
+        load.end_sending()
+        load.drain(_DRAIN_S_MAX)
+        pair.standby.kill()
+        pair.primary.stop()
+        store = Store.open(pair.primary.data, SystemClock(), StoreOptions(gap_event=gap_event))
+        try:
+            trail = list(read_outbox(store))
+        finally:
+            store.close()
+        broken = broken_promises(load.ledger, trail)
+        assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
+        done = run_command("replica", "check", "--replica-url", pair.url, env=server.environment())
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_stopped_primary_is_replaced_and_answers_nothing(tmp_path: Path) -> None:
+    """A primary that was stopped past its lease finds its successor: it answers no write, and ends with exit code 8."""
+    pair = Pair(tmp_path)
+    with closing(pair):
+        first = pair.primary
+        assert run_command("topic", "create", "orders", "--address", first.address).returncode == 0
+        first.signal(signal.SIGSTOP)
+        pair.take_over()
+        first.signal(signal.SIGCONT)
+        assert run_command("topic", "create", "late", "--address", first.address).returncode != 0
+        assert first.wait(60) == 8
+        assert first.events("fenced")
+        found = run_command("topic", "ls", "--json", "--address", pair.primary.address).stdout
+        assert ("orders" in found, "late" in found) == (True, False)
+
+
+def test_a_clean_stop_hands_over_at_once(tmp_path: Path) -> None:
+    """After a clean stop the standby has the same store, and the old directory joins again as standby."""
+    pair = Pair(tmp_path)
+    with closing(pair):
+        assert run_command("topic", "create", "orders", "--address", pair.primary.address).returncode == 0
+        pair.primary.stop()
+        pair.take_over()
+        found = run_command("topic", "ls", "--json", "--address", pair.primary.address)
+        assert "orders" in found.stdout
+        pair.wait_for_standby(pair.standby)
+        pair.primary.stop()
+        pair.take_over()
+
+
+def test_an_operator_promotes_a_standby_of_a_stopped_host(tmp_path: Path) -> None:
+    """``dmq replica promote`` lets the standby take over although the primary renews its lease."""
+    pair = Pair(tmp_path)
+    with closing(pair):
+        first = pair.primary
+        assert run_command("replica", "promote", "--replica-url", pair.url).returncode == 0
+        pair.take_over()
+        assert first.wait(60) == 8
+
+
+def test_an_object_server_that_is_down_holds_writes(tmp_path: Path) -> None:
+    """While the object server is down no write is answered and the daemon is not ready; afterwards the write is OK."""
+    with ExitStack() as stack:
+        server = S3Server(tmp_path)
+        stack.callback(server.kill)
+        env = {**os.environ, **server.environment(), "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
+        daemon = stack.enter_context(Daemon(tmp_path / "data", env=env | {"DMQ_REPLICA_URL": "s3://orders/store"}))
+        create = ("topic", "create", "orders", "--timeout", "60s", "--address", daemon.address)
+        server.kill()
+        held = stack.enter_context(ThreadPoolExecutor()).submit(run_command, *create)
+        daemon.wait_for("replica_unreachable", timeout_s=30)
+        state = "SERVING"
+        while state == "SERVING":
+            state = json.loads(run_command("status", "--json", "--address", daemon.address).stdout)["state"]
+        assert not held.done()
+        while health(daemon) == HealthCheckResponse.SERVING:
+            threading.Event().wait(0.1)
+        server.start()
+        assert held.result(90).returncode == 0
+        daemon.wait_for("replica_reachable", timeout_s=30)
+        while health(daemon) != HealthCheckResponse.SERVING:
+            threading.Event().wait(0.1)

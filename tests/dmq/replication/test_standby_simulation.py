@@ -1,0 +1,66 @@
+"""Histories of primaries, standbys and takeovers under a seeded scheduler, and planted bugs that they convict."""
+
+from __future__ import annotations
+
+import pytest
+from support.effort import EFFORT, SEED
+from support.models.replica_simulation import Bugs, Simulation
+
+from dmq.replication.lease import Lease, LeaseWrite
+
+pytestmark = pytest.mark.property
+HISTORIES = 100 if EFFORT == 1 else 5_000 * EFFORT  # 100,000 at an effort of 20
+_CONVICTED_WITHIN = 2_000
+_HISTORY_MS = 12_000
+
+
+class LeaseFromAnswer(Lease):
+    """Counts its term from the answer of a write, which others saw before."""
+
+    def note_answer(self, write: LeaseWrite, etag: str | None, now_ms: int) -> None:
+        super().note_answer(LeaseWrite(write.record, write.etag, now_ms), etag, now_ms)
+
+
+class HastyLease(Lease):
+    """Takes over before the term has ended."""
+
+    def is_free(self, now_ms: int) -> bool:
+        return super().is_free(now_ms + self.term_ms // 2)
+
+
+def _run(seed: int, bugs: Bugs) -> int:
+    simulation = Simulation(seed, bugs)
+    try:
+        simulation.run(2 + seed % 2, _HISTORY_MS)
+    except AssertionError as broken:
+        raise AssertionError(f"history {seed}: {broken}") from broken
+    return len(simulation.acknowledged)
+
+
+@pytest.mark.timeout(60 + HISTORIES)
+def test_no_history_loses_an_acknowledged_batch() -> None:
+    """Every acknowledged batch is in the log once, directories are prefixes of it, one host at a time has the lease."""
+    first = SEED * 1_000_003
+    acknowledged = sum(_run(first + number, Bugs()) for number in range(HISTORIES))
+    assert acknowledged > 20 * HISTORIES
+
+
+@pytest.mark.parametrize(
+    "bugs",
+    [
+        Bugs(answers_first=True),
+        Bugs(has_no_fence=True),
+        Bugs(has_no_nonce=True),
+        Bugs(lease=LeaseFromAnswer),
+        Bugs(lease=HastyLease),
+    ],
+    ids=["answers first", "no fence", "no nonce", "term from the answer", "hasty lease"],
+)
+def test_planted_bugs_are_convicted(bugs: Bugs) -> None:
+    """Each bug breaks a promise within some histories."""
+    for seed in range(_CONVICTED_WITHIN):
+        try:
+            _run(seed, bugs)
+        except AssertionError:
+            return
+    pytest.fail(f"no history of {_CONVICTED_WITHIN} convicts {bugs}")

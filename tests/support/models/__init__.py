@@ -1,0 +1,1 @@
+"""Models of the product, and checks of a store, a trail or a daemon against them."""

@@ -1,0 +1,90 @@
+"""``dmq demo`` as a user runs it, only shorter: real daemon, real kill, the official client."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        importlib.util.find_spec("rocketmq") is None, reason="the official Python client is not installed (extra: demo)"
+    ),
+]
+
+DEMO = [sys.executable, "-m", "dmq", "demo", "--messages", "36", "--seconds", "2"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The demo's folder is made in ``tmp_path``, so that what is left behind can be seen."""
+    return os.environ | {"TMPDIR": str(tmp_path)}
+
+
+def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = dict(re.findall(r"^(accepted|delivered|lost|duplicates|early) +([0-9,]+)", done.stdout, re.MULTILINE))
+    assert figures.keys() == {"accepted", "delivered", "lost", "duplicates", "early"}
+    assert (figures["accepted"], figures["delivered"]) == ("36", "36")
+    assert (figures["lost"], figures["early"]) == ("0", "0")
+    assert re.search(
+        r"^lateness +p50 +p99 +max +at the consumer\n +[0-9,]+ ms +[0-9,]+ ms +[0-9,]+ ms", done.stdout, re.MULTILINE
+    )
+    assert re.search(r"^kill +SIGKILL; down for [0-9.]+ s, [0-9.]+ s of it the new start$", done.stdout, re.MULTILINE)
+    assert "level 18 is 1s800ms here" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.rstrip().endswith("OK: nothing lost, nothing early")
+    assert len(done.stdout.splitlines()) < 40
+    assert list(tmp_path.iterdir()) == [], "data is left behind"
+
+
+def _processes_at_home_in(folder: Path) -> list[int]:
+    """The processes whose HOME is below ``folder``: the demo's children, orphans too."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            is_child = f"HOME={folder}/".encode() in each.read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if is_child:
+            found.append(int(each.parent.name))
+    return found
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children listen to SIGINT even if this run was started in the background, where shells have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_ends_every_process(tmp_path: Path, environment: dict[str, str]) -> None:
+    with subprocess.Popen(DEMO, env=environment, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        line = demo.stdout.readline()
+        assert "daemon serving at" in line
+        (folder,) = tmp_path.iterdir()
+        daemon = int((folder / "data" / "LOCK").read_text())
+        assert daemon in _processes_at_home_in(tmp_path)
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert rest.rstrip().endswith("interrupted; the processes are ended")
+    assert _processes_at_home_in(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_itself_never_imports_the_official_client() -> None:
+    code = "import sys, dmq.demo.program; sys.exit('rocketmq' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
