@@ -63,7 +63,7 @@ class _Ending:
 
     def storage_failed(self, error: StoreError) -> None:
         """Record the failure and stop; safe from any thread."""
-        if isinstance(error, ReplicaFenced):
+        if _is_fenced(error):
             log.critical("fenced", error=with_advice(error))
         else:
             log.critical("storage_failed", error=with_advice(error))
@@ -145,7 +145,12 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
 
 def exit_code_of(failure: BaseException) -> int:
     """Return the exit code for the reason of an end."""
-    return EXIT_FENCED if isinstance(failure, ReplicaFenced) else EXIT_FAILED
+    return EXIT_FENCED if _is_fenced(failure) else EXIT_FAILED
+
+
+def _is_fenced(failure: BaseException) -> bool:
+    """Return True for a fence, and for a write that is in doubt because of it."""
+    return isinstance(failure, ReplicaFenced) or isinstance(failure.__cause__, ReplicaFenced)
 
 
 def _warn_of_low_disk(store: Store) -> None:

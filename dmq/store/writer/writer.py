@@ -431,6 +431,7 @@ class Writer:
             self._pending = []
         for unit in units:
             unit.error = StoreFailed(f"the write is in doubt: {failure}")
+            unit.error.__cause__ = failure
         self._settle(units, {})
         self._marks.close()
         self._on_failure(failure)

@@ -89,6 +89,17 @@ def wait_for_sends(ledger: Ledger, count: int) -> None:
         assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
 
 
+def assert_kept(load: Load, data: Path) -> None:
+    """Compare the ledger of the load with a store at rest."""
+    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event))
+    try:
+        trail = list(read_outbox(store))
+    finally:
+        store.close()
+    broken = broken_promises(load.ledger, trail)
+    assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
+
+
 @pytest.mark.timeout(180 + 90 * ROUNDS)
 def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
     """The primary is killed and its directory deleted, under load: the standby has everything that was answered OK."""
@@ -109,13 +120,7 @@ def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
         load.drain(_DRAIN_S_MAX)
         pair.standby.kill()
         pair.primary.stop()
-        store = Store.open(pair.primary.data, SystemClock(), StoreOptions(gap_event=gap_event))
-        try:
-            trail = list(read_outbox(store))
-        finally:
-            store.close()
-        broken = broken_promises(load.ledger, trail)
-        assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
+        assert_kept(load, pair.primary.data)
         done = run_command("replica", "check", "--replica-url", pair.url, env=server.environment())
         assert done.returncode == 0, done.stderr
 
@@ -134,6 +139,25 @@ def test_a_stopped_primary_is_replaced_and_answers_nothing(tmp_path: Path) -> No
         assert first.events("fenced")
         found = run_command("topic", "ls", "--json", "--address", pair.primary.address).stdout
         assert ("orders" in found, "late" in found) == (True, False)
+
+
+@pytest.mark.timeout(180 + 90 * ROUNDS)
+def test_a_stopped_primary_under_load_loses_nothing(tmp_path: Path) -> None:
+    """SIGSTOP, takeover, SIGCONT under load: the old primary always ends as fenced, and no OK of it was lost."""
+    pair = Pair(tmp_path)
+    with closing(pair), closing(Load(pair.front.address, SEED)) as load:
+        for _ in range(ROUNDS):
+            wait_for_sends(load.ledger, 100)
+            pair.primary.signal(signal.SIGSTOP)
+            pair.take_over()
+            pair.standby.signal(signal.SIGCONT)
+            assert pair.standby.wait(60) == 8
+            pair.wait_for_standby(pair.standby)
+        load.end_sending()
+        load.drain(_DRAIN_S_MAX)
+        pair.standby.kill()
+        pair.primary.stop()
+        assert_kept(load, pair.primary.data)
 
 
 def test_a_clean_stop_hands_over_at_once(tmp_path: Path) -> None:

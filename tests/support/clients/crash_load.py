@@ -247,6 +247,8 @@ class Load:
         try:
             answer = client.ack(TOPIC, GROUP, deliveries)
         except grpc.RpcError:
+            answer = None
+        if answer is None or answer.status.code == wire.INTERNAL_SERVER_ERROR:  # a fenced daemon leaves it in doubt
             with ledger.news:
                 ledger.in_doubt.update(each.message_id for each in deliveries)
             return
@@ -271,6 +273,8 @@ class Load:
         try:
             answer = client.change_invisible(TOPIC, GROUP, delivery, invisible_ms)
         except grpc.RpcError:
+            answer = None
+        if answer is None or answer.status.code == wire.INTERNAL_SERVER_ERROR:
             self.ledger.maybe_hidden.setdefault(delivery.message_id, []).append(Hidden(begun_ms, until_ms))
             return
         if answer.status.code == wire.OK:
