@@ -17,6 +17,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.replica import Replica, replica_of
 from dmq.errors import StoreError
+from dmq.replication.objects import ObjectStore
 from dmq.store import Store, StoreOptions
 from dmq.store.engines.rocks import RocksOptions
 from dmq.store.files.cell import tighten
@@ -25,7 +26,7 @@ from dmq.store.files.steady_clock import ClockOptions
 from dmq.store.writer.batch_log import BatchLog
 from dmq.store.writer.operations import Emit
 from dmq.trail.events import EventKind, cell_event, gap_event
-from dmq.trail.export import Exporter, ExportOptions
+from dmq.trail.export import Exporter, ExportOptions, TrailUploads
 from dmq.trail.ledger import LEDGER_KINDS
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def open_all(
         await asyncio.get_running_loop().run_in_executor(None, replica.wait)
     store = open_store(config, clock, open_files_max, replica.batch_log if replica is not None else None)
     store.on_failure = on_failure
-    exporter = exporter_of(config, store)
+    exporter = exporter_of(config, store, replica.objects if replica is not None else None)
     stack.callback(close_store, store, exporter, config.shutdown_grace_s)
     if replica is not None:
         stack.callback(replica.close)
@@ -129,8 +130,8 @@ def require_trail() -> None:
     require("the audit trail (trail = 'off' does without)", "server", "pyarrow", "numpy")
 
 
-def exporter_of(config: DaemonConfig, store: Store) -> Exporter | None:
-    """Return the exporter of the trail, or None if it is off."""
+def exporter_of(config: DaemonConfig, store: Store, objects: ObjectStore | None = None) -> Exporter | None:
+    """Return the exporter of the trail, or None if it is off. With ``objects`` it uploads the trail."""
     trail = config.trail_path
     if trail is None:
         return None
@@ -141,7 +142,8 @@ def exporter_of(config: DaemonConfig, store: Store) -> Exporter | None:
     if trail.is_dir() and tighten(trail, mode):
         log.warning("directory_tightened", path=str(trail), mode=f"{mode:o}")
     options = ExportOptions(every_s=config.trail_every.total_seconds(), keep=config.trail_keep)
-    return Exporter(store, trail.absolute(), options)
+    uploads = TrailUploads(objects) if objects is not None else None
+    return Exporter(store, trail.absolute(), options, uploads)
 
 
 def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None:

@@ -68,7 +68,10 @@ class Replica:
             address=str(config.listen),
             term_ms=round(term_s * 1000),
             on_lost=lambda reason: self.batch_log.refuse(ReplicaFenced(reason)),
+            on_follow=self._fetch_trail,
         )
+        self._fetch_at_s = 0.0
+        self._clock = clock
 
     def wait(self) -> None:
         """Return once this process may open the store; until then it is a standby."""
@@ -97,7 +100,24 @@ class Replica:
             start=start,
         )
         self._keeper.start()
-        self._primacy.lead(store.boot, self.batch_log.bind)
+        self._primacy.lead(store.boot, store.cell_id, self.batch_log.bind)
+
+    def _fetch_trail(self) -> None:
+        """Fetch the trail of the primary, so that a takeover waits for its last files only."""
+        from dmq.replication.objects import ReplicaUnavailable
+        from dmq.replication.standby import published_cell
+        from dmq.trail.export import TrailUploads
+        from dmq.trail.manifest import Layout
+
+        trail, now_s = self._config.trail_path, self._clock.monotonic_s()
+        if trail is None or now_s < self._fetch_at_s:
+            return
+        self._fetch_at_s = now_s + self._config.trail_every.total_seconds()
+        try:
+            if cell := published_cell(self.objects):
+                TrailUploads(self.objects).fetch(Layout(trail.absolute(), cell))
+        except (ReplicaUnavailable, OSError, ValueError) as error:
+            log.warning("trail_not_fetched", trail=str(trail), error=str(error))
 
     def status(self) -> wire.Replica:
         """Return the current figures; from any thread."""

@@ -27,7 +27,7 @@ from dmq.replication.following import last_segment
 from dmq.replication.lease import LEASE, Lease, LeaseKeeper, LeaseRecord
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable
 from dmq.replication.segment import SegmentHead
-from dmq.replication.standby import DirectoryState, Standby, read_directory
+from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
 
 log = LibraryLog("dmq.replication")
@@ -91,10 +91,12 @@ class Primacy:
         address: str,
         term_ms: int,
         on_lost: Callable[[str], None],
+        on_follow: Callable[[], None] = lambda: None,
     ) -> None:
         """``registers`` are the same objects, with calls that time out well within the term.
 
-        ``on_lost`` is called once, from another thread, when this process must stop to be the primary.
+        ``on_lost`` is called once, from another thread, when this process must stop to be the primary. ``on_follow``
+        is called after each look of a standby at the log.
         """
         self._objects = objects
         self._clock = clock
@@ -104,6 +106,7 @@ class Primacy:
         self._holder = uuid4().hex
         self._registers = registers
         self._keeper = LeaseKeeper(registers, clock, Lease(self._holder, address, term_ms=term_ms), on_lost)
+        self._on_follow = on_follow
         self._etag: str | None = None  # of the own registration
         self._registrations = 0
         self._registered_s = 0.0
@@ -123,9 +126,10 @@ class Primacy:
         finally:
             cell.close()
 
-    def lead(self, epoch: int, bind: Callable[[bool], None]) -> None:
-        """Publish the epoch of the open store. ``bind`` is called with True before a standby may take over."""
-        self._thread = threading.Thread(target=self._watch, args=(epoch, bind), name="dmq-standbys", daemon=True)
+    def lead(self, epoch: int, cell_id: str, bind: Callable[[bool], None]) -> None:
+        """Publish the open store. ``bind`` is called with True before a standby may take over."""
+        arguments = (epoch, cell_id, bind)
+        self._thread = threading.Thread(target=self._watch, args=arguments, name="dmq-standbys", daemon=True)
         self._thread.start()
 
     def close(self, *, is_complete: bool) -> None:
@@ -154,10 +158,11 @@ class Primacy:
                                 is_reported = True
                                 log.warning("lease_awaited", url=self._objects.url, holder=record.address)
                             continue
-                        standby = Standby(self._objects, cell)
+                        standby = Standby(self._objects, cell, self._clock)
                         log.info("standby", url=self._objects.url)
                     self._register()
                     standby.catch_up()
+                    self._on_follow()
                     if self._keeper.wait_held(min(_LOOK_S, self._term_s / 5)):
                         standby.promote()
                         self._deregister()
@@ -195,10 +200,12 @@ class Primacy:
         with suppress(ReplicaUnavailable):
             self._registers.delete([_STANDBYS + self._holder])
 
-    def _watch(self, epoch: int, bind: Callable[[bool], None]) -> None:
+    def _watch(self, epoch: int, cell_id: str, bind: Callable[[bool], None]) -> None:
         is_bound: bool | None = None
         while not self._closed.is_set():
             with suppress(ReplicaUnavailable):
+                if is_bound is None:
+                    publish_cell(self._objects, cell_id)
                 found = self._has_standby()
                 record = self._keeper.record()
                 if found:

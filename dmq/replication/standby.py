@@ -6,12 +6,14 @@ names the marker only after the promotion. A standby's directory that is opened 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
+from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
-from dmq.errors import ReplicaDamaged, ReplicaForeign
+from dmq.errors import ReplicaDamaged, ReplicaForeign, StartRefused
 from dmq.replication.base import download, newest_base
 from dmq.replication.following import apply, follow, last_segment, read_segment
 from dmq.replication.objects import ObjectStore
@@ -25,6 +27,8 @@ from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
 
 log = LibraryLog("dmq.replication")
 
+CELL = "cell"
+AHEAD_MS_MAX = 5_000  # of this host's wall clock before the primary's
 _PART = "rocksdb.part"
 _FOREVER_MS = 2**62
 
@@ -69,8 +73,11 @@ def read_directory(cell: Cell) -> DirectoryState | None:
 class Standby:
     """Standby in a locked directory. Not thread-safe."""
 
-    def __init__(self, objects: ObjectStore, cell: Cell) -> None:
+    def __init__(self, objects: ObjectStore, cell: Cell, clock: Clock) -> None:
         self._objects = objects
+        self._clock = clock
+        self._is_live = False  # the last look reached the end of the log
+        self._ahead_ms: int | None = None  # of this clock before the primary's, at most
         self._cell = cell
         self._engine: RocksEngine | None = None
         self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
@@ -96,12 +103,21 @@ class Standby:
             return self._apply(is_wanted)
 
     def promote(self) -> None:
-        """Apply the rest of the log, and make the directory the original one of the store. It is closed after that."""
+        """Apply the rest of the log, and make the directory the original one of the store. It is closed after that.
+
+        Raise ``StartRefused`` if the clock of this host is ahead of the primary's: it would deliver early.
+        """
         self.catch_up()
+        if self._ahead_ms is not None and self._ahead_ms > AHEAD_MS_MAX:
+            raise StartRefused(
+                f"the clock of this host is {self._ahead_ms / 1000:.1f} s ahead of the primary's (limit "
+                f"{AHEAD_MS_MAX / 1000:.0f} s), and messages would be early; correct it, then start again"
+            )
         engine, cell = self._engine, self._cell
         assert engine is not None
         (row,) = engine.get_many(Family.META, [META_IDENTITY])
         assert row is not None
+        cell.cell_id = published_cell(self._objects) or cell.cell_id
         cell.rewrite_marker()
         batch = Batch()
         identity = decode_identity(row)._replace(place=cell.place())
@@ -163,6 +179,7 @@ class Standby:
             if last is None and last_segment(self._objects) is not None:
                 raise _Moved("its last segment was pruned", is_diverged=False)
         count = 0
+        was_live, self._is_live = self._is_live, False
         for segment in follow(self._objects, position.store, position.number, position.checksum):
             head = segment.head
             if head.epoch != position.epoch and head.first_batch <= position.batch:
@@ -171,11 +188,15 @@ class Standby:
                 raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=False)
             batch = apply(engine, segment, position.batch)
             position = Position(head.store, head.epoch, head.number, batch, segment.checksum)
+            if was_live and not count:  # it was written since the last look
+                ahead_ms = self._clock.now_ms() - head.time_ms
+                self._ahead_ms = ahead_ms if self._ahead_ms is None else min(self._ahead_ms, ahead_ms)
             count += 1
             if not is_wanted():
                 break
         engine.sync()
         self._position = position
+        self._is_live = is_wanted()
         return count
 
     def _set_aside(self, moved: _Moved) -> None:
@@ -191,3 +212,20 @@ class Standby:
         cell.database.rename(kept)
         sync_directory(cell.path)
         log.error("replica_diverged", kept=str(kept), batch=position.batch, why=str(moved))
+
+
+def publish_cell(objects: ObjectStore, cell_id: str) -> None:
+    """Write the id of the primary's cell to the object store: a takeover keeps it, so the trail stays that of one cell.
+
+    The first primary of a log decides.
+    """
+    objects.create(CELL, json.dumps({"cell": cell_id}).encode())
+
+
+def published_cell(objects: ObjectStore) -> str:
+    """Return the id of the primary's cell; empty if none is published yet."""
+    found = objects.read(CELL)
+    try:
+        return str(json.loads(found[0])["cell"]) if found is not None else ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReplicaDamaged(f"{CELL} at {objects.url} cannot be read: {error}") from error

@@ -21,6 +21,7 @@ from support.clients.crash_load import Ledger, Load
 from support.effort import EFFORT, SEED
 from support.models.crash_check import broken_promises
 from support.models.outbox import read_outbox
+from support.models.trail_read import read_trail
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.forwarder_port import ForwarderPort
 from support.rigs.object_server import S3Server
@@ -38,12 +39,12 @@ class Pair:
     """Primary and standby of one log, with one address for clients."""
 
     def __init__(self, folder: Path, url: str = "", env: dict[str, str] | None = None) -> None:
-        """Without ``url`` the log is in a directory; ``env`` has the credentials of an object store."""
+        """Without ``url`` the log is in a directory; ``env`` has credentials of an object store and other settings."""
         self._folder = folder
         (folder / "copy").mkdir()
         self.url = url or f"file://{folder}/copy"
-        self._env = {**os.environ, **(env or {}), "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
-        self._env |= {"DMQ_REPLICA_URL": self.url, "DMQ_REPLICA_LEASE": "2s"}
+        self._env = {**os.environ, "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
+        self._env |= {"DMQ_REPLICA_URL": self.url, "DMQ_REPLICA_LEASE": "2s"} | (env or {})
         self._count = 0
         self.primary = self.daemon().start()
         self.front = ForwarderPort(self.primary.port)
@@ -206,3 +207,25 @@ def test_an_object_server_that_is_down_holds_writes(tmp_path: Path) -> None:
         daemon.wait_for("replica_reachable", timeout_s=30)
         while health(daemon) != HealthCheckResponse.SERVING:
             threading.Event().wait(0.1)
+
+
+def test_the_trail_of_a_lost_primary_is_continued(tmp_path: Path) -> None:
+    """On a real S3 server: the successor has every exported event of the lost host, and continues the sequences."""
+    with ExitStack() as stack:
+        server = S3Server(tmp_path)
+        stack.callback(server.kill)
+        env = server.environment() | {"DMQ_TRAIL": "auto", "DMQ_TRAIL_EVERY": "1s", "DMQ_REPLICA_LEASE": "5s"}
+        pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", env)))
+        with closing(Load(pair.front.address, SEED)) as load:
+            pair.standby.wait_for("trail_fetched", timeout_s=60)
+            wait_for_sends(load.ledger, 50)
+            pair.primary.kill()
+            shutil.rmtree(pair.primary.data)
+            pair.take_over()
+            wait_for_sends(load.ledger, 50)
+            load.end_sending()
+        pair.primary.stop()
+        events = read_trail(pair.primary.data / "trail", pair.primary.event("serving")["cell"])
+        assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+        assert {"TAIL_LOST", "GAP"}.isdisjoint(event["kind"] for event in events)
+        assert {event["boot"] for event in events} == {1, 2}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from support.rigs.replica_objects import MemoryObjects
 
-from broker_adapter.runtime.clock import SystemClock
-from dmq.errors import ReplicaForeign, StoreError
+from broker_adapter.runtime.clock import ManualClock, SystemClock
+from dmq.errors import ReplicaForeign, StartRefused, StoreError
 from dmq.replication.base import list_bases, mark_verified, prune, upload
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.restore import restore
 from dmq.replication.role import Role, role_of
 from dmq.replication.segment import PREFIX, SegmentHead
-from dmq.replication.standby import DirectoryState, Standby, read_directory
+from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
 from dmq.store.schema.identity import Identity, StorePlace
 from dmq.store.schema.keys import Family
@@ -53,7 +53,7 @@ def keys_of(path: Path) -> set[bytes]:
 def follow(path: Path, objects: MemoryObjects, *, promotes: bool = False) -> int:
     """Open a standby, catch up, and close it; return the number of applied segments."""
     cell = Cell(path)
-    standby = Standby(objects, cell)
+    standby = Standby(objects, cell, CLOCK)
     try:
         count = standby.catch_up()
         if promotes:
@@ -230,3 +230,31 @@ def test_a_directory_of_another_store_has_no_role() -> None:
         role_of(DirectoryState(IDENTITY, True, 5, at(5)), END, is_copy=True, place="s3://bucket")
     with pytest.raises(ReplicaForeign):
         role_of(DirectoryState(IDENTITY._replace(number=8), True, 5, None), END, is_copy=False, place="s3://bucket")
+
+
+def test_a_takeover_keeps_the_cell(tmp_path: Path) -> None:
+    """The successor continues the trail of the same cell."""
+    objects = MemoryObjects()
+    store = open_with(tmp_path / "first", objects)
+    publish_cell(objects, store.cell_id)
+    store.close()
+    follow(tmp_path / "second", objects, promotes=True)
+    successor = open_with(tmp_path / "second", objects)
+    assert successor.cell_id == store.cell_id
+    successor.close()
+
+
+@pytest.mark.parametrize(("ahead_ms", "is_refused"), [(60_000, True), (0, False), (-60_000, False)])
+def test_a_clock_ahead_of_the_primary_refuses_the_takeover(tmp_path: Path, ahead_ms: int, *, is_refused: bool) -> None:
+    """A host that would deliver early is not promoted; one with a clock behind, or that was away for long, is."""
+    objects = MemoryObjects()
+    store = open_with(tmp_path / "first", objects)
+    clock = ManualClock(CLOCK.now_ms() + 24 * 3_600_000)
+    with closing(Cell(tmp_path / "second")) as cell, closing(Standby(objects, cell, clock)) as standby:
+        standby.catch_up()  # old segments show nothing about the clock
+        clock.step_to(CLOCK.now_ms() + ahead_ms)
+        put(store, b"1")
+        standby.catch_up()
+        with pytest.raises(StartRefused, match="clock of this host") if is_refused else nullcontext():
+            standby.promote()
+    store.close()
