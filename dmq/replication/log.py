@@ -36,7 +36,7 @@ from dmq.replication.segment import (
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import META_POSITION, Family
 from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
-from dmq.store.writer.batch_log import LogStart
+from dmq.store.writer.batch_log import LogMoved, LogStart
 
 log = LibraryLog("dmq.replication")
 
@@ -126,6 +126,7 @@ class ReplicationLog:
         self._draft_bytes = 0
         self._oldest_s = 0.0  # when the first batch that is not sent was appended
         self._is_urgent = False
+        self._has_moved = False  # the opening segment met one of an earlier run
         self._may_leave = True  # continue without the log, if ``when_unreachable`` allows it
         self._deadline_s: float | None = None
         self._is_closed = False
@@ -143,8 +144,10 @@ class ReplicationLog:
 
     def begin(self, engine: Engine, start: LogStart) -> None:
         self._start = start
+        self._has_moved = False
         self._patiently(lambda: self._recover(engine, start))
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
 
     def append(self, batch: Batch, *, opens: int = 0) -> None:
         data = encode_batch(batch) if self._state is not LogState.LOCAL_ONLY else b""
@@ -247,6 +250,8 @@ class ReplicationLog:
         while not is_done() and self._state is LogState.FOLLOWING:
             if self._failure is not None:
                 raise self._failure
+            if self._has_moved:
+                raise LogMoved
             if self._deadline_s is not None and not self._grace_s():
                 raise StoreFailed(f"the replica at {self._objects.url} did not get the last batch: {self._error}")
             self._changed.wait(None if self._deadline_s is None else self._grace_s())
@@ -328,8 +333,14 @@ class ReplicationLog:
     def _run(self) -> None:
         try:
             while (draft := self._next()) is not None:
-                if not self._send(draft):
-                    return
+                try:
+                    if not self._send(draft):
+                        return
+                except LogMoved:
+                    with self._changed:
+                        self._draft_bytes, self._has_moved = 0, True
+                        self._changed.notify_all()
+                    continue
                 if self._state is LogState.LOCAL_ONLY and not self._rejoin():
                     return
         except DmqError as error:
@@ -417,6 +428,8 @@ class ReplicationLog:
             raise ReplicaForeign(f"the log at {self._objects.url} is written by store {head.store:016x}, too")
         if head.nonce == draft.nonce:
             raise ReplicaDamaged(f"{name} has other content than this daemon wrote")
+        if not self._segments and head.epoch < self._epoch:
+            raise LogMoved  # the last segment of a replaced daemon, which the opening must follow
         raise ReplicaFenced(f"another daemon holds {name} at {self._objects.url}, with epoch {head.epoch}")
 
     def _unreachable(self, error: ReplicaUnavailable) -> None:

@@ -141,8 +141,8 @@ def check_place(target: Path, of: Path | None) -> None:
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise TargetTaken(f"{target} exists and is not empty; choose a new folder")
     if not target.parent.is_dir():
-        why = "it is not created, because its disk may not be mounted"
-        raise TargetTaken(f"there is no folder {target.parent} for the copy: mount its disk, or make the folder; {why}")
+        text = f"there is no folder {target.parent} for the copy: mount its disk, or create the folder"
+        raise TargetTaken(f"{text}; it is not created, because its disk may not be mounted")
 
 
 def database_files(database: Path) -> list[Path]:

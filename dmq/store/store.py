@@ -30,7 +30,7 @@ from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import LedgerHead
 from dmq.store.schema.outbox import OutboxState, decode_state
 from dmq.store.writer.assemble import Assembler, RecoveredFigures
-from dmq.store.writer.batch_log import BatchLog, LogStart
+from dmq.store.writer.batch_log import BatchLog, LogMoved, LogStart
 from dmq.store.writer.counts import begin_bytes, put_hours_of_format_1
 from dmq.store.writer.ledger_opening import open_ledger, read_head
 from dmq.store.writer.marks import Marks
@@ -105,21 +105,17 @@ class Store:
         self.identity = _identity(engine, cell)
         if batch_log is not None:
             batch_log.watch(lambda error: self.on_failure(error))  # noqa: PLW0108 - set later, by who opened it
-            batch_log.begin(engine, _log_start(engine, self.identity, cell))
         self._pid = os.getpid()
         self._is_closed = False
         self._look_at_disk_s = 0.0
-        recovered, version, was_closed = _read_meta(engine)
-        (kept,) = engine.get_many(Family.META, [keys.META_CLOCK])
-        known = decode_clock(kept) if kept is not None else None
-        self.known_clock = known  # clock row of an earlier process
-        self.clock = SteadyClock(clock, options.clock, known, is_new=version is None)
-        self.boot = recovered.boot
         self.outbox_bytes_max = options.outbox_bytes_max
-        first, self.ledger_head = self._opening_batch(recovered, version, options)
-        self.bytes_since = begin_bytes(engine, first, run=recovered.boot, sequence=recovered.sequence)
-        if batch_log is not None:
-            batch_log.append(first, opens=recovered.boot)
+        first, recovered, version, was_closed = self._begin_run(clock, options)
+        while batch_log is not None:
+            try:
+                batch_log.append(first, opens=recovered.boot)
+                break
+            except LogMoved:
+                first, recovered, version, was_closed = self._begin_run(clock, options)
         engine.write(first)
         engine.sync()
         self.marks = Marks(recovered.done)
@@ -152,6 +148,21 @@ class Store:
         took_s = clock.monotonic_s() - started_s
         is_copy = cell is not None and cell.is_copy
         self.recovery = StoreRecovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s, is_copy)
+
+    def _begin_run(self, clock: Clock, options: StoreOptions) -> tuple[Batch, RecoveredFigures, int | None, bool]:
+        """Apply the end of the log, if any, and return the first batch of this run with the figures of the last one."""
+        engine = self._engine
+        if self._batch_log is not None:
+            self._batch_log.begin(engine, _log_start(engine, self.identity, self._cell))
+        recovered, version, was_closed = _read_meta(engine)
+        (kept,) = engine.get_many(Family.META, [keys.META_CLOCK])
+        known = decode_clock(kept) if kept is not None else None
+        self.known_clock = known  # clock row of an earlier process
+        self.clock = SteadyClock(clock, options.clock, known, is_new=version is None)
+        self.boot = recovered.boot
+        first, self.ledger_head = self._opening_batch(recovered, version, options)
+        self.bytes_since = begin_bytes(engine, first, run=recovered.boot, sequence=recovered.sequence)
+        return first, recovered, version, was_closed
 
     def _opening_batch(
         self, recovered: RecoveredFigures, version: int | None, options: StoreOptions

@@ -14,6 +14,10 @@ from dmq.errors import StoreError
 from dmq.store.engines.engine import Batch, Engine
 
 
+class LogMoved(Exception):
+    """The log got a batch of an earlier run after ``begin``: begin again."""
+
+
 class LogStart(NamedTuple):
     """Store that opens with a log. ``boot`` is the number of its last run, 0 if the store is new."""
 
@@ -27,7 +31,7 @@ class BatchLog(Protocol):
     """Replication log. The thread that opens and closes the store, and the writer's thread, use it in turn."""
 
     def begin(self, engine: Engine, start: LogStart) -> None:
-        """Compare the store with the log, and apply the batches that only the log has.
+        """Compare the store with the log, and apply the batches that only the log has. May be repeated.
 
         Raise a ``StoreError`` if the log is damaged, newer, or of another store.
         """
@@ -38,7 +42,7 @@ class BatchLog(Protocol):
 
         On return the batch may be written to the engine. ``opens`` is the boot number of a run, with its first batch.
         Raise ``ReplicaFenced`` once another process writes the log. Raise ``StoreFailed`` if the log cannot get the
-        batch before the store is closed.
+        batch before the store is closed. Raise ``LogMoved`` for the first batch of a run only.
         """
         ...
 

@@ -370,6 +370,9 @@ def losses(tmp_path: Path) -> list[bytes]:
     found: list[bytes] = []
     for number, (rows, expected) in enumerate(moments[1:]):
         objects.rows = rows
+        if not rows:
+            found += expected
+            continue
         restored = restore(objects, tmp_path / f"restored-{number}").path
         found += expected - {key for _, key in rows_of(restored)}
         shutil.rmtree(restored)

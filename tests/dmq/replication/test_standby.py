@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
@@ -155,6 +156,29 @@ def test_a_base_of_a_replaced_primary_is_not_used(tmp_path: Path) -> None:
     second.close()
     with suppress(StoreError):
         first.close()
+
+
+def test_an_opening_follows_the_last_segment_of_the_replaced_primary(tmp_path: Path) -> None:
+    """A write that the old primary answers while its successor opens is in the successor, which then fences it."""
+    objects = MemoryObjects()
+    first = open_with(tmp_path / "first", objects)
+    follow(tmp_path / "second", objects, promotes=True)
+    names = [b"1", b"2"]
+
+    def answer_another_write(method: str, name: str) -> None:
+        if method == "create" and threading.current_thread() is not first_thread and names:
+            key = names.pop()
+            put(first, key)
+
+    (first_thread,) = (each for each in threading.enumerate() if each.name == "dmq-replica")
+    objects.fault = answer_another_write
+    second = open_with(tmp_path / "second", objects)
+    put(second, b"3")
+    with pytest.raises(StoreError):
+        put(first, b"too late")
+    second.close()
+    first.close()
+    assert keys_of(tmp_path / "second" / "rocksdb") == {b"1", b"2", b"3"}
 
 
 def test_a_directory_behind_the_pruned_log_begins_again(tmp_path: Path) -> None:

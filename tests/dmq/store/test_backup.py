@@ -209,7 +209,7 @@ def test_invalid_input_is_refused(store: Store, tmp_path: Path, monkeypatch: pyt
         back_up(store, data, tmp_path / "not" / "mounted" / "copy")
     with pytest.raises(StoreLocked):
         back_up_stopped(data, tmp_path / "copy")
-    with pytest.raises(StoreFailed, match="given up"):
+    with pytest.raises(StoreFailed, match="cancelled"):
         back_up(store, data, tmp_path / "copy", is_wanted=lambda: False)
     inner = backups._copy_database
 
