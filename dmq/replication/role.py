@@ -214,7 +214,10 @@ class Primacy:
                     bind(False)  # no standby takes over after this record
                 if found != is_bound:
                     self._keeper.hold(epoch, is_bound=found)
-                    log.info("standby_registered" if found else "no_standby", url=self._objects.url)
+                    if found:
+                        log.info("standby_registered", url=self._objects.url)
+                    else:
+                        log.info("no_standby", url=self._objects.url)
                     is_bound = found
             self._closed.wait(self._term_s / 3)
 

@@ -1,6 +1,7 @@
 """RocksDB implementation of ``Engine``: the only module that imports rocksdict.
 
-This module hides the following traps of rocksdict 0.3.29. Each has a test in ``tests/dmq/store/engines/test_rocks_traps.py``:
+This module hides the following traps of rocksdict 0.3.29. Each has a test in
+``tests/dmq/store/engines/test_rocks_traps.py``:
 
 - Iterators of the dict interface end silently at a corrupt block. Only ``iter()`` is used, and its ``status()`` is
   checked whenever it becomes invalid.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,16 +50,20 @@ class Meter:
     def cpu_s(self) -> float:
         """Return the processor time of all threads so far, to the nanosecond."""
         total_ns = 0
-        for task in (task for each in self._processes for task in Path(f"/proc/{each.pid}/task").iterdir()):
-            try:
-                total_ns += int((task / "schedstat").read_text().split()[0])
-            except (FileNotFoundError, ProcessLookupError):  # the thread has ended
-                continue
+        for each in self._processes:
+            with suppress(FileNotFoundError):  # a front that was replaced
+                for task in Path(f"/proc/{each.pid}/task").iterdir():
+                    with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                        total_ns += int((task / "schedstat").read_text().split()[0])
         return total_ns / 1e9
 
     def memory_bytes(self) -> int:
         """Return the resident memory."""
-        return sum(int(each.memory_info().rss) for each in self._processes)
+        total = 0
+        for each in self._processes:
+            with suppress(psutil.NoSuchProcess):  # a front that was replaced
+                total += int(each.memory_info().rss)
+        return total
 
     def wait_until_quiet(self) -> int:
         """Return once the process does nothing any more, and the most memory that it had meanwhile."""

@@ -134,7 +134,7 @@ def _leave(process: OfficialClient) -> Left:
 class Changed(NamedTuple):
     """A message whose group got another policy after the first failure."""
 
-    due_at_ms: tuple[int, int]
+    due: set[tuple[int, int]]  # attempt and time of each waiting retry, as seen before and after the change
     deliveries: list[dict[str, Any]]
     dead: list[wire.DeadLetter]
 
@@ -148,12 +148,12 @@ def _change_policy(process: OfficialClient) -> Changed:
     process.wait_for_deliveries("changing-c", 1)
     wait_for_group(address, topic, lambda found: found.waiting > 0)
     with AdminClient(address, timeout_s=20) as client:
-        (before,) = client.retries(topic).retries
+        seen = [*client.retries(topic).retries]
         set_group(address, topic, Fixed(3000), max_attempts=3)
-        (after,) = client.retries(topic).retries
+        seen += client.retries(topic).retries  # on a stalled machine it may have been delivered meanwhile
     wait_for_group(address, topic, lambda found: found.dead > 0)
     deliveries = process.wait_for_deliveries("changing-c", 3)
-    return Changed((before.due_at_ms, after.due_at_ms), deliveries, dead_letters(address, topic))
+    return Changed({(each.attempt, each.due_at_ms) for each in seen}, deliveries, dead_letters(address, topic))
 
 
 class Operated(NamedTuple):
@@ -241,7 +241,7 @@ def test_a_change_of_the_policy_counts_from_the_next_failure(scenarios: Scenario
     """A connected consumer's waiting retry keeps its time; later delays and the maximum are the new ones."""
     found = scenarios.result(_change_policy, language)
     assert [each["attempt"] for each in found.deliveries] == [1, 2, 3]
-    assert found.due_at_ms[0] == found.due_at_ms[1]
+    assert len(found.due) == len({attempt for attempt, _ in found.due})
     before_ms, after_ms = _gaps_ms(found.deliveries)
     assert before_ms >= 2000
     assert after_ms >= 3000

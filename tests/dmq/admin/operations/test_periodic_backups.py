@@ -358,7 +358,7 @@ def test_a_daemon_makes_and_shows_them(data: Path, tmp_path: Path) -> None:
     env = {"DMQ_BACKUP_EVERY": "1h", "DMQ_BACKUP_DIR": str(folder)}
     refused = run_command("serve", "--data", str(data), env=env)
     assert (refused.returncode != 0, folder.exists()) == (True, False)
-    assert f"backup_dir {folder} is not there" in refused.stderr
+    assert f"backup_dir {folder} does not exist" in refused.stderr
     folder.mkdir()
     with Daemon(data, metrics="127.0.0.1:0", env={**os.environ, **env}) as daemon:
         until_s = time.monotonic() + PATIENCE_S

@@ -43,7 +43,7 @@ async def test_a_topic_takes_its_type_only(rig: EmbeddedRig) -> None:
                 await rig.broker.send(to(wanted.name, envelope))
                 continue
             before = [*read_outbox(rig.store)]
-            with pytest.raises(Refused, match=rf"takes {wanted.name} messages only, got '{sent.name}'") as refused:
+            with pytest.raises(Refused, match=rf"accepts {wanted.name} messages only, got '{sent.name}'") as refused:
                 await rig.broker.send(to(wanted.name, *(SENT[each] for each in SENT if each is wanted), envelope))
             assert refused.value.rule is Rule.MESSAGE_TYPE
             assert [*read_outbox(rig.store)] == before

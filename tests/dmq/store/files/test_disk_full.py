@@ -58,7 +58,7 @@ def test_without_any_room_the_start_gives_the_next_step(disk: Path) -> None:
     ran = run_driver("run_start", disk, "0", before=small_disk(disk, 64 * _MIB))
     name, text = json.loads(ran.stdout.splitlines()[-1])
     assert name == "StoreFull", ran.stdout
-    assert "make room" in text
+    assert "free space on that file system" in text
 
 
 @pytest.mark.parametrize("value_bytes", [300, 100_000])
