@@ -188,7 +188,8 @@ class LeaseKeeper:
         self._lease = lease
         self._on_lost = on_lost
         self._changed = threading.Condition()  # guards all below, and the lease
-        self._is_wanted = self._is_forced = False
+        self._is_wanted = False
+        self._forced_until_ms = clock.boot_ms()
         self._epoch = 0
         self._is_bound = True
         self._is_closed = self._is_reported = False
@@ -205,9 +206,14 @@ class LeaseKeeper:
             thread.start()
 
     def acquire(self, *, is_forced: bool = False) -> None:
-        """Acquire the lease as soon as it is free, or at once if an operator has decided so."""
+        """Acquire the lease as soon as it is free.
+
+        With ``is_forced`` the holder is replaced: it is certainly dead. That is valid for one term from now: a standby
+        may have taken over by then.
+        """
         with self._changed:
-            self._is_wanted, self._is_forced = True, self._is_forced or is_forced
+            self._is_wanted = True
+            self._forced_until_ms = self._clock.boot_ms() + (self._lease.term_ms if is_forced else 0)
             self._changed.notify_all()
 
     def wait_held(self, timeout_s: float) -> bool:
@@ -276,7 +282,7 @@ class LeaseKeeper:
         if self._lease.held_until_ms is not None:
             return self._lease.plan_renewal(now_ms, epoch=self._epoch, is_bound=self._is_bound)
         if self._is_wanted and not self._is_reported:
-            return self._lease.plan_acquisition(now_ms, is_forced=self._is_forced)
+            return self._lease.plan_acquisition(now_ms, is_forced=now_ms < self._forced_until_ms)
         return None
 
     def _write(self, write: LeaseWrite) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from support.rigs.fault_proxy import FaultProxy, Held, LostAnswer, always, once
+from support.rigs.fault_proxy import FaultProxy, Held, LostAnswer, LostRequest, always, once
 from support.rigs.object_server import S3Server
 
 from broker_adapter.runtime.clock import Clock, ManualClock, SystemClock
@@ -155,6 +155,23 @@ def test_an_operator_replaces_a_primary(start: Callable[..., Host]) -> None:
     standby.keeper.acquire(is_forced=True)
     assert standby.keeper.wait_held(_WAIT_S)
     assert primary.lost.get(timeout=_WAIT_S)
+
+
+def test_an_outage_ends_a_forced_acquisition(start: Callable[..., Host], proxy: FaultProxy) -> None:
+    """A process that could not reach the store for a term does not replace the primary that took over meanwhile."""
+    clock = ManualClock(0)
+    proxy.plan = always(LostRequest())
+    late = start(clock, is_proxied=True)
+    late.keeper.acquire(is_forced=True)
+    primary = start(SystemClock())
+    primary.keeper.acquire()
+    assert primary.keeper.wait_held(_WAIT_S)
+    clock.advance(TERM_MS)
+    proxy.plan = None
+    for _ in range(2):  # the first record may be one that it is about to replace
+        _wait(partial(_is_renewed, late, _renewal(late)))
+    assert not late.keeper.is_held()
+    assert primary.lost.empty()
 
 
 def test_one_of_two_standbys_takes_over(start: Callable[..., Host]) -> None:
