@@ -145,7 +145,9 @@ class ReplicationLog:
     def begin(self, engine: Engine, start: LogStart) -> None:
         self._start = start
         self._has_moved = False
-        self._patiently(lambda: self._recover(engine, start))
+        position = _position(engine)
+        is_valid = position is not None and (position.store, position.epoch) == (start.store, start.boot)
+        self._patiently(lambda: self._recover(engine, start) if is_valid else self._begin_log(engine, start))
         if self._thread.ident is None:
             self._thread.start()
 
@@ -259,11 +261,9 @@ class ReplicationLog:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def _recover(self, engine: Engine, start: LogStart) -> None:
-        (row,) = engine.get_many(Family.META, [META_POSITION])
-        position = decode_position(row) if row is not None else None
-        if position is None or (position.store, position.epoch) != (start.store, start.boot):
-            self._begin_log(engine, start)
-            return
+        """Apply the end of the log. An attempt that was interrupted may have applied a part, of a later epoch."""
+        position = _position(engine)
+        assert position is not None
         self._sent = _Sent()
         if position.number:
             last = read_segment(self._objects, position.number)
@@ -297,6 +297,11 @@ class ReplicationLog:
         if last is not None and (last.head.store != start.store or not start.boot):
             raise ReplicaForeign(
                 f"the log at {self._objects.url} is that of store {last.head.store:016x}, not of this one"
+            )
+        if last is not None and last.head.epoch > start.boot:
+            raise ReplicaForeign(
+                f"another daemon continued the log at {self._objects.url}, up to epoch {last.head.epoch}, without the "
+                f"batches of this store"
             )
         if last is not None:
             self._sent = _Sent(last.head.number, last.checksum, last.last_batch, last.head.time_ms)
@@ -480,3 +485,9 @@ class ReplicationLog:
         self._reachable()
         log.warning("replica_rejoined", url=self._objects.url, number=self._sent.number)
         return True
+
+
+def _position(engine: Engine) -> Position | None:
+    """Return the position row."""
+    (row,) = engine.get_many(Family.META, [META_POSITION])
+    return decode_position(row) if row is not None else None

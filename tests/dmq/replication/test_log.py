@@ -19,7 +19,7 @@ from dmq.replication.segment import segment_name
 from dmq.store.backup import TargetTaken
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
-from dmq.store.schema.keys import META_POSITION, Family
+from dmq.store.schema.keys import META_BOOT, META_POSITION, Family, pack_u64
 from dmq.store.schema.position import decode_position
 from dmq.store.store import Store
 from dmq.store.writer.batch_log import LogStart
@@ -215,6 +215,31 @@ def test_a_fenced_store_answers_no_write(tmp_path: Path) -> None:
     second_log.close()
     engine.close()
     first.close()
+
+
+def test_an_outage_while_the_end_of_the_log_is_applied_skips_nothing(tmp_path: Path) -> None:
+    """A restart that meets the segments of a successor applies all of them, also if a read of one fails meanwhile."""
+    objects = MemoryObjects()
+    store = open_with(tmp_path / "data", log_of(objects))
+    put(store, b"mine")
+    killed, segments = Killed(tmp_path / "data"), dict(objects.rows)
+    store.close()
+    objects.rows = segments
+    killed.restart()
+    engine = RocksEngine(Killed(tmp_path / "data").copy)
+    log, boot = log_of(objects), store.boot + 1
+    log.begin(engine, LogStart(store.identity.number, store.boot, tmp_path, engine.checkpoint))
+    for number, key in enumerate((META_BOOT, b"~theirs")):
+        batch = Batch()
+        batch.puts.append((Family.META, key, pack_u64(boot)))
+        log.append(batch, opens=0 if number else boot)
+    log.close()
+    engine.close()
+    faults = {max(objects.rows): Fault.REQUEST_LOST}
+    objects.fault = lambda method, name: faults.pop(name, None)
+    open_with(tmp_path / "data", log_of(objects)).close()
+    assert {key for _, key in rows_of(tmp_path / "data")} == {b"~mine", b"~theirs"}
+    assert list_bases(objects) == []
 
 
 def test_an_existing_store_begins_its_log_with_a_base(tmp_path: Path) -> None:
