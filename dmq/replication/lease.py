@@ -33,7 +33,7 @@ class LeaseRecord:
 
     holder: str  # random id of a process
     address: str  # for people
-    epoch: int  # of the holder's log; 0 until it is open
+    epoch: int  # of the holder's log, or the next one until it is open
     term_ms: int
     renewal: int
     is_bound: bool  # the holder stops serving when its term ends without a renewal
@@ -132,14 +132,18 @@ class Lease:
             return None
         return self._plan(now_ms, epoch=epoch, is_bound=is_bound)
 
-    def plan_acquisition(self, now_ms: int, *, is_forced: bool = False) -> LeaseWrite | None:
+    def plan_acquisition(self, now_ms: int, *, dead_epoch: int = -1) -> LeaseWrite | None:
         """Return the write that acquires the lease, or None if it is not free.
 
-        With ``is_forced`` an operator has decided that the holder is replaced.
+        A holder with ``dead_epoch`` or an earlier one is certainly dead, and is replaced. Each acquisition has a later
+        epoch, so a process that took over meanwhile is not.
         """
-        if self._changed_ms is None or not (is_forced or self.is_free(now_ms)):
+        if self._changed_ms is None:
             return None
-        return self._plan(now_ms, epoch=self.record.epoch if self.record else 0, is_bound=True)
+        epoch = self.record.epoch if self.record is not None else 0
+        if epoch > dead_epoch and not self.is_free(now_ms):
+            return None
+        return self._plan(now_ms, epoch=epoch + 1, is_bound=True)
 
     def plan_release(self, now_ms: int) -> LeaseWrite | None:
         """Return the write that gives up the lease, or None if this process is not the holder."""
@@ -189,7 +193,7 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._changed = threading.Condition()  # guards all below, and the lease
         self._is_wanted = False
-        self._forced_until_ms = clock.boot_ms()
+        self._dead_epoch = -1
         self._epoch = 0
         self._is_bound = True
         self._is_closed = self._is_reported = False
@@ -205,15 +209,10 @@ class LeaseKeeper:
         for thread in self._threads:
             thread.start()
 
-    def acquire(self, *, is_forced: bool = False) -> None:
-        """Acquire the lease as soon as it is free.
-
-        With ``is_forced`` the holder is replaced: it is certainly dead. That is valid for one term from now: a standby
-        may have taken over by then.
-        """
+    def acquire(self, *, dead_epoch: int = -1) -> None:
+        """Acquire the lease as soon as it is free, or its holder has ``dead_epoch`` or an earlier one."""
         with self._changed:
-            self._is_wanted = True
-            self._forced_until_ms = self._clock.boot_ms() + (self._lease.term_ms if is_forced else 0)
+            self._is_wanted, self._dead_epoch = True, dead_epoch
             self._changed.notify_all()
 
     def wait_held(self, timeout_s: float) -> bool:
@@ -279,10 +278,10 @@ class LeaseKeeper:
 
     def _due(self) -> LeaseWrite | None:
         now_ms = self._clock.boot_ms()
-        if self._lease.held_until_ms is not None:
-            return self._lease.plan_renewal(now_ms, epoch=self._epoch, is_bound=self._is_bound)
+        if self._lease.held_until_ms is not None and (record := self._lease.record) is not None:
+            return self._lease.plan_renewal(now_ms, epoch=self._epoch or record.epoch, is_bound=self._is_bound)
         if self._is_wanted and not self._is_reported:
-            return self._lease.plan_acquisition(now_ms, is_forced=now_ms < self._forced_until_ms)
+            return self._lease.plan_acquisition(now_ms, dead_epoch=self._dead_epoch)
         return None
 
     def _write(self, write: LeaseWrite) -> None:

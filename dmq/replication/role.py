@@ -147,10 +147,11 @@ class Primacy:
             while True:
                 try:
                     if standby is None:
-                        role = role_of(read_directory(cell), self._end(), is_copy=cell.is_copy, place=self._objects.url)
+                        end = self._end()
+                        role = role_of(read_directory(cell), end, is_copy=cell.is_copy, place=self._objects.url)
                         if role is Role.BEGIN and not may_begin:
                             raise StartRefused(f"the log at {self._objects.url} is empty, and --standby begins none")
-                        self._keeper.acquire(is_forced=role is Role.CONTINUE)
+                        self._keeper.acquire(dead_epoch=end.epoch if end is not None and role is Role.CONTINUE else -1)
                         if role is not Role.STANDBY:
                             if self._keeper.wait_held(_LOOK_S):
                                 return False

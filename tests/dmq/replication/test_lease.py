@@ -37,17 +37,17 @@ class Host:
         """Read the register."""
         self.lease.note_read(self.register.found, at_ms + self.offset_ms)
 
-    def acquire(self, at_ms: int, *, is_forced: bool = False) -> bool:
+    def acquire(self, at_ms: int, *, dead_epoch: int = -1) -> bool:
         """Read, and acquire the lease if that is allowed."""
         self.read(at_ms)
-        write = self.lease.plan_acquisition(at_ms + self.offset_ms, is_forced=is_forced)
+        write = self.lease.plan_acquisition(at_ms + self.offset_ms, dead_epoch=dead_epoch)
         if write is not None:
             self.lease.note_answer(write, self.register.put(write), at_ms + self.offset_ms)
         return self.is_held(at_ms)
 
     def renewal(self, at_ms: int, *, is_bound: bool = True) -> LeaseWrite | None:
         """Return the renewal that is due."""
-        return self.lease.plan_renewal(at_ms + self.offset_ms, epoch=1, is_bound=is_bound)
+        return self.lease.plan_renewal(at_ms + self.offset_ms, epoch=2, is_bound=is_bound)
 
     def renew(self, at_ms: int, *, is_bound: bool = True) -> bool:
         """Renew the lease if that is due and allowed."""
@@ -95,7 +95,7 @@ def test_a_holder_renews_in_time(register: Register) -> None:
     assert not primary.renew(2_000)
     assert primary.renew(2_600)
     assert primary.renew(2_700, is_bound=False)
-    assert primary.lease.record == LeaseRecord("a", "a:8081", 1, TERM_MS, 4, is_bound=False)
+    assert primary.lease.record == LeaseRecord("a", "a:8081", 2, TERM_MS, 4, is_bound=False)
 
 
 def test_one_of_two_standbys_acquires(register: Register) -> None:
@@ -134,7 +134,7 @@ def test_an_unbound_holder_is_replaced_by_an_operator_alone(register: Register) 
     assert not standby.acquire(10 * TERM_MS)
     assert not primary.is_lost(10 * TERM_MS)
     assert primary.renewal(10 * TERM_MS, is_bound=False) is not None
-    assert standby.acquire(10 * TERM_MS, is_forced=True)
+    assert standby.acquire(10 * TERM_MS, dead_epoch=2)
     primary.read(10 * TERM_MS + 1)
     assert primary.is_lost(10 * TERM_MS + 1)
 
@@ -198,7 +198,7 @@ def test_a_damaged_lease_is_replaced_by_an_operator_alone(register: Register, da
     standby = Host("b", register)
     assert not standby.acquire(0)
     assert not standby.acquire(10 * TERM_MS)
-    assert standby.acquire(10 * TERM_MS, is_forced=True)
+    assert standby.acquire(10 * TERM_MS, dead_epoch=2)
 
 
 def test_a_newer_record_with_more_fields_is_read() -> None:

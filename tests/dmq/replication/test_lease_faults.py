@@ -146,32 +146,36 @@ def test_a_primary_that_ends_in_order_releases_the_lease(start: Callable[..., Ho
     assert primary.lost.empty()
 
 
-def test_an_operator_replaces_a_primary(start: Callable[..., Host]) -> None:
-    """A forced acquisition replaces a holder that renews; the holder learns it with its next renewal."""
+def test_the_newest_directory_replaces_its_dead_process(start: Callable[..., Host]) -> None:
+    """A holder of the directory's epoch is replaced at once, and notices it at its renewal; a later one is not."""
     primary = start(SystemClock())
     primary.keeper.acquire()
     assert primary.keeper.wait_held(_WAIT_S)
-    standby = start(SystemClock())
-    standby.keeper.acquire(is_forced=True)
-    assert standby.keeper.wait_held(_WAIT_S)
+    early, newest = start(SystemClock()), start(SystemClock())
+    early.keeper.acquire(dead_epoch=0)
+    _wait(partial(_has_read, early))
+    assert not early.keeper.is_held()
+    newest.keeper.acquire(dead_epoch=1)
+    assert newest.keeper.wait_held(_WAIT_S)
     assert primary.lost.get(timeout=_WAIT_S)
 
 
-def test_an_outage_ends_a_forced_acquisition(start: Callable[..., Host], proxy: FaultProxy) -> None:
-    """A process that could not reach the store for a term does not replace the primary that took over meanwhile."""
-    clock = ManualClock(0)
+def test_an_outage_protects_a_successor(start: Callable[..., Host], proxy: FaultProxy) -> None:
+    """A restarted process that could not reach the store does not replace the primary that took over meanwhile."""
     proxy.plan = always(LostRequest())
-    late = start(clock, is_proxied=True)
-    late.keeper.acquire(is_forced=True)
-    primary = start(SystemClock())
-    primary.keeper.acquire()
-    assert primary.keeper.wait_held(_WAIT_S)
-    clock.advance(TERM_MS)
+    first, late = start(SystemClock()), start(SystemClock(), is_proxied=True)
+    first.keeper.acquire()
+    assert first.keeper.wait_held(_WAIT_S)
+    late.keeper.acquire(dead_epoch=1)
+    first.keeper.close()
+    successor = start(SystemClock())
+    successor.keeper.acquire()
+    assert successor.keeper.wait_held(_WAIT_S)
     proxy.plan = None
     for _ in range(2):  # the first record may be one that it is about to replace
         _wait(partial(_is_renewed, late, _renewal(late)))
     assert not late.keeper.is_held()
-    assert primary.lost.empty()
+    assert successor.lost.empty()
 
 
 def test_one_of_two_standbys_takes_over(start: Callable[..., Host]) -> None:
