@@ -145,9 +145,7 @@ class ReplicationLog:
     def begin(self, engine: Engine, start: LogStart) -> None:
         self._start = start
         self._has_moved = False
-        position = _position(engine)
-        is_valid = position is not None and (position.store, position.epoch) == (start.store, start.boot)
-        self._patiently(lambda: self._recover(engine, start) if is_valid else self._begin_log(engine, start))
+        self._patiently(lambda: self._recover(engine, start))
         if self._thread.ident is None:
             self._thread.start()
 
@@ -261,9 +259,11 @@ class ReplicationLog:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def _recover(self, engine: Engine, start: LogStart) -> None:
-        """Apply the end of the log. An attempt that was interrupted may have applied a part, of a later epoch."""
-        position = _position(engine)
-        assert position is not None
+        (row,) = engine.get_many(Family.META, [META_POSITION])
+        position = decode_position(row) if row is not None else None
+        if position is None or (position.store, position.epoch) != (start.store, start.boot):
+            self._begin_log(engine, start)
+            return
         self._sent = _Sent()
         if position.number:
             last = read_segment(self._objects, position.number)
@@ -274,10 +274,9 @@ class ReplicationLog:
         applied = position.batch
         for segment in follow(self._objects, start.store, position.number, position.checksum):
             head = segment.head
-            if head.epoch != position.epoch and head.first_batch <= position.batch:
-                raise ReplicaForeign(
-                    f"another daemon continued the log at {segment_name(head.number)} without the batches "
-                    f"{head.first_batch} to {position.batch} of this store"
+            if head.epoch != position.epoch:  # this directory may continue as a standby only
+                raise ReplicaFenced(
+                    f"another daemon continued the log at {segment_name(head.number)}, with epoch {head.epoch}"
                 )
             if head.first_batch > applied + 1:
                 raise ReplicaDamaged(f"batches {applied + 1} to {head.first_batch - 1} are not in the log")
@@ -299,9 +298,8 @@ class ReplicationLog:
                 f"the log at {self._objects.url} is that of store {last.head.store:016x}, not of this one"
             )
         if last is not None and last.head.epoch > start.boot:
-            raise ReplicaForeign(
-                f"another daemon continued the log at {self._objects.url}, up to epoch {last.head.epoch}, without the "
-                f"batches of this store"
+            raise ReplicaFenced(
+                f"another daemon continued the log at {self._objects.url}, with epoch {last.head.epoch}"
             )
         if last is not None:
             self._sent = _Sent(last.head.number, last.checksum, last.last_batch, last.head.time_ms)
@@ -485,9 +483,3 @@ class ReplicationLog:
         self._reachable()
         log.warning("replica_rejoined", url=self._objects.url, number=self._sent.number)
         return True
-
-
-def _position(engine: Engine) -> Position | None:
-    """Return the position row."""
-    (row,) = engine.get_many(Family.META, [META_POSITION])
-    return decode_position(row) if row is not None else None
