@@ -187,7 +187,7 @@ class Standby:
             if head.first_batch > position.batch + 1:
                 raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=False)
             batch = apply(engine, segment, position.batch)
-            position = Position(head.store, head.epoch, head.number, batch, segment.checksum)
+            self._position = position = Position(head.store, head.epoch, head.number, batch, segment.checksum)
             if was_live and not count:  # it was written since the last look
                 ahead_ms = self._clock.now_ms() - head.time_ms
                 self._ahead_ms = ahead_ms if self._ahead_ms is None else min(self._ahead_ms, ahead_ms)
@@ -195,7 +195,6 @@ class Standby:
             if not is_wanted():
                 break
         engine.sync()
-        self._position = position
         self._is_live = is_wanted()
         return count
 

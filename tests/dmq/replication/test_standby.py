@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import closing, nullcontext, suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
-from support.rigs.replica_objects import MemoryObjects
+from support.rigs.replica_objects import Fault, MemoryObjects
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.errors import ReplicaForeign, StartRefused, StoreError
 from dmq.replication.base import list_bases, mark_verified, prune, upload
 from dmq.replication.log import LogOptions, ReplicationLog
+from dmq.replication.objects import ReplicaUnavailable
 from dmq.replication.restore import restore
 from dmq.replication.role import Role, role_of
 from dmq.replication.segment import PREFIX, SegmentHead
@@ -84,6 +86,22 @@ def test_a_promoted_standby_is_the_same_store(tmp_path: Path, has_base: bool) ->
     assert second.boot == store.boot + 1
     second.close()
     assert keys_of(tmp_path / "second" / "rocksdb") == {b"1", b"2", b"3"}
+
+
+def test_a_standby_behind_a_bad_connection_arrives_at_the_end(tmp_path: Path) -> None:
+    """Each look at the log ends early, and the next one continues where it ended."""
+    objects = MemoryObjects()
+    store = open_with(tmp_path / "first", objects)
+    follow(tmp_path / "second", objects)
+    put(store, *(b"%d" % number for number in range(20)))
+    store.close()
+    reads = count(1)
+    objects.fault = lambda method, _: Fault.REQUEST_LOST if method == "read" and next(reads) % 5 == 0 else None
+    with closing(Cell(tmp_path / "second")) as cell, closing(Standby(objects, cell, CLOCK)) as standby:
+        for _ in range(20):
+            with suppress(ReplicaUnavailable):
+                standby.catch_up()
+    assert keys_of(tmp_path / "second" / "rocksdb") == {b"%d" % number for number in range(20)}
 
 
 def test_a_standby_opened_alone_is_another_store(tmp_path: Path) -> None:
