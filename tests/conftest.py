@@ -26,7 +26,7 @@ from xdist.remote import Producer
 if TYPE_CHECKING:
     from support.rigs.daemon import Daemon
 
-# Kinds of tests, of which `pytestmark` of a module names one; pyproject.toml describes them. Without it: unit.
+# Kinds of tests; `pytestmark` of a module names one, default unit. pyproject.toml describes them.
 KINDS = {"bench", "browser", "cluster", "contract", "fault", "integration", "property", "spark", "tidy"}
 # Time limits of tests that set none. The first test of a cluster downloads and starts it; hypothesis shrinks failures.
 TIMEOUTS_S = {"cluster": 900, "property": 600, "spark": 300}

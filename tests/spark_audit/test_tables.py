@@ -151,7 +151,7 @@ def test_a_manifest_line_with_a_false_figure_is_a_finding(engine: Engine, trail:
 
 
 def test_a_clock_that_steps_back_within_a_file_is_no_finding(engine: Engine, tmp_path: Path) -> None:
-    """The manifest line names the times of the first and the last event, neither of which is the earliest here."""
+    """The manifest line names the times of the first and the last event, and neither is the earliest."""
     hand = Hand(tmp_path)
     for number, at_ms in enumerate((900, 300, 1_200, 600)):
         hand.scheduled(number, HOUR_MS + 5_000, HOUR_MS + at_ms)

@@ -1,4 +1,4 @@
-"""The tests of a module are at its path below ``tests``, and say of which kind they are."""
+"""The tests of a module are at its path below ``tests``, and name their kind."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class GroupCalls:
         return {each.name.removeprefix(DEAD_LETTER_PREFIX): each for each in letters if names.is_left(each)}
 
     async def _left(self, name: str, letters: Topic) -> wire.Group:
-        """Return a group that was removed or never existed, of which dead letters are left."""
+        """Return a group that was removed or never existed, and has dead letters."""
         group = self._broker.names.group_of_letters(name)
         return wire.Group(
             name=name,

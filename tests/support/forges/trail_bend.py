@@ -1,7 +1,7 @@
 """Bending a trail: take the events of a cell, change some, and write all back so that nothing else gives it away.
 
 Numbers of events, offsets of queues, files, manifests and snapshots are made to fit again. Works on any trail in the
-format of docs/reference/trail.md, whoever wrote it.
+format of docs/reference/trail.md, by any writer.
 """
 
 from __future__ import annotations

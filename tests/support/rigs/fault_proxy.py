@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        """Answer with the headers of the store, but for those of its connection."""
+        """Answer with the headers of the store, without those of its connection."""
         self.send_response_only(status)
         is_head = self.command == "HEAD"
         for name, value in headers:

@@ -258,7 +258,7 @@ def _end(code: int | None) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for each in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the client has gone
             each.flush()
     os._exit(code or 0)
 

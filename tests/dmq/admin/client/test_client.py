@@ -1,4 +1,4 @@
-"""The admin service over real gRPC: answers, refusals, and what the client says when nobody answers."""
+"""The admin service over real gRPC: answers, refusals, and the errors of the client if no daemon answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(live: LiveCell) -> Iterator[AdminClient]:
 
 
 def test_what_is_answered_comes_out_of_the_client(client: AdminClient) -> None:
-    """What it made is there; what nobody knows is an answer, or an error of its own that a script can tell."""
+    """Created objects are listed; an unknown one is an answer, or an error of its own for scripts."""
     assert client.status().state == wire.SERVING
     policy = wire.Policy(fixed=wire.FixedBackoff(delay_ms=5), max_attempts=2)
     assert client.set_group("billing", policy=policy, is_fifo=True).policy == policy
@@ -127,7 +127,7 @@ def test_a_silent_server() -> None:
 
 
 def test_a_foreign_server_answers() -> None:
-    """A gRPC server without this service is told from a daemon that is down."""
+    """A gRPC server without this service has another error than a daemon that is down."""
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

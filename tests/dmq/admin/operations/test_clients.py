@@ -35,7 +35,7 @@ def ask(live: LiveCell) -> Callable[..., Any]:
 
 
 def test_every_field_of_a_client_reaches_the_wire(ask: Callable[..., Any]) -> None:
-    """Of all groups or of one; nobody before the public protocol is served."""
+    """Of all groups or of one; none before the public protocol is served."""
     (producer, consumer) = ask(wire.ListClientsRequest(), FixedClients()).clients
     assert (producer.client_id, producer.kind, producer.group, producer.streams) == ("p@1", "PRODUCER", "", 0)
     assert (consumer.language, consumer.version, consumer.last_seen_at_ms) == (

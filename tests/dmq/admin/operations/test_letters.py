@@ -58,7 +58,7 @@ def test_pages_of_dead_letters_go_on_and_end(live: LiveCell) -> None:
 
 
 def test_bodies_come_in_pages_that_fit_an_answer(live: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page is cut where its bodies get too large, and goes on with the letter that was cut; one always fits."""
+    """A page ends where its bodies get too large, and the next one continues; one letter always fits."""
     payload = encode(Message(topic="orders", message_id="D0", body=b"body", keys=("k0",), properties={"color": "red"}))
     monkeypatch.setattr(module, "BODIES_BYTES_MAX", 3 * len(payload.payload))
     page = letters(live, with_body=True)

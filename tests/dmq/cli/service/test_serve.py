@@ -132,5 +132,5 @@ def test_demo_passes_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_variable_of_ours_is_set() -> None:
-    """These tests start from a clean environment, but for the form that this worker runs (``support.rigs.forms``)."""
+    """The environment is clean, except for the form that this worker runs (``support.rigs.forms``)."""
     assert not [name for name in os.environ if name.startswith("DMQ_") and name != "DMQ_COMPILED"]
