@@ -1,56 +1,174 @@
 """Simulation of primaries and standbys on one object store, under a seeded scheduler.
 
-Lease and segments are those of the product; the object store, the clocks and the hosts are simulated. Requests and
-answers are delayed, reordered and lost; a request may arrive after its sender gave up. Hosts crash, stop and continue,
-and lose their directories. Their clocks are hours apart.
+The replication log, the lease, the roles and the standbys are those of the product, with their threads. The object
+store, the clocks and the directories are simulated. Requests and answers are delayed, reordered, lost and refused; a
+request may arrive after its sender gave up. Hosts crash between any two steps, stop and continue, end in order, and
+lose their directories. Their clocks are hours apart.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
+from uuid import UUID
 
-from dmq.replication.lease import LEASE, Lease, LeaseRecord, LeaseWrite
-from dmq.replication.segment import SegmentHead, decode_segment, encode_batch, encode_segment, segment_name
+from support.models import simulated_threads
+from support.models.simulated_threads import Process, Scheduler, current_task, request, wait_ms
+
+from dmq.errors import DmqError, ReplicaFenced
+from dmq.replication import lease as lease_module
+from dmq.replication import log as log_module
+from dmq.replication import role as role_module
+from dmq.replication.lease import Lease
+from dmq.replication.log import LogOptions, ReplicationLog
+from dmq.replication.objects import ReplicaUnavailable
+from dmq.replication.role import Primacy
+from dmq.replication.segment import decode_segment, segment_name
+from dmq.replication.standby import DirectoryState, Standby
 from dmq.store.engines.engine import Batch
-from dmq.store.schema.keys import Family
-from dmq.store.schema.position import NO_CHECKSUM
+from dmq.store.schema.identity import Identity
+from dmq.store.schema.keys import META_POSITION, Family
+from dmq.store.schema.position import Position, decode_position
+from dmq.store.writer.batch_log import LogMoved, LogStart
 
 TERM_MS = 1_000
 _TIMEOUT_MS = 300
 _LATE_MS_MAX = 3_000
 _STORE = 7
-_NONCE_BYTES = 16
-
-Steps = Generator[Any, Any, None]  # yields requests, receives their answers
-
-
-class Unanswered(Exception):
-    """The request was not answered in time; it may have had its effect, or may have it later."""
+_ROW = b"row"
+_UNANSWERED = ReplicaUnavailable("no answer")
+_REFUSED = ReplicaUnavailable("503 SlowDown")
 
 
 @dataclass(frozen=True, slots=True)
 class Bugs:
     """Faults that the checks must find."""
 
-    answers_first: bool = False  # OK before the put is answered
     has_no_fence: bool = False  # a segment replaces another one
-    has_no_nonce: bool = False  # a segment that exists counts as the own one
+    log: type[ReplicationLog] = ReplicationLog
     lease: type[Lease] = Lease
+
+
+@dataclass(slots=True)
+class Answered:
+    """Batch that was answered OK: when it was appended, and when it was answered."""
+
+    batch: bytes
+    begun_ms: int
+    answered_ms: int
 
 
 @dataclass
 class Directory:
-    """Durable state of a host: the batches that it applied, and its position."""
+    """Directory of a host, with its engine: a crash keeps some of the batches that are not synced."""
 
-    batches: list[bytes] = field(default_factory=list)
-    number: int = 0
-    epoch: int = 0
-    checksum: bytes = NO_CHECKSUM
+    batches: list[tuple[bytes, bytes]] = field(default_factory=list)  # content, position
+    synced: int = 0
+    is_original: bool = False
+    is_copy: bool = False
+
+    @property
+    def database(self) -> Directory:
+        """The directory has nothing else."""
+        return self
+
+    def write(self, batch: Batch) -> None:
+        content, position = (
+            next((v for _, key, v in batch.puts if key == each), b"") for each in (_ROW, META_POSITION)
+        )
+        self.batches.append((content, position))
+
+    def sync(self) -> None:
+        self.synced = len(self.batches)
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        assert (family, keys) == (Family.META, [META_POSITION])
+        return [self.batches[-1][1] if self.batches else None]
+
+    def close(self) -> None:
+        """Keep the lock: each host has one process at a time."""
+
+    def crash(self, rng: random.Random) -> None:
+        """Lose some of the batches that are not synced."""
+        del self.batches[rng.randint(self.synced, len(self.batches)) :]
+        self.sync()
+
+    def position(self) -> Position | None:
+        """Return the position row."""
+        (row,) = self.get_many(Family.META, [META_POSITION])
+        return decode_position(row) if row is not None else None
+
+    def contents(self) -> list[bytes]:
+        """Return the batches of the writers."""
+        return [content for content, _ in self.batches if content]
+
+
+class FollowingDirectory(Standby):
+    """Standby on a simulated directory."""
+
+    def _open(self) -> None:
+        directory = cast("Directory", self._cell)
+        directory.is_original = False
+        self._engine = cast("Any", directory)
+        self._position = directory.position() or Position(_STORE, 0, 0, 0, bytes(16))
+
+    def promote(self) -> None:
+        """Apply the rest of the log; the clocks of the simulated hosts may be apart."""
+        self.catch_up()
+        cast("Directory", self._cell).is_original = True
+        self.close()
+
+    def _set_aside(self, moved: Exception) -> None:
+        raise AssertionError(f"a synchronous directory is not a prefix of the log: {moved}")
+
+
+def _read_directory(directory: Directory) -> DirectoryState | None:
+    position = directory.position()
+    if position is None:
+        return None
+    return DirectoryState(Identity(_STORE, b""), directory.is_original, position.epoch, position)
+
+
+class SimulatedObjects:
+    """``ObjectStore`` of one process."""
+
+    url = "simulation://objects"
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def create(self, name: str, data: bytes) -> bool:
+        return cast("bool", self._ask(partial(self._simulation.create, name, data)))
+
+    def replace(self, name: str, data: bytes, etag: str | None) -> str | None:
+        return cast("str | None", self._ask(partial(self._simulation.replace, name, data, etag)))
+
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        return cast("tuple[bytes, str] | None", self._ask(partial(self._simulation.rows.get, name)))
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        rows = self._simulation.rows
+        found = self._ask(lambda: sorted(each for each in rows if each.startswith(prefix) and each > after))
+        return cast("list[str]", found)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._ask(partial(self._simulation.rows.pop, name, None))
+
+    def _ask(self, work: Callable[[], object]) -> object:
+        answer = request(partial(self._simulation.deliver, work), _TIMEOUT_MS)
+        if answer is None:
+            raise _UNANSWERED
+        (result,) = cast("tuple[object]", answer)
+        if result is _REFUSED:
+            raise _REFUSED
+        return result
 
 
 class Simulation:
@@ -58,74 +176,82 @@ class Simulation:
 
     def __init__(self, seed: int, bugs: Bugs) -> None:
         self.rng = random.Random(seed)
+        self.scheduler = Scheduler(self.rng)
         self.bugs = bugs
-        self.now_ms = 0
         self.rows: dict[str, tuple[bytes, str]] = {}
-        self.acknowledged: list[bytes] = []
+        self.answered: list[Answered] = []
         self.hosts: list[Host] = []
         self._etags = count()
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = count()
-
-    def at(self, delay_ms: int, event: Callable[[], None]) -> None:
-        """Run an event later."""
-        heapq.heappush(self._events, (self.now_ms + delay_ms, next(self._order), event))
 
     def run(self, hosts: int, until_ms: int) -> None:
         """Run some hosts with faults, then check the log."""
         self.hosts = [Host(self, f"h{number}") for number in range(hosts)]
-        for host in self.hosts:
-            host.start()
-            self.at(self.rng.randint(500, until_ms), host.disturb)
-        while self._events and self.now_ms < until_ms:
-            self.now_ms, _, event = heapq.heappop(self._events)
-            event()
-            holders = [host.name for host in self.hosts if host.is_holder()]
-            assert len(holders) <= 1, f"{holders} hold the lease at {self.now_ms}"
-        self.check()
+        self.scheduler.at(self.rng.randint(500, 2_000), self._disturb)
+        try:
+            self.scheduler.run(until_ms, self._check_holders)
+        finally:
+            for host in self.hosts:
+                host.process.kill()
+        self._check()
 
-    def check(self) -> None:
-        """Check that the log is one chain with every acknowledged batch once, and that directories are prefixes."""
+    def _disturb(self) -> None:
+        """Disturb a host, more often the holder of the lease than another one."""
+        holders = [host for host in self.hosts if host.is_holder()]
+        self.rng.choice(holders if holders and self.rng.random() < 0.6 else self.hosts).disturb()
+        self.scheduler.at(self.rng.randint(100, 2 * TERM_MS), self._disturb)
+
+    def _check_holders(self) -> None:
+        holders = [host.name for host in self.hosts if host.is_holder() and not host.is_forced()]
+        assert len(holders) <= 1, f"{holders} hold the lease at {self.scheduler.now_ms}"
+
+    def _check(self) -> None:
+        """Check that the log is one chain with every answered batch once, in the order of their answers."""
         batches: list[bytes] = []
-        number, checksum, epoch = 0, NO_CHECKSUM, 0
+        number, checksum, epoch = 0, bytes(16), 0
         while (found := self.rows.get(segment_name(number + 1))) is not None:
             segment = decode_segment(found[0], segment_name(number + 1))
             assert segment.head.previous == checksum, f"segment {number + 1} does not follow"
             assert segment.head.epoch >= epoch, f"segment {number + 1} has an older epoch"
             number, checksum, epoch = number + 1, segment.checksum, segment.head.epoch
-            batches += _of(segment.batches)
-        lost = set(self.acknowledged) - set(batches)
-        assert not lost, f"acknowledged and not in the log: {sorted(lost)[:3]}"
-        assert len(batches) == len(set(batches)), "a batch is in the log twice"
+            batches += [value for batch in segment.batches for _, key, value in batch.puts if key == _ROW]
+        place = {batch: each for each, batch in enumerate(batches)}
+        assert len(place) == len(batches), "a batch is in the log twice"
+        lost = [each.batch for each in self.answered if each.batch not in place]
+        assert not lost, f"answered OK and not in the log: {lost[:3]}"
+        latest_ms = 0
+        for each in sorted(self.answered, key=lambda each: place[each.batch]):
+            assert each.answered_ms >= latest_ms, f"{each} is in the log after a batch that was appended later"
+            latest_ms = max(latest_ms, each.begun_ms)
         for host in self.hosts:
-            mine = host.directory.batches
+            mine = host.directory.contents()
             assert batches[: len(mine)] == mine, f"{host.name} is no prefix of the log"
 
     # -- the object store ---------------------------------------------------------------------------------------------
 
-    def request(self, request: tuple[Any, ...], answer: Callable[[Any], None]) -> None:
-        """Deliver a request and its answer, each late, or never."""
-        chance = self.rng.random()
-        is_late = chance < 0.05
+    def deliver(self, work: Callable[[], object], answer: Callable[[object], None]) -> None:
+        """Deliver a request and its answer, each late, or never; or refuse it."""
+        rng, scheduler = self.rng, self.scheduler
+        chance = rng.random()
 
         def arrive() -> None:
-            result = self._execute(*request)
+            result = _REFUSED if 0.12 <= chance < 0.14 else work()
             if not 0.05 <= chance < 0.09:  # the answer is lost
-                self.at(self.rng.randint(1, 30), lambda: answer(result))
+                scheduler.at(rng.randint(1, 30), partial(answer, (result,)))
 
         if not 0.09 <= chance < 0.12:  # the request is lost
-            self.at(self.rng.randint(_TIMEOUT_MS, _LATE_MS_MAX) if is_late else self.rng.randint(1, 30), arrive)
-        self.at(_TIMEOUT_MS, lambda: answer(Unanswered()))
+            is_late = chance < 0.05
+            scheduler.at(rng.randint(_TIMEOUT_MS, _LATE_MS_MAX) if is_late else rng.randint(1, 30), arrive)
 
-    def _execute(self, method: str, name: str, data: bytes = b"", etag: str | None = None) -> object:
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object unless there is one."""
+        if name in self.rows and not self.bugs.has_no_fence:
+            return False
+        self.rows[name] = data, ""
+        return True
+
+    def replace(self, name: str, data: bytes, etag: str | None) -> str | None:
+        """Write a register if it has this ETag."""
         found = self.rows.get(name)
-        if method == "read":
-            return found
-        if method == "create":
-            if found is not None and not self.bugs.has_no_fence:
-                return False
-            self.rows[name] = data, ""
-            return True
         if etag != (found[1] if found else None):
             return None
         self.rows[name] = data, f"e{next(self._etags)}"
@@ -138,154 +264,158 @@ class Host:
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.name = name
         self.directory = Directory()
-        self._simulation = simulation
-        self._offset_ms = simulation.rng.randint(-3_600_000, 3_600_000)
-        self._lease: Lease | None = None
-        self._steps: Steps | None = None
-        self._stopped_until_ms = 0
-        self._starts = 0
-
-    def now_ms(self) -> int:
-        """Return the time by the clock of this host."""
-        return self._simulation.now_ms + self._offset_ms
+        self.simulation = simulation
+        self._rng = simulation.rng
+        self._scheduler = simulation.scheduler
+        self._offset_ms = self._rng.randint(-3_600_000, 3_600_000)
+        self.lease: Lease | None = None
+        self.primacy: Primacy | None = None
+        self._is_ending = False
+        self.start()
 
     def is_holder(self) -> bool:
         """Return True while the process believes that it holds the lease."""
-        return self._lease is not None and self._lease.is_held(self.now_ms())
+        return self.lease is not None and self.lease.is_held(self.process.boot_ms())
+
+    def is_forced(self) -> bool:
+        """Return True if the directory wrote the newest epoch, so that the process does not wait for the lease."""
+        return self.primacy is not None and self.process.boot_ms() < self.primacy._keeper._forced_until_ms + TERM_MS
 
     def start(self) -> None:
         """Start a process on the directory."""
-        self._starts += 1
-        self._lease = self._simulation.bugs.lease(f"{self.name}-{self._starts}", self.name, term_ms=TERM_MS)
-        self._steps = self._live(self._lease)
-        self._continue(self._steps, None)
+        self._is_ending = False
+        self.process = Process(self._scheduler, self, self._offset_ms)
+        self.process.start(self._live)
 
     def disturb(self) -> None:
-        """Stop or kill the process, or lose the directory as well; then begin again."""
-        rng = self._simulation.rng
-        chance = rng.random()
-        pause_ms = rng.randint(10, 4 * TERM_MS)
+        """Stop, end or kill the process, or lose the directory as well; then begin again."""
+        if self.process.is_dead:
+            return
+        chance = self._rng.random()
+        pause_ms = self._rng.randint(10, 3 * TERM_MS)
         if chance < 0.5:
-            self._stopped_until_ms = self._simulation.now_ms + pause_ms
+            self.process.stopped_until_ms = self._scheduler.now_ms + pause_ms
+        elif chance < 0.6:
+            self._is_ending = True
         else:
-            self._steps = self._lease = None
-            if chance > 0.75:
+            record = self.lease.record if self.lease is not None else None
+            self._end()
+            if chance > 0.8 and (record is None or record.is_bound):  # else an operator would decide
                 self.directory = Directory()
-            self._simulation.at(pause_ms, self.start)
-        self._simulation.at(pause_ms + rng.randint(500, 4_000), self.disturb)
+            self._scheduler.at(pause_ms, self._start_again)
 
-    def _continue(self, steps: Steps, answer: object) -> None:
-        """Pass an answer to the process; a stopped one gets it when it continues."""
-        if steps is not self._steps:
-            return
-        wait_ms = self._stopped_until_ms - self._simulation.now_ms
-        if wait_ms > 0:
-            self._simulation.at(wait_ms, lambda: self._continue(steps, answer))
-            return
-        try:
-            request = steps.throw(answer) if isinstance(answer, Unanswered) else steps.send(answer)
-        except StopIteration:
-            self._steps = self._lease = None
-            self._simulation.at(self._simulation.rng.randint(50, 500), self._start_again)
-            return
-        if isinstance(request, int):
-            self._simulation.at(request, lambda: self._continue(steps, None))
-            return
-        is_answered = False
-
-        def answered(result: object) -> None:
-            nonlocal is_answered
-            if not is_answered:
-                is_answered = True
-                self._continue(steps, result)
-
-        self._simulation.request(request, answered)
+    def _end(self) -> None:
+        self.process.kill()
+        self.lease = self.primacy = None
+        self.directory.crash(self._rng)
 
     def _start_again(self) -> None:
-        if self._steps is None:
+        if self.process.is_dead:
             self.start()
 
     # -- the process --------------------------------------------------------------------------------------------------
 
-    def _live(self, lease: Lease) -> Steps:
-        yield from self._follow(lease)
-        rng = self._simulation.rng
-        epoch = self.directory.epoch + 1
-        opening = b"opening %s" % rng.randbytes(8).hex().encode()
-        if not (yield from self._append(epoch, opening, lease)):
-            return
-        while not lease.is_lost(self.now_ms()):
-            yield from self._keep(lease, epoch)
-            batch = rng.randbytes(8)
-            if self._simulation.bugs.answers_first:
-                self._simulation.acknowledged.append(batch)
-            if not (yield from self._append(epoch, batch, lease)):
-                return
-            self._simulation.acknowledged.append(batch)
-            yield rng.randint(1, 60)
+    def _live(self) -> None:
+        process = self.process
+        with suppress(DmqError):
+            self._serve(process)
+        self._scheduler.at(0, lambda: self._exit(process))
 
-    def _follow(self, lease: Lease) -> Steps:
-        """Follow the log until the lease is acquired and the end of the log is reached."""
-        while True:
-            try:
-                while (found := (yield "read", segment_name(self.directory.number + 1))) is not None:
-                    self._apply(found[0])
-                if lease.is_held(self.now_ms()):
-                    return
-                lease.note_read((yield "read", LEASE), self.now_ms())
-                write = lease.plan_acquisition(self.now_ms())
-                if write is not None:
-                    yield from self._write(lease, write)
-                    continue
-            except Unanswered:
-                pass
-            yield self._simulation.rng.randint(20, 120)
+    def _exit(self, process: Process) -> None:
+        if process is self.process and not process.is_dead:
+            self._end()
+            self._scheduler.at(self._rng.randint(50, 500), self._start_again)
 
-    def _keep(self, lease: Lease, epoch: int) -> Steps:
-        """Renew the lease if that is due."""
+    def _serve(self, process: Process) -> None:
+        objects, directory = SimulatedObjects(self.simulation), self.directory
+        log = self.simulation.bugs.log(objects, process, LogOptions(is_sync=True, grace_s=1.0), _no_base)
+        primacy = self.primacy = Primacy(
+            objects,
+            objects,
+            process,
+            cast("Any", directory),
+            address=self.name,
+            term_ms=TERM_MS,
+            on_lost=lambda reason: log.refuse(ReplicaFenced(reason)),
+        )
+        primacy.wait(may_begin=True)
+        epoch = self._open(log, directory)
+        primacy.lead(epoch, "", log.bind)
         try:
-            if lease.needs_read():
-                lease.note_read((yield "read", LEASE), self.now_ms())
-            write = lease.plan_renewal(self.now_ms(), epoch=epoch, is_bound=True)
-            if write is not None:
-                yield from self._write(lease, write)
-        except Unanswered:
-            pass
+            while not self._is_ending:
+                self._write(log, directory)
+                wait_ms(self._rng.randint(1, 60))
+        finally:
+            log.close()
+            self.lease = None  # it is given up from here on
+            primacy.close(is_complete=not log.status().lag_batches)
 
-    def _write(self, lease: Lease, write: LeaseWrite) -> Steps:
-        assert LeaseRecord.decode(write.record.encode()) == write.record
-        etag = yield "replace", LEASE, write.record.encode(), write.etag
-        lease.note_answer(write, etag, self.now_ms())
-
-    def _append(self, epoch: int, content: bytes, lease: Lease) -> Generator[Any, Any, bool]:
-        """Put a segment until the log has one at its number; return False if that is another one."""
-        batch = Batch()
-        batch.puts.append((Family.META, b"row", content))
-        here = self.directory
-        nonce = self._simulation.rng.randbytes(_NONCE_BYTES)
-        head = SegmentHead(_STORE, epoch, here.number + 1, len(here.batches) + 1, 0, nonce, here.checksum)
-        data, _ = encode_segment(head, [encode_batch(batch)])
-        name = segment_name(head.number)
+    def _open(self, log: ReplicationLog, directory: Directory) -> int:
         while True:
-            try:
-                is_written = (yield "create", name, data) or self._simulation.bugs.has_no_nonce
-                if not is_written:
-                    found = yield "read", name
-                    if found is None:
-                        continue
-                    if decode_segment(found[0], name).head.nonce != nonce:
-                        return False
-                self._apply(data)
-                return True
-            except Unanswered:
-                yield from self._keep(lease, epoch)
+            position = directory.position()
+            log.begin(cast("Any", directory), LogStart(_STORE, position.epoch if position else 0, None, None))
+            position = directory.position()
+            epoch = position.epoch + 1 if position else 1
+            with suppress(LogMoved):
+                self._append(log, directory, opens=epoch)
+                directory.is_original = True
+                return epoch
 
-    def _apply(self, data: bytes) -> None:
-        segment = decode_segment(data, "segment")
-        here = self.directory
-        here.batches += _of(segment.batches)
-        here.number, here.epoch, here.checksum = segment.head.number, segment.head.epoch, segment.checksum
+    def _write(self, log: ReplicationLog, directory: Directory) -> None:
+        begun_ms = self._scheduler.now_ms
+        content = self._append(log, directory)
+        self.simulation.answered.append(Answered(content, begun_ms, self._scheduler.now_ms))
+
+    def _append(self, log: ReplicationLog, directory: Directory, *, opens: int = 0) -> bytes:
+        content = self._rng.randbytes(8)
+        batch = Batch()
+        batch.puts.append((Family.META, _ROW, content))
+        log.append(batch, opens=opens)
+        wait_ms(self._rng.randint(0, 2))
+        directory.write(batch)
+        wait_ms(self._rng.randint(0, 2))
+        directory.sync()
+        return content
 
 
-def _of(batches: Any) -> list[bytes]:  # noqa: ANN401 - a sequence of batches
-    return [value for batch in batches for _, _, value in batch.puts]
+def _no_base(start: LogStart) -> int:
+    raise AssertionError(f"a synchronous log needs no base: {start}")
+
+
+class _Silent:
+    """A logger without lines."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """Log nothing."""
+
+    warning = error = info
+
+
+def _host() -> Host:
+    return cast("Host", current_task().process.host)
+
+
+def _lease_of(holder: str, address: str, *, term_ms: int) -> Lease:
+    host = _host()
+    host.lease = host.simulation.bugs.lease(holder, address, term_ms=term_ms)
+    return host.lease
+
+
+@contextmanager
+def simulated_modules() -> Iterator[None]:
+    """Run ``dmq.replication`` in simulated processes."""
+    with ExitStack() as stack:
+        for module in (lease_module, log_module, role_module):
+            stack.enter_context(patch.object(module, "threading", simulated_threads))
+            stack.enter_context(patch.object(module, "log", _Silent()))
+        stack.enter_context(
+            patch.multiple(
+                role_module,
+                Cell=lambda directory: directory,
+                Standby=FollowingDirectory,
+                read_directory=_read_directory,
+                Lease=_lease_of,
+                uuid4=lambda: UUID(int=_host().simulation.rng.getrandbits(128)),
+            )
+        )
+        yield
