@@ -19,61 +19,14 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from support.clients.crash_load import Ledger, Load
 from support.effort import EFFORT, SEED
-from support.models.crash_check import broken_promises
-from support.models.outbox import read_outbox
 from support.models.trail_read import read_trail
 from support.rigs.daemon import Daemon, run_command
-from support.rigs.forwarder_port import ForwarderPort
 from support.rigs.object_server import S3Server
-
-from broker_adapter.runtime.clock import SystemClock
-from dmq.store.store import Store, StoreOptions
-from dmq.trail.events import gap_event
+from support.rigs.replica_pair import Pair, assert_kept
 
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT
 _DRAIN_S_MAX = 90.0
-
-
-class Pair:
-    """Primary and standby of one log, with one address for clients."""
-
-    def __init__(self, folder: Path, url: str = "", env: dict[str, str] | None = None) -> None:
-        """Without ``url`` the log is in a directory; ``env`` has credentials of an object store and other settings."""
-        self._folder = folder
-        (folder / "copy").mkdir()
-        self.url = url or f"file://{folder}/copy"
-        self._env = {**os.environ, "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
-        self._env |= {"DMQ_REPLICA_URL": self.url, "DMQ_REPLICA_LEASE": "2s"} | (env or {})
-        self._count = 0
-        self.primary = self.daemon().start()
-        self.front = ForwarderPort(self.primary.port)
-        self.standby = self.wait_for_standby(self.daemon())
-
-    def daemon(self) -> Daemon:
-        """Return a daemon on a new directory."""
-        self._count += 1
-        return Daemon(self._folder / f"data-{self._count}", env=self._env)
-
-    def wait_for_standby(self, daemon: Daemon) -> Daemon:
-        """Start a daemon as standby, and wait until the primary is bound to its lease."""
-        daemon.spawn()
-        daemon.wait_for("standby", timeout_s=60)
-        self.primary.wait_for("standby_registered", timeout_s=60)
-        return daemon
-
-    def take_over(self) -> None:
-        """Wait until the standby serves; it is the primary then."""
-        self.standby.wait_for("taken_over", timeout_s=60)
-        self.standby.wait_until_serving()
-        self.primary, self.standby = self.standby, self.primary
-        self.front.target = self.primary.port
-
-    def close(self) -> None:
-        """End both."""
-        self.standby.close()
-        self.primary.close()
-        self.front.close()
 
 
 def health(daemon: Daemon) -> int:
@@ -90,17 +43,6 @@ def wait_for_sends(ledger: Ledger, count: int) -> None:
         assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
 
 
-def assert_kept(load: Load, data: Path) -> None:
-    """Compare the ledger of the load with a store at rest."""
-    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event))
-    try:
-        trail = list(read_outbox(store))
-    finally:
-        store.close()
-    broken = broken_promises(load.ledger, trail)
-    assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
-
-
 @pytest.mark.timeout(180 + 90 * ROUNDS)
 def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
     """The primary is killed and its directory deleted, under load: the standby has everything that was answered OK."""
@@ -113,10 +55,7 @@ def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
         load = stack.enter_context(closing(Load(pair.front.address, SEED)))
         for _ in range(ROUNDS):
             wait_for_sends(load.ledger, rng.randint(50, 300))
-            pair.primary.kill()
-            shutil.rmtree(pair.primary.data)
-            pair.take_over()
-            pair.standby = pair.wait_for_standby(pair.daemon())
+            pair.lose()
         load.end_sending()
         pair.primary.kill()  # leases end here: a renewed one lasts as long as its receiver
         pair.take_over()

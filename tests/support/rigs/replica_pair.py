@@ -1,0 +1,82 @@
+"""Primary and standby of one replication log, in processes of this host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from support.clients.crash_load import Load
+from support.models.crash_check import broken_promises
+from support.models.outbox import read_outbox
+from support.rigs.daemon import Daemon
+from support.rigs.forwarder_port import ForwarderPort
+
+from broker_adapter.runtime.clock import SystemClock
+from dmq.store.store import Store, StoreOptions
+from dmq.trail.events import gap_event
+
+
+class Pair:
+    """Primary and standby of one log, with one address for clients."""
+
+    def __init__(self, folder: Path, url: str = "", env: dict[str, str] | None = None) -> None:
+        """Without ``url`` the log is in a directory; ``env`` has credentials of an object store and other settings."""
+        self._folder = folder
+        (folder / "copy").mkdir()
+        self.url = url or f"file://{folder}/copy"
+        self._env = {**os.environ, "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
+        self._env |= {"DMQ_REPLICA_URL": self.url, "DMQ_REPLICA_LEASE": "2s"} | (env or {})
+        self._count = 0
+        self.primary = self.daemon().start()
+        self.front = ForwarderPort(self.primary.port)
+        self.standby = self.wait_for_standby(self.daemon())
+
+    def daemon(self) -> Daemon:
+        """Return a daemon on a new directory."""
+        self._count += 1
+        return Daemon(self._folder / f"data-{self._count}", env=self._env)
+
+    def wait_for_standby(self, daemon: Daemon) -> Daemon:
+        """Start a daemon as standby, and wait until the primary is bound to its lease."""
+        daemon.spawn()
+        daemon.wait_for("standby", timeout_s=60)
+        self.primary.wait_for("standby_registered", timeout_s=60)
+        return daemon
+
+    def take_over(self) -> None:
+        """Wait until the standby serves; it is the primary then."""
+        self.standby.wait_for("taken_over", timeout_s=60)
+        self.standby.wait_until_serving()
+        self.primary, self.standby = self.standby, self.primary
+        self.front.target = self.primary.port
+
+    def lose(self) -> None:
+        """Kill the primary, delete its directory, and wait until the standby serves, with a new standby."""
+        self.primary.kill()
+        shutil.rmtree(self.primary.data)
+        self.take_over()
+        self.standby = self.wait_for_standby(self.daemon())
+
+    def settle(self) -> None:
+        """Continue with the standby if the primary has lost its lease."""
+        if not self.primary.is_running:
+            self.primary.wait(60)
+            self.take_over()
+
+    def close(self) -> None:
+        """End both."""
+        self.standby.close()
+        self.primary.close()
+        self.front.close()
+
+
+def assert_kept(load: Load, data: Path) -> None:
+    """Compare the ledger of the load with a store at rest."""
+    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event))
+    try:
+        trail = list(read_outbox(store))
+    finally:
+        store.close()
+    broken = broken_promises(load.ledger, trail)
+    assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
