@@ -23,11 +23,12 @@ _START_S_MAX = 60.0
 class S3Server:
     """A running server with one bucket. ``kill`` and ``start`` keep its port and its objects."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         if missing := what_is_missing(VERSITYGW):
             assert not os.environ.get("CI"), f"required in CI: {missing}"
             pytest.skip(missing)
         self._folder = folder
+        self._host = host
         self.bucket = folder / "objects" / BUCKET
         self.bucket.mkdir(parents=True)
         self.port = free_port()
@@ -36,7 +37,7 @@ class S3Server:
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
         keys = {"ROOT_ACCESS_KEY": _ACCESS_KEY, "ROOT_SECRET_KEY": _SECRET_KEY}
-        address = f"127.0.0.1:{self.port}"
+        address = f"{self._host}:{self.port}"
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 (VERSITYGW.cache / "versitygw", "--port", address, "--keep-alive", "--quiet", "posix", "objects"),
@@ -49,7 +50,7 @@ class S3Server:
         until = time.monotonic() + _START_S_MAX
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
+                socket.create_connection((self._host, self.port)).close()
             except OSError:
                 log_text = (self._folder / "server.log").read_text(encoding="utf-8")
                 assert self._process.poll() is None, log_text
@@ -68,7 +69,7 @@ class S3Server:
         return {
             "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": _SECRET_KEY,
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ENDPOINT_URL": f"http://{self._host}:{port or self.port}",
             "AWS_REGION": "us-east-1",
             "AWS_ALLOW_HTTP": "true",
         }
