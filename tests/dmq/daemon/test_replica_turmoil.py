@@ -68,7 +68,7 @@ def test_takeovers_with_everything_in_flight(tmp_path: Path, has_faults: bool) -
         proxy = FaultProxy(server.port)
         stack.callback(proxy.refuse)
         env = server.environment(proxy.port) | {"DMQ_TRAIL": "auto", "DMQ_TRAIL_EVERY": "1s"}
-        env |= {"DMQ_REPLICA_LEASE": f"{_LEASE_S}s"}
+        env |= {"DMQ_REPLICA_LEASE": f"{_LEASE_S}s", "DMQ_REPLICA_BASE_EVERY": "1m"}
         pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", env)))
         with PairTurmoil(pair, tmp_path) as turmoil:
             for _ in range(ROUNDS):

@@ -46,7 +46,7 @@ class Pair:
 
     def take_over(self) -> None:
         """Wait until the standby serves; it is the primary then."""
-        self.standby.wait_for("taken_over", timeout_s=60)
+        self.standby.wait_for("taken_over", timeout_s=180)
         self.standby.wait_until_serving()
         self.primary, self.standby = self.standby, self.primary
         self.front.target = self.primary.port
