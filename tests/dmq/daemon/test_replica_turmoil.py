@@ -20,7 +20,7 @@ from support.rigs.replica_pair import Pair
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT
 _ROUND_S = 3.0
-_LEASE_S = 3
+_LEASE_S = 10  # a stalled machine must not lose it
 _FAULTS = 0.08  # of the requests
 
 
@@ -47,7 +47,7 @@ def plan_of(rng: random.Random, done: list[Fault]) -> Callable[[str, str], Fault
         )
         fault = rng.choice(faults)
         if fault is held:
-            threading.Timer(rng.uniform(0.0, 3 * _LEASE_S), held.release.set).start()
+            threading.Timer(rng.uniform(0.0, 1.5 * _LEASE_S), held.release.set).start()
         done.append(fault)
         return fault
 
