@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.overdue import OverdueCount
@@ -58,7 +59,7 @@ def follow(
     if periodic is not None:
         metrics.last_backup.set_function(lambda: periodic.last_ms / 1000)
     if replica() is not None:
-        _follow_replica(metrics.replica, replica)
+        follow_replica(metrics.replica, replica)
     metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
     metrics.open_seconds.set(store.recovery.took_s)
 
@@ -72,18 +73,27 @@ def follow(
     metrics.disk_low_water_bytes.set_function(lambda: disk.low_water_bytes if (disk := store.disk()) else 0)
 
 
-def _follow_replica(metrics: ReplicaMetrics, replica: Callable[[], wire.Replica | None]) -> None:
+def follow_replica(metrics: ReplicaMetrics, replica: Callable[[], wire.Replica | None]) -> None:
+    """Connect the metrics of the second copy to its status."""
+
     def figure(read: Callable[[wire.Replica], float]) -> Callable[[], float]:
         return lambda: read(status) if (status := replica()) is not None else 0.0
 
     metrics.segments.follow(lambda: status.segments if (status := replica()) is not None else 0)
     metrics.bytes.follow(lambda: status.sent_bytes if (status := replica()) is not None else 0)
+    for role, gauge in metrics.roles.items():
+        gauge.set_function(partial(_has_role, replica, role))
     metrics.lag.set_function(figure(lambda each: each.lag_ms / 1000))
     metrics.lag_batches.set_function(figure(lambda each: each.lag_batches))
     metrics.unreachable.set_function(figure(lambda each: bool(each.error)))
     metrics.local_only.set_function(figure(lambda each: each.state != "following"))
     metrics.last_base.set_function(figure(lambda each: each.base_at_ms / 1000))
     metrics.last_verified.set_function(figure(lambda each: each.verified_at_ms / 1000))
+
+
+def _has_role(replica: Callable[[], wire.Replica | None], role: str) -> float:
+    status = replica()
+    return float(status is not None and status.role == role)
 
 
 def _held_ms(store: Store) -> int:

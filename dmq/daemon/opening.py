@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import structlog
 
@@ -57,12 +57,22 @@ async def open_all(
     stack: AsyncExitStack,
     on_failure: Callable[[StoreError], None],
     open_files_max: int = RocksOptions().open_files_max,
+    on_standby: Callable[[Replica], Coroutine[Any, Any, None]] | None = None,
 ) -> OpenStore:
-    """Open the store with its trail and its second copy; ``stack`` closes them in order."""
+    """Open the store with its trail and its second copy; ``stack`` closes them in order.
+
+    ``on_standby`` is awaited first if this process has to wait for its turn as the primary.
+    """
     replica = replica_of(config, clock)
     if replica is not None:
         stack.callback(replica.release)
-        await asyncio.get_running_loop().run_in_executor(None, replica.wait)
+        loop, waiting = asyncio.get_running_loop(), replica
+
+        def is_standby() -> None:
+            if on_standby is not None:
+                asyncio.run_coroutine_threadsafe(on_standby(waiting), loop).result()
+
+        await loop.run_in_executor(None, replica.wait, is_standby)
     store = open_store(config, clock, open_files_max, replica.batch_log if replica is not None else None)
     store.on_failure = on_failure
     exporter = exporter_of(config, store, replica.objects if replica is not None else None)

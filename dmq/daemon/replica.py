@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
 from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
+from dmq.config.units import Address
 from dmq.errors import ReplicaFenced
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ class Replica:
             open_objects(url, timeout_s=max(term_s / _CALLS_PER_TERM, _CALL_S_MIN)),
             clock,
             Path(config.data),
-            address=str(config.listen),
+            address=_public_address(config.listen),
             term_ms=round(term_s * 1000),
             on_lost=lambda reason: self.batch_log.refuse(ReplicaFenced(reason)),
             on_follow=self._fetch_trail,
@@ -73,9 +76,15 @@ class Replica:
         self._fetch_at_s = 0.0
         self._clock = clock
 
-    def wait(self) -> None:
-        """Return once this process may open the store; until then it is a standby."""
-        self._primacy.wait(may_begin=not self._is_standby_only)
+    def wait(self, on_standby: Callable[[], None]) -> None:
+        """Return once this process may open the store; ``on_standby`` is called if it is a standby until then."""
+        self._primacy.wait(may_begin=not self._is_standby_only, on_standby=on_standby)
+
+    @property
+    def primary(self) -> str:
+        """Address of the primary, as in the lease; empty if it is unknown."""
+        record = self._primacy.lease()
+        return record.address if record is not None else ""
 
     def start(self, store: Store) -> None:
         """Keep the bases of the open store, and the lease, from here on."""
@@ -121,6 +130,19 @@ class Replica:
 
     def status(self) -> wire.Replica:
         """Return the current figures; from any thread."""
+        if (standby := self._primacy.standby) is not None:
+            return wire.Replica(
+                mode=self._config.replica,
+                url=self.url,
+                state="following",
+                epoch=standby.position.epoch,
+                segment=standby.position.number,
+                sent_at_ms=standby.written_ms,
+                lag_ms=round((self._clock.monotonic_s() - standby.complete_s) * 1000),
+                error=standby.error,
+                role="standby",
+                primary=self.primary,
+            )
         found = self.batch_log.status()
         base = self._keeper.status if self._keeper is not None else None
         return wire.Replica(
@@ -140,6 +162,8 @@ class Replica:
             base_bytes=base.base_bytes if base is not None else 0,
             verified_at_ms=base.verified_at_ms if base is not None else 0,
             base_error=base.error if base is not None else "",
+            role="primary",
+            primary=self.primary,
         )
 
     def close(self) -> None:
@@ -164,6 +188,11 @@ def require_replica(config: DaemonConfig) -> None:
     """Raise ``ExtraMissing`` if the packages of the second copy are not installed."""
     of_service = () if (config.replica_url or "").startswith("file:") else ("obstore",)
     require(f"replica = {config.replica}", "replica", "zstandard", *of_service)
+
+
+def _public_address(listen: Address) -> str:
+    """Return the address for clients: with the name of this host if the daemon listens on all of its addresses."""
+    return str(Address(socket.gethostname(), listen.port)) if listen.host in ("0.0.0.0", "::") else str(listen)  # noqa: S104
 
 
 def _open(url: str) -> ObjectStore:

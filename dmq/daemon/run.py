@@ -28,10 +28,11 @@ from dmq.daemon.files import WatchedFiles
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
+from dmq.daemon.standby import StandbyPort, start_metrics
 from dmq.daemon.transport import ServerOptions, transport_of
-from dmq.errors import AddressInUse, DmqError, ReplicaFenced, StoreError, with_advice
+from dmq.errors import DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled
-from dmq.metrics.registry import Metrics, MetricsServer, start_http
+from dmq.metrics.registry import Metrics
 from dmq.recovery import LedgerVerifier, Snapshots
 from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler import Scheduler
@@ -82,7 +83,9 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
         fail = ending.storage_failed
-        opened = await open_all(config, clock, stack, fail, descriptors.tables)
+        standby = StandbyPort(config, clock, descriptors.connections)
+        stack.push_async_callback(standby.close)
+        opened = await open_all(config, clock, stack, fail, descriptors.tables, standby.start)
         store, exporter, _ = opened
         _warn_of_low_disk(store)
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
@@ -111,7 +114,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         )
         own = store.clock, broker, metrics, admin, quotas
         files = _files(config, cell, stack)
-        about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed)
+        sockets = await standby.release()
+        about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed, sockets)
         server = transport_of(config, *own, files=files, front=front, options=about)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         cell.processes = server.processes
@@ -215,21 +219,7 @@ def _on_signal(number: signal.Signals, end: object) -> None:
 
 
 def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell, stack: AsyncExitStack) -> None:
-    server = _start_metrics(config, metrics, cell)
+    server = start_metrics(config, metrics, cell.is_ready, cell.remark)
     if server is not None:
         stack.callback(server.stop)
         cell.metrics_listen = str(server.address)
-
-
-def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> MetricsServer | None:
-    if config.metrics_listen is None:
-        return None
-    try:
-        return start_http(metrics, config.metrics_listen, cell.is_ready, cell.remark)
-    except AddressInUse as error:
-        if config.metrics_listen_is_explicit:
-            raise
-        # The default port is not required: a second daemon on the host must not fail because of it.
-        server = start_http(metrics, Address(config.metrics_listen.host, 0), cell.is_ready, cell.remark)
-        log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
-        return server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -52,11 +53,15 @@ class Transport(Protocol):
 
 
 class ServerOptions(NamedTuple):
-    """Options of the daemon's process: the number of connections, its version, and the callback for a failure."""
+    """Options of the daemon's process: the number of connections, its version, and the callback for a failure.
+
+    ``sockets`` listen already, if it was a standby.
+    """
 
     connections_max: int
     version: str
     on_failure: Callable[[DmqError], None] = lambda _: None  # clients cannot be served any more
+    sockets: Sequence[socket.socket] = ()
 
 
 def transport_of(
@@ -154,16 +159,18 @@ def _http2(
             calls=metrics.calls,
             version=options.version,
             on_failure=options.on_failure,
+            sockets=options.sockets,
         )
     return Http2Transport(
         served,
         host=host,
         port_number=port,
         monotonic_s=clock.monotonic_s,
-        limits=_limits(config, connections_max),
+        limits=limits_of(config, connections_max),
         tls=tls.context if tls is not None else None,
         certificate_fault=tls.fault if tls is not None else no_certificate_fault,
         plain_served_to=plain_served_to(config),
+        sockets=options.sockets,
     )
 
 
@@ -196,7 +203,8 @@ def _service(
     return service
 
 
-def _limits(config: DaemonConfig, connections_max: int) -> Limits:
+def limits_of(config: DaemonConfig, connections_max: int) -> Limits:
+    """Return the limits of the HTTP/2 server."""
     from dmq.http2 import Limits
 
     return Limits(

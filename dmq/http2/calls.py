@@ -17,7 +17,7 @@ from broker_adapter.contracts.deferred import Deferred
 from dmq.http2.admission import Admit
 from dmq.http2.bounds import Account
 from dmq.http2.connection import Connection
-from dmq.http2.errors import CallEnded, Status
+from dmq.http2.errors import CallEnded, Code, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.messages import check_growing, check_held, next_message, only_message
 from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
@@ -172,6 +172,12 @@ class Calls:
         for stream in list(self._connection.streams.values()):
             _cancel(stream)
             self._out.end(stream, status, text)
+
+    def refuse(self) -> None:
+        """Reset every call as one that was not processed."""
+        for stream in list(self._connection.streams.values()):
+            _cancel(stream)
+            self._out.reset(stream.id, Code.REFUSED_STREAM)
 
     def _advance(self, stream: Stream, news: int) -> None:
         if news & OPENED:

@@ -68,6 +68,11 @@ class Control:
             self.is_final = True
             self._out.put(frames.goaway(last_id, Code.NO_ERROR, "going away"))
 
+    def turn_away(self, text: str) -> None:
+        """Serve no stream, not even those that are open: the client may repeat their calls elsewhere."""
+        self.is_draining = self.is_final = True
+        self._out.put(frames.goaway(0, Code.NO_ERROR, text))
+
     def on_frame(self, kind: int, payload: bytes, flags: int, stream_id: int, *, now_s: float, last_id: int) -> None:
         """Process a frame that concerns no stream. Raises ConnectionFault or StreamFault."""
         if kind == frames.SETTINGS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 _BACKLOG: Final = 1024  # connections that wait to be accepted
@@ -16,16 +16,41 @@ _NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 class SocketListener:
     """The listener on one port of every address of a host name. The event loop owns the object."""
 
-    def __init__(self, host: str, port: int, take: Callable[[socket.socket, object], Awaitable[None]]) -> None:
-        """``take`` is called with each connection and its peer's address; it closes those that it refuses."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        take: Callable[[socket.socket, object], Awaitable[None]],
+        sockets: Iterable[socket.socket] = (),
+    ) -> None:
+        """``take`` is called with each connection and its peer's address; it closes those that it refuses.
+
+        ``sockets`` listen already, and are used instead of new ones; see ``release``.
+        """
         self._address = (host, port)
         self._take = take
-        self._sockets: list[socket.socket] = []
+        self._sockets: list[socket.socket] = list(sockets)
         self._accepting: list[asyncio.Task[None]] = []
 
     async def start(self) -> int:
         """Listen, and return the port (chosen by the system if 0 was configured). Raises OSError."""
         self._loop = asyncio.get_running_loop()
+        port = self._sockets[0].getsockname()[1] if self._sockets else await self._listen()
+        self._accepting = [self._loop.create_task(self._accept(listening)) for listening in self._sockets]
+        return int(port)
+
+    async def stop(self) -> None:
+        """Stop accepting connections. Idempotent."""
+        await self._stop_accepting()
+        self._close()
+
+    async def release(self) -> Sequence[socket.socket]:
+        """Stop accepting connections, and return the sockets, which still listen, for another listener."""
+        await self._stop_accepting()
+        released, self._sockets = self._sockets, []
+        return released
+
+    async def _listen(self) -> int:
         host, port = self._address
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         absent: OSError | None = None
@@ -43,15 +68,12 @@ class SocketListener:
             port = listening.getsockname()[1]
         if absent is not None and not self._sockets:
             raise absent
-        self._accepting = [self._loop.create_task(self._accept(listening)) for listening in self._sockets]
-        return int(port)
+        return port
 
-    async def stop(self) -> None:
-        """Stop accepting connections. Idempotent."""
+    async def _stop_accepting(self) -> None:
         for accepting in self._accepting:
             accepting.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        self._close()
 
     async def _accept(self, listening: socket.socket) -> None:
         """Accept one connection per loop iteration: thousands at once would delay the existing ones."""

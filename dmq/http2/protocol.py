@@ -360,6 +360,14 @@ class ClientProtocol(asyncio.Protocol):
         self.calls.abandon(Status.UNAVAILABLE, "the server is going away")
         self.flush()
 
+    def turn_away(self, text: str) -> None:
+        """Refuse the open calls as not processed, and close: gRPC clients repeat them on another connection."""
+        if self._is_closing:
+            return
+        self.connection.control.turn_away(text)
+        self.calls.refuse()
+        self.flush()
+
     def expire(self, now_s: float) -> float | None:
         """End calls whose deadline has passed; return the next deadline."""
         if now_s < self._due_s:  # no deadline has passed

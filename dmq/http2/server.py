@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -67,6 +67,7 @@ class Http2Server:
         admit: Admit = admit_all,
         share_of: ShareOf = lambda _, __: None,
         on_left: Callable[[str], None] = lambda _: None,
+        sockets: Iterable[socket.socket] = (),
     ) -> None:
         """Create the server without listening. ``methods`` are keyed by path, such as ``/package.Service/Method``.
 
@@ -74,7 +75,7 @@ class Http2Server:
         ``admit`` decides about each call from its headers. ``share_of`` returns the limit of buffered bytes for an
         address or a key. While ``is_busy`` returns True, heavy senders are not read, until ``turns.go_on`` is called.
         While ``is_full`` returns True, every client is paused after its next read. ``on_left`` is called with the
-        address of each connection that ends.
+        address of each connection that ends. ``sockets`` are as in ``SocketListener``.
         """
         self.limits = limits or Limits()
         self.methods = Methods(methods)
@@ -85,7 +86,7 @@ class Http2Server:
         self.accounts = Accounts(self.limits.held_in_all, self.limits.held_reserve, share_of)
         self.admit = admit
         self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)
-        self._listener = SocketListener(host, port, self.take)
+        self._listener = SocketListener(host, port, self.take, sockets)
         self._is_stopped = False
         self.slices = InputSlices()
         self.turns = Backpressure(is_busy, is_full)
@@ -142,6 +143,13 @@ class Http2Server:
         for timer in (self._alarm, self._checking):
             if timer is not None:
                 timer.cancel()
+
+    def turn_away(self, peer: str, text: str) -> bool:
+        """Refuse the calls of the connection of ``RequestHeaders.peer``, and close it; return False if it is closing."""
+        found = [each for each in self._clients if each.peer == peer and not each.connection.control.is_draining]
+        for client in found:
+            client.turn_away(text)
+        return bool(found)
 
     def figures(self) -> ServerFigures:
         """Return a snapshot of the metrics; safe from any thread."""

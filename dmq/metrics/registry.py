@@ -336,7 +336,9 @@ class ReplicaMetrics:
         for total in (self.segments, self.bytes):
             registry.register(total)
         gauge = partial(_gauge, registry)
-        self.lag = gauge("replica_lag_seconds", "Age of the oldest batch that the second copy lacks.")
+        role = Gauge("dmq_replica_role", "1 for the role of this daemon.", ("role",), registry=registry)
+        self.roles = {name: role.labels(name) for name in ("primary", "standby")}
+        self.lag = gauge("replica_lag_seconds", "Age of the oldest batch that the second copy or this standby lacks.")
         self.lag_batches = gauge("replica_lag_batches", "Batches that the second copy lacks.")
         self.unreachable = gauge("replica_unreachable", "1 while the object store of the second copy does not answer.")
         self.local_only = gauge("replica_local_only", "1 while batches are not sent to the second copy.")

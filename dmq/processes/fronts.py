@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -146,10 +146,11 @@ class Fronts:
         version: str,
         on_failure: Callable[[DmqError], None],
         patience: Patience = PATIENCE,
+        sockets: Iterable[socket.socket] = (),
     ) -> None:
         """``settings`` of a front that starts now. ``on_failure`` hears why there can be no front any more.
 
-        ``data`` is the daemon's directory: a front's command line names it.
+        ``data`` is the daemon's directory: a front's command line names it. ``sockets`` listen already.
         """
         self._port = port
         self._data = data
@@ -161,7 +162,7 @@ class Fronts:
         self._on_failure = on_failure
         self._patience = patience
         self.fronts = [Front(number) for number in range(count)]
-        self._listener = SocketListener(host, port_number, self._take)
+        self._listener = SocketListener(host, port_number, self._take, sockets)
         self._port_number = port_number
         quotas = port.service.quotas
         bounds = quotas.bounds

@@ -236,6 +236,16 @@ class LeaseKeeper:
             self._epoch, self._is_bound = epoch, is_bound
             self._changed.notify_all()
 
+    def wait_published(self, *, is_bound: bool, timeout_s: float) -> bool:
+        """Return True once the register has the last ``hold``, False after the timeout."""
+
+        def is_published() -> bool:
+            record = self._lease.record
+            return record is not None and record.holder == self._lease.holder and record.is_bound == is_bound
+
+        with self._changed:
+            return self._changed.wait_for(is_published, timeout_s)
+
     def close(self) -> None:
         """Release the lease if it is held, so that a standby need not wait for the end of the term."""
         with self._changed:

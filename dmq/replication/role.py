@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from uuid import uuid4
@@ -29,12 +29,23 @@ from dmq.replication.objects import ObjectStore, ReplicaUnavailable
 from dmq.replication.segment import SegmentHead
 from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
+from dmq.store.schema.position import NO_CHECKSUM, Position
 
 log = LibraryLog("dmq.replication")
 
 _STANDBYS = "standbys/"
 _LOOK_S = 1.0
 _ALIVE_TERMS = 3  # since the last change of a registration
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyFigures:
+    """State of a standby. ``complete_s`` is the monotonic time when it had the whole log; at first, of its start."""
+
+    position: Position
+    written_ms: int  # when the last applied segment was written; 0: none was applied
+    complete_s: float
+    error: str = ""  # why the object store does not answer; empty if it does
 
 
 class Role(Enum):
@@ -107,6 +118,7 @@ class Primacy:
         self._registers = registers
         self._keeper = LeaseKeeper(registers, clock, Lease(self._holder, address, term_ms=term_ms), on_lost)
         self._on_follow = on_follow
+        self.standby: StandbyFigures | None = None  # None: this process is no standby; from any thread
         self._etag: str | None = None  # of the own registration
         self._registrations = 0
         self._registered_s = 0.0
@@ -114,15 +126,19 @@ class Primacy:
         self._seen: dict[str, tuple[str, float]] = {}  # ETag of a standby, and when it changed
         self._thread: threading.Thread | None = None
 
-    def wait(self, *, may_begin: bool) -> bool:
+    def lease(self) -> LeaseRecord | None:
+        """Return the last known record of the lease; from any thread."""
+        return self._keeper.record()
+
+    def wait(self, *, may_begin: bool, on_standby: Callable[[], None] = lambda: None) -> bool:
         """Return once this process may open the store as the primary; True if it took over.
 
-        Raise ``StartRefused`` for an empty log unless ``may_begin``, and ``ReplicaForeign``.
+        ``on_standby`` is called once it is a standby. Raise ``StartRefused`` for an empty log unless ``may_begin``, and ``ReplicaForeign``.
         """
         self._keeper.start()
         cell = Cell(self._data)
         try:
-            return self._wait(cell, may_begin=may_begin)
+            return self._wait(cell, on_standby, may_begin=may_begin)
         finally:
             cell.close()
 
@@ -140,7 +156,7 @@ class Primacy:
         if is_complete:
             self._keeper.close()
 
-    def _wait(self, cell: Cell, *, may_begin: bool) -> bool:
+    def _wait(self, cell: Cell, on_standby: Callable[[], None], *, may_begin: bool) -> bool:
         standby: Standby | None = None
         is_reported = False
         try:
@@ -160,19 +176,27 @@ class Primacy:
                                 log.warning("lease_awaited", url=self._objects.url, holder=record.address)
                             continue
                         standby = Standby(self._objects, cell, self._clock)
+                        now_s = self._clock.monotonic_s()
+                        self.standby = StandbyFigures(Position(0, 0, 0, 0, NO_CHECKSUM), 0, now_s)
+                        on_standby()
                         log.info("standby", url=self._objects.url)
                     self._register()
+                    looked_s = self._clock.monotonic_s()
                     standby.catch_up()
+                    self.standby = StandbyFigures(standby.position, standby.written_ms, looked_s)
                     self._on_follow()
                     if self._keeper.wait_held(min(_LOOK_S, self._term_s / 5)):
                         standby.promote()
                         self._deregister()
+                        self.standby = None
                         log.warning(
                             "taken_over", url=self._objects.url, **standby.position._asdict() | {"checksum": ""}
                         )
                         return True
                 except ReplicaUnavailable as error:
                     log.warning("standby_waits", url=self._objects.url, error=error.reason)
+                    if self.standby is not None:
+                        self.standby = replace(self.standby, error=error.reason)
                     self._closed.wait(_LOOK_S)
         finally:
             if standby is not None:
@@ -215,11 +239,12 @@ class Primacy:
                     bind(False)  # no standby takes over after this record
                 if found != is_bound:
                     self._keeper.hold(epoch, is_bound=found)
-                    if found:
-                        log.info("standby_registered", url=self._objects.url)
-                    else:
-                        log.info("no_standby", url=self._objects.url)
-                    is_bound = found
+                    if self._keeper.wait_published(is_bound=found, timeout_s=self._term_s / 3):
+                        if found:
+                            log.info("standby_registered", url=self._objects.url)
+                        else:
+                            log.info("no_standby", url=self._objects.url)
+                        is_bound = found
             self._closed.wait(self._term_s / 3)
 
     def _has_standby(self) -> bool:

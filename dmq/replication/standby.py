@@ -81,6 +81,7 @@ class Standby:
         self._cell = cell
         self._engine: RocksEngine | None = None
         self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
+        self.written_ms = 0  # when the last applied segment was written; 0: none was applied
 
     @property
     def position(self) -> Position:
@@ -191,7 +192,7 @@ class Standby:
             if was_live and not count:  # it was written since the last look
                 ahead_ms = self._clock.now_ms() - head.time_ms
                 self._ahead_ms = ahead_ms if self._ahead_ms is None else min(self._ahead_ms, ahead_ms)
-            count += 1
+            count, self.written_ms = count + 1, head.time_ms
             if not is_wanted():
                 break
         engine.sync()

@@ -38,6 +38,15 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     now_ms = found.now_ms
     timeline, disk, recovery = found.timeline, found.disk, found.recovery
     next_due = f"; next {out.when(timeline.next_due_at_ms, now_ms)}" if timeline.next_due_at_ms else ""
+    if found.replica.role == "standby":
+        return [
+            ("state", f"{_state(found)}: {found.state_reason}"),
+            ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}"),
+            ("up since", out.when(found.started_at_ms, now_ms)),
+            ("address", found.listen + (f", metrics {found.metrics_listen}" if found.metrics_listen else "")),
+            ("data", found.data),
+            *replica_facts(found.replica, now_ms),
+        ]
     low = "SENDS REFUSED, " if disk.refuses_sends else ""
     but = ", but" if _state(found) == "serving" else ""
     reason = f"{but}: {found.state_reason}" if found.state_reason else ""
@@ -108,6 +117,15 @@ def _backups(backups: wire.PeriodicBackups, now_ms: int) -> list[tuple[str, str]
 
 def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
     """Return the lines about the second copy of the store."""
+    if replica.role == "standby":
+        applied = f", written {out.when(replica.sent_at_ms, now_ms)}" if replica.sent_at_ms else ""
+        return [
+            ("replica", f"{replica.mode}, {replica.url}"),
+            *([("", f"UNREACHABLE: {replica.error}")] if replica.error else []),
+            ("role", f"standby of {replica.primary or 'an unknown primary'}"),
+            ("", f"had the whole log {out.about(replica.lag_ms)} ago"),
+            ("", f"applied: epoch {replica.epoch:,}, segment {replica.segment:,}{applied}"),
+        ]
     at_risk = "nothing would be lost with this machine"
     if replica.lag_batches:
         waiting = f"{format_size(replica.lag_bytes)} wait, " if replica.lag_bytes else ""
@@ -120,7 +138,7 @@ def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
     return [
         ("replica", f"{replica.mode}, {replica.url}{state}"),
         *([("", f"UNREACHABLE: {replica.error}")] if replica.error else []),
-        ("", at_risk),
+        ("role", f"primary: {at_risk}"),
         ("", f"epoch {replica.epoch:,}, segment {replica.segment:,}{sent}"),
         ("bases", f"{base}{size}{check if replica.base_bytes else ''}"),
         *([("", f"FAILED: {replica.base_error}")] if replica.base_error else []),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -71,7 +72,7 @@ class Port:
         self.gate = RpcPolicy(all_entrances(entrances), guard, service.quotas)
         self.methods: Mapping[str, Method] = {
             **messaging(dispatcher),
-            **_health(self.health, places),
+            **health_methods(self.health, places.one),
             f"/{REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
             **(methods or {}),
         }
@@ -98,8 +99,9 @@ class Http2Transport:
         certificate_fault: CertificateFault = no_certificate_fault,
         plain_served_to: PlainServedTo = "all",
         limits: Limits | None = None,
+        sockets: Iterable[socket.socket] = (),
     ) -> None:
-        """Create the transport without listening.
+        """Create the transport without listening; ``sockets`` listen already.
 
         ``tls`` returns the context of the next connection. ``plain_served_to`` selects the peers that may connect
         without TLS. ``certificate_fault`` is as in ``Http2Server``.
@@ -120,6 +122,7 @@ class Http2Transport:
             certificate_fault=certificate_fault,
             plain_served_to=plain_served_to,
             is_busy=messages.is_busy,
+            sockets=sockets,
         )
         accounts = self._server.accounts
         quotas.bytes_of = lambda holder: accounts.held_by(*holder)
@@ -173,7 +176,11 @@ def said_plainly(host: str, port: int) -> Iterator[None]:
 # -- services that come with every port --------------------------------------------------------------------------------
 
 
-def _health(state: health.HealthService, places: _Watches) -> dict[str, Method]:
+def health_methods(
+    state: health.HealthService, place: Callable[[RequestHeaders], AbstractContextManager[None]]
+) -> dict[str, Method]:
+    """Return the methods of the health service by path; each open watch is in a ``place``."""
+
     def parsed(body: bytes) -> health_pb2.HealthCheckRequest:
         try:
             return health_pb2.HealthCheckRequest.FromString(body)
@@ -187,7 +194,7 @@ def _health(state: health.HealthService, places: _Watches) -> dict[str, Method]:
             raise CallEnded(Status.NOT_FOUND, "unknown service") from error
 
     async def watch(body: bytes, headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
-        with places.one(headers):
+        with place(headers):
             async with aclosing(state.watch(parsed(body))) as answers:
                 async for answer in answers:
                     yield answer.SerializeToString()

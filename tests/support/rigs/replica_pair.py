@@ -20,9 +20,10 @@ from dmq.trail.events import gap_event
 class Pair:
     """Primary and standby of one log, with one address for clients."""
 
-    def __init__(self, folder: Path, url: str = "", env: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, url: str = "", env: dict[str, str] | None = None, *, metrics: str = "off") -> None:
         """Without ``url`` the log is in a directory; ``env`` has credentials of an object store and other settings."""
         self._folder = folder
+        self._metrics = metrics
         (folder / "copy").mkdir()
         self.url = url or f"file://{folder}/copy"
         self._env = {**os.environ, "DMQ_TRAIL": "off", "DMQ_REPLICA": "sync"}
@@ -35,7 +36,7 @@ class Pair:
     def daemon(self) -> Daemon:
         """Return a daemon on a new directory."""
         self._count += 1
-        return Daemon(self._folder / f"data-{self._count}", env=self._env)
+        return Daemon(self._folder / f"data-{self._count}", env=self._env, metrics=self._metrics)
 
     def wait_for_standby(self, daemon: Daemon) -> Daemon:
         """Start a daemon as standby, and wait until the primary is bound to its lease."""
