@@ -124,6 +124,7 @@ OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, in add
 OF_CELL = (
     "OPENED",
     "CLOSED",
+    "PROMOTED",
     "HEARTBEAT",
     "TOPIC_CREATED",
     "GROUP_CREATED",
@@ -168,7 +169,7 @@ KNOWN = frozenset(
 # Events that spools do not have.
 OF_DAEMON = KNOWN - {
     *("SCHEDULED", *OF_SPOOL),
-    *("OPENED", "CLOSED", "HEARTBEAT", "GAP", "TAIL_LOST", CLOCK_CHANGED, "CLOCK_ACCEPTED"),
+    *("OPENED", "CLOSED", "PROMOTED", "HEARTBEAT", "GAP", "TAIL_LOST", CLOCK_CHANGED, "CLOCK_ACCEPTED"),
 }
 # Events that determine the outcome of one message.
 OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, RESCHEDULED, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)

@@ -46,6 +46,11 @@ class OpenStore(NamedTuple):
     exporter: Exporter | None
     replica: Replica | None
 
+    @property
+    def is_promoted(self) -> bool:
+        """True if this run took over as standby."""
+        return self.replica is not None and self.replica.is_promoted
+
     def replica_status(self) -> wire.Replica | None:
         """Return the status of the second copy; None if there is none."""
         return self.replica.status() if self.replica is not None else None

@@ -73,12 +73,13 @@ class Replica:
             on_lost=lambda reason: self.batch_log.refuse(ReplicaFenced(reason)),
             on_follow=self._fetch_trail,
         )
+        self.is_promoted = False  # this run took over as standby
         self._fetch_at_s = 0.0
         self._clock = clock
 
     def wait(self, on_standby: Callable[[], None]) -> None:
         """Return once this process may open the store; ``on_standby`` is called if it is a standby until then."""
-        self._primacy.wait(may_begin=not self._is_standby_only, on_standby=on_standby)
+        self.is_promoted = self._primacy.wait(may_begin=not self._is_standby_only, on_standby=on_standby)
 
     @property
     def primary(self) -> str:

@@ -96,7 +96,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         metrics = _metrics(store)
         broker = broker_of(config, store)
         stack.push_async_callback(broker.close)
-        await store.commit_async([Emit(cell_event(EventKind.OPENED))])
+        kinds = [EventKind.OPENED, *([EventKind.PROMOTED] if opened.is_promoted else [])]
+        await store.commit_async([Emit(cell_event(each)) for each in kinds])
         await MovedTopics(broker).settle()
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)

@@ -92,6 +92,7 @@ class EventKind(IntEnum):
     REPLACED = 62  # was pending, replaced by a message with its own key: its event is next [its delivery time]
     ABSORBED = 63  # not stored: another one is pending under its own key, with this entry [that one's delivery time]
     OPERATED = 64  # an operator's call changed state, or tried to; the id is the activity as JSON [its number]
+    PROMOTED = 70  # this run took over from a lost or stopped primary, as its standby [0]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 

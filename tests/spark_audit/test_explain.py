@@ -252,7 +252,7 @@ def test_a_message_that_was_open_in_a_retired_cell(tmp_path: Path) -> None:
 
 
 OF_NO_MESSAGE = {
-    EventKind.OPENED, EventKind.CLOSED, EventKind.HEARTBEAT, EventKind.GAP, EventKind.TAIL_LOST,
+    EventKind.OPENED, EventKind.CLOSED, EventKind.HEARTBEAT, EventKind.GAP, EventKind.TAIL_LOST, EventKind.PROMOTED,
     EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED, EventKind.SCHEDULE_CHANGED,
     EventKind.TOPIC_CREATED, EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED, EventKind.GROUP_CREATED,
     EventKind.GROUP_CHANGED, EventKind.GROUP_REMOVED, EventKind.SUBSCRIBED, EventKind.RESET, EventKind.OFFSET_SET,

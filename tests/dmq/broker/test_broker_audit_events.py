@@ -35,6 +35,7 @@ GROUPS, TOPICS = ("one", "two"), (TOPIC, "%DLQ%one")
 # what was lost, a spool its sends. And two that nothing writes yet.
 OF_OTHERS = {
     *(EventKind.OPENED, EventKind.CLOSED, EventKind.GAP, EventKind.HEARTBEAT, EventKind.TAIL_LOST),
+    EventKind.PROMOTED,
     *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED),
     *(
         EventKind.RECALLED,

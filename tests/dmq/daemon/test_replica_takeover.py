@@ -150,7 +150,9 @@ def test_an_object_server_that_is_down_holds_writes(tmp_path: Path) -> None:
 
 
 def test_the_trail_of_a_lost_primary_is_continued(tmp_path: Path) -> None:
-    """On a real S3 server: the successor has every exported event of the lost host, and continues the sequences."""
+    """On a real S3 server: the successor has every exported event of the lost host, continues the sequences and records
+    the takeover; an audit of the trail is clean.
+    """
     with ExitStack() as stack:
         server = S3Server(tmp_path)
         stack.callback(server.kill)
@@ -164,8 +166,14 @@ def test_the_trail_of_a_lost_primary_is_continued(tmp_path: Path) -> None:
             pair.take_over()
             wait_for_sends(load.ledger, 50)
             load.end_sending()
+            load.drain(_DRAIN_S_MAX)
         pair.primary.stop()
         events = read_trail(pair.primary.data / "trail", pair.primary.event("serving")["cell"])
         assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
         assert {"TAIL_LOST", "GAP"}.isdisjoint(event["kind"] for event in events)
-        assert {event["boot"] for event in events} == {1, 2}
+        assert [(event["kind"], event["boot"]) for event in events if event["kind"] in {"OPENED", "PROMOTED"}] == [
+            ("OPENED", 1), ("OPENED", 2), ("PROMOTED", 2),
+        ]  # fmt: skip
+        trail, out = str(pair.primary.data / "trail"), str(tmp_path / "out")
+        audited = run_command("audit", "run", "--trail", trail, "--out", out, "--no-snapshot")
+        assert audited.returncode == 0, audited.stdout + audited.stderr

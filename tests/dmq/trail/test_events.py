@@ -63,6 +63,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
         "FORWARDED", "FORWARD_REFUSED", "FORWARD_IN_DOUBT", "FETCHED",
         "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED", "TAKEN_OVER", "RESCHEDULED", "OCCURRED",
-        "SCHEDULE_CHANGED", "REPLACED", "ABSORBED", "OPERATED", "DEAD_TOO_LATE",
+        "SCHEDULE_CHANGED", "REPLACED", "ABSORBED", "OPERATED", "DEAD_TOO_LATE", "PROMOTED",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), *range(56, 65), 69]
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), *range(56, 65), 69, 70]
