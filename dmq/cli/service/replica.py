@@ -48,18 +48,35 @@ def status(session: Session) -> None:
 
 @app.command()
 @with_output
-def check(session: Session, *, replica_url: UrlOption) -> None:
+def check(
+    session: Session,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="DIR", help="List messages of its stores that the log lacks.", show_default=False
+        ),
+    ] = None,
+    replica_url: UrlOption,
+) -> None:
     """Read every segment and base, and list the faults; exit with 4 if there are any.
 
-    The command changes nothing, and needs no daemon. It reads the whole log.
+    The command changes nothing, and needs no daemon. It reads the whole log. With --data it also lists the messages
+    that a replaced primary accepted in that directory, and that the log does not have (diverged-EPOCH-BATCH).
     """
     with offline(), Progress("check of the replica", quiet=session.as_json) as progress:
+        from dmq.recovery.replica import diverged_tails
         from dmq.replication.objects import open_objects
         from dmq.replication.restore import check as check_log
 
-        found = check_log(open_objects(replica_url), lambda number: progress.show(f"segment {number:,}"))
+        objects = open_objects(replica_url)
+        found = check_log(objects, lambda number: progress.show(f"segment {number:,}"))
+        tails = diverged_tails(objects, data.absolute()) if data is not None else []
     if session.as_json:
-        out.show_json(found._asdict())
+        diverged = [
+            {**each._asdict(), "messages": [message._asdict() for message in each.messages]} for each in tails
+        ]
+        out.show_json({**found._asdict(), "diverged": diverged})
     else:
         facts = [
             ("store", f"{found.store:016x}"),
@@ -68,6 +85,11 @@ def check(session: Session, *, replica_url: UrlOption) -> None:
         ]
         if found.first_ms:
             facts.append(("restores", f"from {out.when(found.first_ms)} to {out.when(found.last_ms)}"))
+        for tail in tails:
+            count = f"{len(tail.messages):,} messages are not in the log"
+            place = f"epoch {tail.epoch:,}, after batch {tail.common_batch:,} up to {tail.batch:,}"
+            facts.append(("diverged", f"{tail.path}, {place}: {count}"))
+            facts += [("", f"{each.message_id} of {each.topic}, {each.state}") for each in tail.messages]
         out.show_facts(facts)
         for fault in found.faults:
             typer.echo(out.printable(fault))

@@ -18,11 +18,14 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from support.clients.crash_load import Ledger, Load
+from support.clients.wire_client import WireClient, a_message
 from support.effort import EFFORT, SEED
 from support.models.trail_read import read_trail
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.object_server import S3Server
 from support.rigs.replica_pair import Pair, assert_kept
+
+from broker_adapter.wire import rocketmq_v2 as wire
 
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT
@@ -41,6 +44,13 @@ def wait_for_sends(ledger: Ledger, count: int) -> None:
     with ledger.news:
         wanted = ledger.accepted_total + count
         assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
+
+
+def send(daemon: Daemon, message_id: str, *, deliver_at_ms: int) -> None:
+    """Send a message with this id, and assert that the answer is OK."""
+    with WireClient(daemon.address) as client:
+        answer = client.send(a_message("orders", message_id, deliver_at_ms=deliver_at_ms))
+        assert answer.status.code == wire.OK
 
 
 @pytest.mark.timeout(180 + 90 * ROUNDS)
@@ -177,3 +187,32 @@ def test_the_trail_of_a_lost_primary_is_continued(tmp_path: Path) -> None:
         trail, out = str(pair.primary.data / "trail"), str(tmp_path / "out")
         audited = run_command("audit", "run", "--trail", trail, "--out", out, "--no-snapshot")
         assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+def test_a_check_lists_the_messages_of_a_diverged_tail(tmp_path: Path) -> None:
+    """Messages that a lost asynchronous primary answered and did not send are listed by id; others are not."""
+    with closing(Pair(tmp_path, env={"DMQ_REPLICA": "async", "DMQ_REPLICA_EVERY": "1h"})) as pair:
+        send(pair.primary, "0A", deliver_at_ms=0)
+        pair.primary.stop()  # sends everything
+        pair.take_over()
+        pair.wait_for_standby(pair.standby)
+        lost = pair.primary
+        send(lost, "0B", deliver_at_ms=0)
+        send(lost, "0C", deliver_at_ms=2**41)
+        lost.kill()
+        pair.take_over()
+        send(pair.primary, "0D", deliver_at_ms=0)
+        pair.wait_for_standby(lost)
+        kept = lost.wait_for("replica_diverged", timeout_s=60)["kept"]
+        check = ("replica", "check", "--replica-url", pair.url, "--data", str(lost.data))
+        (tail,) = json.loads(run_command(*check, "--json").stdout)["diverged"]
+        assert tail["path"] == kept
+        assert tail["common_batch"] < tail["batch"]
+        assert tail["messages"] == [
+            {"topic": "orders", "message_id": "0B", "state": "queued"},
+            {"topic": "orders", "message_id": "0C", "state": "waiting"},
+        ]
+        shown = run_command(*check)
+        assert shown.returncode == 0, shown.stderr
+        assert "0B of orders, queued" in shown.stdout
+        assert "2 messages are not in the log" in shown.stdout
