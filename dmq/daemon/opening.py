@@ -46,10 +46,10 @@ class OpenStore(NamedTuple):
     exporter: Exporter | None
     replica: Replica | None
 
-    @property
-    def is_promoted(self) -> bool:
-        """True if this run took over as standby."""
-        return self.replica is not None and self.replica.is_promoted
+    def events(self) -> list[EventKind]:
+        """Return the events of the start of this run."""
+        is_promoted = self.replica is not None and self.replica.is_promoted
+        return [EventKind.OPENED, *([EventKind.PROMOTED] if is_promoted else [])]
 
     def replica_status(self) -> wire.Replica | None:
         """Return the status of the second copy; None if there is none."""

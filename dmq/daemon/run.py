@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler import Scheduler
 from dmq.store import Store
 from dmq.store.writer.operations import Emit
-from dmq.trail.events import EventKind, cell_event
+from dmq.trail.events import cell_event
 from dmq.version import version_here
 
 if TYPE_CHECKING:
@@ -57,10 +58,13 @@ class _Ending:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.reason: asyncio.Future[DmqError | None] = self._loop.create_future()
+        self.abort: Callable[[], None] = lambda: None  # ends all calls at once
 
     def end(self, reason: DmqError | None) -> None:
         if not self.reason.done():
             self.reason.set_result(reason)
+            if reason is not None and _is_fenced(reason):
+                self.abort()  # before the answers of failed writes: clients repeat them at the new primary
 
     def storage_failed(self, error: StoreError) -> None:
         """Record the failure and stop; safe from any thread."""
@@ -96,8 +100,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         metrics = _metrics(store)
         broker = broker_of(config, store)
         stack.push_async_callback(broker.close)
-        kinds = [EventKind.OPENED, *([EventKind.PROMOTED] if opened.is_promoted else [])]
-        await store.commit_async([Emit(cell_event(each)) for each in kinds])
+        await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
         await MovedTopics(broker).settle()
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
@@ -119,6 +122,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed, sockets)
         server = transport_of(config, *own, files=files, front=front, options=about)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
+        ending.abort = server.abort
         cell.processes = server.processes
         metrics.processes.follow(server.processes)
         _serve_metrics(config, metrics, cell, stack)

@@ -1,4 +1,4 @@
-"""Port of a daemon while it is a standby: health, status and metrics; clients are refused with the primary's address."""
+"""Port of a daemon while it is a standby: health, status and metrics. Clients are sent to the primary."""
 
 from __future__ import annotations
 

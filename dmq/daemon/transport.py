@@ -43,6 +43,10 @@ class Transport(Protocol):
         """Set the state of the health service; calls are answered in either state."""
         ...
 
+    def abort(self) -> None:
+        """End every call now, with UNAVAILABLE instead of its answer; ``stop`` follows."""
+        ...
+
     async def stop(self, grace_s: float) -> None:
         """End waiting calls, and finish the others in flight within ``grace_s``."""
         ...

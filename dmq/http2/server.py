@@ -87,7 +87,7 @@ class Http2Server:
         self.admit = admit
         self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)
         self._listener = SocketListener(host, port, self.take, sockets)
-        self._is_stopped = False
+        self._is_stopped = self._is_aborted = False
         self.slices = InputSlices()
         self.turns = Backpressure(is_busy, is_full)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
@@ -113,6 +113,9 @@ class Http2Server:
 
     async def take(self, accepted: socket.socket, peer: object) -> None:
         """Serve a connection that was accepted from ``peer``."""
+        if self._is_aborted:
+            accepted.close()
+            return
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(partial(ClientProtocol, self, peer), accepted)
@@ -144,8 +147,14 @@ class Http2Server:
             if timer is not None:
                 timer.cancel()
 
+    def abort(self) -> None:
+        """End every call with UNAVAILABLE before its handler can answer, and serve no connection from now on."""
+        self._is_aborted = True
+        for client in list(self._clients):
+            client.finish()
+
     def turn_away(self, peer: str, text: str) -> bool:
-        """Refuse the calls of the connection of ``RequestHeaders.peer``, and close it; return False if it is closing."""
+        """Refuse the calls of the connection of a ``RequestHeaders.peer`` and close it; False if it closes already."""
         found = [each for each in self._clients if each.peer == peer and not each.connection.control.is_draining]
         for client in found:
             client.turn_away(text)

@@ -199,6 +199,11 @@ class Fronts:
         """Set the state of the health service; calls are answered in either state."""
         self._port.health.set(is_serving=is_serving)
 
+    def abort(self) -> None:
+        """End every connection now: the fronts are killed, since an answer of this process may be on its way there."""
+        for front in self.fronts:
+            front.kill()
+
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, end streams and long polls, and give the other calls ``grace_s`` to finish.
 

@@ -352,10 +352,12 @@ class ReplicationLog:
             self._fail(StoreFailed(f"the replication log failed: {type(error).__name__}: {error}"))
 
     def _fail(self, failure: StoreError) -> None:
-        with self._changed:
-            self._failure = failure
-            self._changed.notify_all()
-        self._on_failure(failure)
+        try:
+            self._on_failure(failure)  # before the failed writes: the owner may end their calls
+        finally:
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
 
     def _next(self) -> _Draft | None:
         """Wait for batches and return them as the next segment; None once the log is closed."""

@@ -133,7 +133,8 @@ class Primacy:
     def wait(self, *, may_begin: bool, on_standby: Callable[[], None] = lambda: None) -> bool:
         """Return once this process may open the store as the primary; True if it took over.
 
-        ``on_standby`` is called once it is a standby. Raise ``StartRefused`` for an empty log unless ``may_begin``, and ``ReplicaForeign``.
+        ``on_standby`` is called once it is a standby. Raise ``StartRefused`` for an empty log unless ``may_begin``, and
+        ``ReplicaForeign``.
         """
         self._keeper.start()
         cell = Cell(self._data)

@@ -73,9 +73,7 @@ def check(
         found = check_log(objects, lambda number: progress.show(f"segment {number:,}"))
         tails = diverged_tails(objects, data.absolute()) if data is not None else []
     if session.as_json:
-        diverged = [
-            {**each._asdict(), "messages": [message._asdict() for message in each.messages]} for each in tails
-        ]
+        diverged = [{**each._asdict(), "messages": [message._asdict() for message in each.messages]} for each in tails]
         out.show_json({**found._asdict(), "diverged": diverged})
     else:
         facts = [

@@ -6,6 +6,7 @@ instead of a transport error.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -118,6 +119,10 @@ class GrpcServer:
     async def set_serving(self, *, is_serving: bool) -> None:
         """Set the state of the health service; calls are answered in either state."""
         self._health.set(is_serving=is_serving)
+
+    def abort(self) -> None:
+        """End every call soon, without its answer; the library cannot do it at once."""
+        self._aborting = asyncio.get_running_loop().create_task(self._server.stop(0), name="dmq-abort")
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, end streams and long polls now, and finish other calls within ``grace_s``."""

@@ -155,6 +155,10 @@ class Http2Transport:
         """Set the state of the health service; calls are answered in either state."""
         self._served.health.set(is_serving=is_serving)
 
+    def abort(self) -> None:
+        """End every call with UNAVAILABLE now, and serve no connection until ``stop``."""
+        self._server.abort()
+
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, end streams and long polls now, and finish other calls within ``grace_s``."""
         self._served.drain()

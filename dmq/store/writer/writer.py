@@ -432,6 +432,8 @@ class Writer:
         for unit in units:
             unit.error = StoreFailed(f"the write is in doubt: {failure}")
             unit.error.__cause__ = failure
-        self._settle(units, {})
-        self._marks.close()
-        self._on_failure(failure)
+        try:
+            self._on_failure(failure)  # before the callers: the owner may end their calls
+        finally:
+            self._settle(units, {})
+            self._marks.close()

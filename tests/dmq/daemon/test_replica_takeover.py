@@ -125,6 +125,29 @@ def test_a_clean_stop_hands_over_at_once(tmp_path: Path) -> None:
         pair.take_over()
 
 
+def test_a_fenced_primary_answers_unavailable(tmp_path: Path) -> None:
+    """A send that waits for the copy when the primary is replaced ends with UNAVAILABLE, so clients repeat it."""
+    with ExitStack() as stack:
+        server = S3Server(tmp_path / "server")
+        stack.callback(server.kill)
+        env = server.environment() | {"DMQ_REPLICA_LEASE": "10s"}
+        pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", env)))
+        pool, first = stack.enter_context(ThreadPoolExecutor()), pair.primary
+        client = stack.enter_context(WireClient(first.address))
+        assert client.send(a_message("orders", "0A")).status.code == wire.OK
+        server.kill()
+        held = pool.submit(client.send, a_message("orders", "0B"), deadline_s=180)
+        first.wait_for("replica_unreachable", timeout_s=60)  # the batch of that send is on its way
+        first.signal(signal.SIGSTOP)
+        server.start()
+        pair.take_over()
+        first.signal(signal.SIGCONT)
+        end: Any = held.exception(180)
+        assert first.wait(60) == 8
+        assert isinstance(end, grpc.RpcError), held.result()
+        assert end.code() is grpc.StatusCode.UNAVAILABLE
+
+
 def test_an_operator_promotes_a_standby_of_a_stopped_host(tmp_path: Path) -> None:
     """``dmq replica promote`` lets the standby take over although the primary renews its lease."""
     pair = Pair(tmp_path)
