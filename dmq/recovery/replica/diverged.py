@@ -1,8 +1,8 @@
 """Messages of a diverged tail: those that a replaced primary accepted, and that the replication log does not have.
 
-A standby keeps such a store as ``diverged-<epoch>-<batch>`` in its directory. The log continues with a later
-epoch after the last common batch. Each batch that accepts messages writes the store's sequence, so every message with a higher
-sequence than that of the last common batch is in the tail alone.
+A standby keeps such a store as ``diverged-<epoch>-<batch>`` in its directory. The log continues with a later epoch
+after the last common batch. Each batch that accepts messages writes the store's sequence. So every message with a
+higher sequence than that of the last common batch is in the tail alone.
 """
 
 from __future__ import annotations
