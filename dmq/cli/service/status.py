@@ -138,7 +138,7 @@ def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
     return [
         ("replica", f"{replica.mode}, {replica.url}{state}"),
         *([("", f"UNREACHABLE: {replica.error}")] if replica.error else []),
-        ("role", f"primary: {at_risk}"),
+        ("", at_risk),
         ("", f"epoch {replica.epoch:,}, segment {replica.segment:,}{sent}"),
         ("bases", f"{base}{size}{check if replica.base_bytes else ''}"),
         *([("", f"FAILED: {replica.base_error}")] if replica.base_error else []),

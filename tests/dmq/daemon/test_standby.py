@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from support.rigs.acl import OPERATOR, write_acl
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.replica_pair import Pair
 
@@ -106,6 +107,19 @@ def test_a_client_with_both_addresses_reaches_the_primary(pair: Pair, retries: i
                 call(channel)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         call(channel)
+
+
+def test_a_standby_checks_the_keys_of_operators(tmp_path: Path) -> None:
+    """The status of a standby needs the same key as that of a primary; health needs none."""
+    with closing(Pair(tmp_path, env={"DMQ_ACL": str(write_acl(tmp_path))})) as pair:
+        pair.standby.wait_for("standby_listening", timeout_s=60)
+        status = ("status", "--json", "--address", pair.standby.address)
+        refused = run_command(*status)
+        assert (refused.returncode, refused.stdout) == (5, ""), refused.stderr
+        keys = {"DMQ_ACCESS_KEY": OPERATOR.access_key, "DMQ_SECRET_KEY": OPERATOR.secret_key}
+        assert json.loads(run_command(*status, env=keys).stdout)["replica"]["role"] == "standby"
+        with grpc.insecure_channel(pair.standby.address) as channel:
+            assert health(channel, "liveness") == HealthCheckResponse.SERVING
 
 
 def test_the_sockets_of_a_standby_serve_after_the_takeover(pair: Pair) -> None:
