@@ -40,14 +40,11 @@ def plan_of(rng: random.Random, done: list[Fault]) -> Callable[[str, str], Fault
     def plan(method: str, path: str) -> Fault | None:
         if "/probe/" in path or rng.random() > _FAULTS:
             return None
-        held = Held()
-        faults = (
-            *(LostRequest(), LostAnswer(), held),
-            *(Answer(status) for status in (403, 409, 429, 500, 503, 507)),
-        )
+        faults: list[Fault] = [LostRequest(), LostAnswer(), Held()]
+        faults += [Answer(status) for status in (403, 409, 429, 500, 503, 507)]
         fault = rng.choice(faults)
-        if fault is held:
-            threading.Timer(rng.uniform(0.0, 1.5 * _LEASE_S), held.release.set).start()
+        if isinstance(fault, Held):
+            threading.Timer(rng.uniform(0.0, 1.5 * _LEASE_S), fault.release.set).start()
         done.append(fault)
         return fault
 

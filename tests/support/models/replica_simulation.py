@@ -201,7 +201,7 @@ class Simulation:
         self.scheduler.at(self.rng.randint(100, 2 * TERM_MS), self._disturb)
 
     def _check_holders(self) -> None:
-        holders = [host.name for host in self.hosts if host.is_holder() and not host.is_forced()]
+        holders = [host.name for host in self.hosts if host.is_holder()]
         assert len(holders) <= 1, f"{holders} hold the lease at {self.scheduler.now_ms}"
 
     def _check(self) -> None:
@@ -269,17 +269,12 @@ class Host:
         self._scheduler = simulation.scheduler
         self._offset_ms = self._rng.randint(-3_600_000, 3_600_000)
         self.lease: Lease | None = None
-        self.primacy: Primacy | None = None
         self._is_ending = False
         self.start()
 
     def is_holder(self) -> bool:
         """Return True while the process believes that it holds the lease."""
         return self.lease is not None and self.lease.is_held(self.process.boot_ms())
-
-    def is_forced(self) -> bool:
-        """Return True if the directory wrote the newest epoch, so that the process does not wait for the lease."""
-        return self.primacy is not None and self.process.boot_ms() < self.primacy._keeper._forced_until_ms + TERM_MS
 
     def start(self) -> None:
         """Start a process on the directory."""
@@ -306,7 +301,7 @@ class Host:
 
     def _end(self) -> None:
         self.process.kill()
-        self.lease = self.primacy = None
+        self.lease = None
         self.directory.crash(self._rng)
 
     def _start_again(self) -> None:
@@ -329,7 +324,7 @@ class Host:
     def _serve(self, process: Process) -> None:
         objects, directory = SimulatedObjects(self.simulation), self.directory
         log = self.simulation.bugs.log(objects, process, LogOptions(is_sync=True, grace_s=1.0), _no_base)
-        primacy = self.primacy = Primacy(
+        primacy = Primacy(
             objects,
             objects,
             process,
