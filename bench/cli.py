@@ -30,6 +30,7 @@ from bench import (
     pending,
     queue_clients,
     receive,
+    replica,
     report,
     rocketmq,
     send,
@@ -73,6 +74,7 @@ class Name(StrEnum):
     CLUSTER = "cluster"
     CLUSTER_AWAY = "cluster_away"
     QUEUE_CLIENTS = "queue_clients"
+    REPLICA = "replica"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -97,11 +99,13 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.CLUSTER: cluster.measure,
     Name.CLUSTER_AWAY: cluster_away.measure,
     Name.QUEUE_CLIENTS: queue_clients.measure,
+    Name.REPLICA: replica.measure,
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
 OTHERS = (
     Name.FRONTS,
     *(Name.NACK, Name.FAIRNESS, Name.NEIGHBOURS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE, Name.QUEUE_CLIENTS),
+    Name.REPLICA,
 )
 
 

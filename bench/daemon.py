@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -40,6 +40,7 @@ class Daemon:
         transport: Literal["http2", "grpcio"] = "http2",
         options: Sequence[str] = (),
         processes: int | Literal["auto"] = 1,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
@@ -59,6 +60,7 @@ class Daemon:
                 },
                 "DMQ_TRANSPORT": transport,
                 "DMQ_PROCESSES": str(processes),
+                **(environment or {}),
             },
         )
         assert self._process.stderr is not None
@@ -132,9 +134,12 @@ def running(
     transport: Literal["http2", "grpcio"] = "http2",
     options: Sequence[str] = (),
     processes: int | Literal["auto"] = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Daemon]:
     """Run a daemon for a while."""
-    daemon = Daemon(data, metrics=metrics, transport=transport, options=options, processes=processes)
+    daemon = Daemon(
+        data, metrics=metrics, transport=transport, options=options, processes=processes, environment=environment
+    )
     try:
         yield daemon
     finally:

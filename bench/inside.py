@@ -34,6 +34,7 @@ from bench.inside_hook import hook_drain, hook_send, hook_spool
 from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
 from bench.inside_neighbours import neighbours
 from bench.inside_receive import receive
+from bench.inside_replica import replica_base
 from bench.inside_spool import (
     hand_off,
     peer_drain,
@@ -230,6 +231,7 @@ _ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "peer_fill": peer_fill,
     "peer_open": peer_open,
     "peer_drain": peer_drain,
+    "replica_base": replica_base,
 }
 
 if __name__ == "__main__":
