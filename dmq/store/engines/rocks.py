@@ -431,7 +431,9 @@ class RocksEngine:
         db = self._open_db()
         try:
             db.flush_wal(False)
-            for each in self._dicts:  # frees the GIL; the checkpoint does not, and would write these tables itself
+            # The checkpoint writes the memtables itself, and keeps the GIL meanwhile. Flushing frees it. The second
+            # flush writes the rows that came during the first: few are left for the checkpoint.
+            for each in (*self._dicts, *self._dicts):
                 each.flush(True)
             Checkpoint(db).create_checkpoint(str(path))
             path.chmod(0o700)  # its tables are the store's own files
