@@ -36,6 +36,10 @@ BYTES_PER_BATCH_MAX = 8 * 1024 * 1024  # half of the log's buffer, see ``dmq.sto
 _OP_BYTES = 256  # of rows, index and event in addition to a message
 _LOOK_FOR_ROOM_S = 0.2
 STALL_S = 3.0  # a longer batch is reported as a stalled disk
+# Of the time that the replication log took for a batch: the longest wait for its callers, and the steps of the wait.
+_RETURN_SHARE, _RETURN_STEPS = 0.5, 16
+_RETURN_S_MAX = 0.025
+_SLOW_LOG_S = 0.002  # below it, a wait costs more than it saves
 _DISK_CLOCK = SystemClock()  # a disk does not follow the clock that a test sets
 _TOGETHER, _TOGETHER_BYTES = 256, 1024 * 1024  # rough bounds of a shared unit: batches take whole units
 
@@ -156,6 +160,10 @@ class Writer:
         self._gathered_ops = 0
         self._gathered_bytes = 0
         self._is_settling = False
+        self._log_s = 0.0  # that the replication log took for the last batch
+        self._answered_s = 0.0  # time of its answers
+        self._answered_ops = 0
+        self._left_ops = 0  # that were pending at that time
         self._is_closing = False
         self._failure: StoreError | None = None
         self._began_s: float | None = None  # start of the current batch
@@ -270,7 +278,7 @@ class Writer:
 
     def _queue(self, units: list[Unit], ops: int, size: int) -> None:
         is_direct = units[0].is_direct  # a direct unit comes alone
-        if is_direct or not self._pending:
+        if is_direct or not self._pending or self._pending_ops + ops >= self._expected_ops():
             self._wake.notify()
         self._pending += units
         self._pending_ops += ops
@@ -362,6 +370,7 @@ class Writer:
         with self._wake:
             while not self._is_closing and (not self._pending or (self._is_settling and not self._direct_pending)):
                 self._wake.wait()
+            self._await_return()
             ops = size = count = 0
             for unit in self._pending:
                 if count and (ops + len(unit.ops) > OPS_PER_BATCH_MAX or size + unit.size_bytes > BYTES_PER_BATCH_MAX):
@@ -377,13 +386,39 @@ class Writer:
             self._direct_pending -= sum(unit.is_direct for unit in units)
             return units
 
+    def _expected_ops(self) -> int:
+        return self._answered_ops + self._left_ops
+
+    def _await_return(self) -> None:
+        """Wait for the callers of the last batch, who send again shortly after their answers. The lock is held.
+
+        A slow replication log otherwise divides the callers into two groups, each of which waits for the put of the
+        other one: a caller waits for two puts, and a put has half of the callers. The wait ends as soon as operations
+        arrive no faster than twice the rate during the put. Callers that do not wait for answers are thus not delayed.
+        """
+        if self._log_s < _SLOW_LOG_S:
+            return
+        until_s = self._answered_s + min(_RETURN_SHARE * self._log_s, _RETURN_S_MAX)
+        least = max(1, 2 * self._left_ops / _RETURN_STEPS)
+        while (left_s := until_s - _DISK_CLOCK.monotonic_s()) > 0:
+            before = self._pending_ops
+            if self._wake.wait_for(
+                lambda: self._is_closing or self._pending_ops >= self._expected_ops(),
+                min(left_s, self._log_s / _RETURN_STEPS),
+            ):
+                return
+            if self._pending_ops - before < least:
+                return
+
     def _commit(self, units: list[Unit]) -> Appended:
         started_s = self._clock.monotonic_s()
         batch, receipts, appended = self._assembler.assemble([unit.ops for unit in units])
         if self._batch_log is not None:
             self._began_s = None  # a replication log that waits is not a stalled disk
+            given_s = _DISK_CLOCK.monotonic_s()
             self._batch_log.append(batch)
             self._began_s = _DISK_CLOCK.monotonic_s()
+            self._log_s = self._began_s - given_s
         self._engine.write(batch)
         written_s = self._clock.monotonic_s()
         if self._is_synced:
@@ -413,6 +448,9 @@ class Writer:
         return appended
 
     def _settle(self, units: list[Unit], appended: Appended) -> None:
+        with self._lock:
+            self._answered_ops, self._left_ops = sum(len(unit.ops) for unit in units), self._pending_ops
+            self._answered_s = _DISK_CLOCK.monotonic_s()
         for unit in units:
             if unit.is_direct:
                 unit.settle(unit)
