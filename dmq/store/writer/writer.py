@@ -390,9 +390,9 @@ class Writer:
         return self._answered_ops + self._left_ops
 
     def _await_return(self) -> None:
-        """Wait for the callers of the last batch, who send again shortly after their answers. The lock is held.
+        """Wait for the callers of the last batch: most send again shortly after their answers. The lock is held.
 
-        A slow replication log otherwise divides the callers into two groups, each of which waits for the put of the
+        A slow replication log otherwise divides the callers into two groups, and each group waits for the put of the
         other one: a caller waits for two puts, and a put has half of the callers. The wait ends as soon as operations
         arrive no faster than twice the rate during the put. Callers that do not wait for answers are thus not delayed.
         """

@@ -179,7 +179,9 @@ def test_a_base_of_a_replaced_primary_is_not_used(tmp_path: Path) -> None:
 def test_an_opening_follows_the_last_segment_of_the_replaced_primary(tmp_path: Path) -> None:
     """A write that the old primary answers while its successor opens is in the successor, which then fences it."""
     objects = MemoryObjects()
+    before = threading.enumerate()
     first = open_with(tmp_path / "first", objects)
+    (first_thread,) = (each for each in threading.enumerate() if each.name == "dmq-replica" and each not in before)
     follow(tmp_path / "second", objects, promotes=True)
     names = [b"1", b"2"]
 
@@ -188,7 +190,6 @@ def test_an_opening_follows_the_last_segment_of_the_replaced_primary(tmp_path: P
             key = names.pop()
             put(first, key)
 
-    (first_thread,) = (each for each in threading.enumerate() if each.name == "dmq-replica")
     objects.fault = answer_another_write
     second = open_with(tmp_path / "second", objects)
     put(second, b"3")
