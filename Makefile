@@ -36,7 +36,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help env demo demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
+.PHONY: help env demo demo-failover demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
 	clients client-programs collected node-client go-client java-client rust-client versitygw-client chromium
 
 help: ## list the targets
@@ -44,6 +44,9 @@ help: ## list the targets
 
 demo: $(STAMPS)/run ## kill the daemon half-way through a run and see that nothing is lost
 	@$(PY) -m dmq demo $(ARGS)
+
+demo-failover: $(STAMPS)/run versitygw-client ## delete the data of the killed daemon as well: a standby takes over (on an S3 server if Go builds one)
+	@PATH="$(CURDIR)/tests/clients/versitygw/.cache:$$PATH" $(PY) -m dmq demo --failover $(ARGS)
 
 demo-rocketmq: $(STAMPS)/run ## the same in front of a real Apache RocketMQ, killed as well (needs Java and Maven)
 	@$(PY) -m bench.demo $(ARGS)

@@ -1,5 +1,7 @@
 """Run of the demo: a daemon, the client process, a kill in the middle, and the verdict.
 
+With a second copy there is a standby too, and the data of the killed daemon is deleted.
+
 Each child has its own process group, so that Ctrl-C reaches only the demo, which then ends them in order.
 """
 
@@ -27,6 +29,7 @@ from broker_adapter.contracts.message import unpack_id
 from broker_adapter.runtime.clock import SystemClock
 from dmq.config.units import format_delay_levels, format_duration
 from dmq.demo.plan import LEVELS, Plan, make_plan
+from dmq.demo.second_copy import SecondCopy, make_second_copy
 from dmq.demo.verdict import DaemonOutage, DemoVerdict, judge, lines_of
 from dmq.errors import DmqError
 from dmq.trail.events import EventKind
@@ -36,9 +39,11 @@ GROUP = "demo-consumers"
 GRACE_S = 30.0  # beyond the planned end, for redeliveries after the invisible duration
 GRACE_OF_CLUSTER_S = 90.0  # the same in front of a cluster, whose broker needs longer to restart
 DOWN_S = 0.5  # between the kill and the new start
+LEASE_S = 5  # of the primary; the standby takes over after it
 SERVING_WITHIN_S = 30.0
 CONNECTED_WITHIN_S = 20.0
 STOPPING_WITHIN_S = 15.0
+TAKING_OVER_WITHIN_S = 60.0
 _POLL_S = 0.02
 _PORTS = range(20_000, 32_000)
 _INTERRUPTED = 130
@@ -68,7 +73,15 @@ class DemoCluster:
     start: Callable[[], None]  # returns once it serves again
 
 
-def run_demo(*, messages: int, seconds: float, keep_data: bool, kill: bool, cluster: DemoCluster | None = None) -> int:
+def run_demo(
+    *,
+    messages: int,
+    seconds: float,
+    keep_data: bool,
+    kill: bool,
+    failover: bool = False,
+    cluster: DemoCluster | None = None,
+) -> int:
     """Run the demo; see ``dmq.demo.run``. If the daemon forwards to a cluster, a broker of it is killed too."""
     if importlib.util.find_spec("rocketmq") is None:
         _print(_CLIENT_MISSING)
@@ -77,7 +90,8 @@ def run_demo(*, messages: int, seconds: float, keep_data: bool, kill: bool, clus
     code = 1
     try:
         with _interrupts() as interrupts:
-            verdict = _Demo(folder, make_plan(messages, seconds, Random()), cluster, interrupts).run(kill=kill)
+            copy = make_second_copy(folder, _free_port()) if failover else None
+            verdict = _Demo(folder, make_plan(messages, seconds, Random()), cluster, copy, interrupts).run(kill=kill)
         code = 1 if verdict.faults else 0
     except KeyboardInterrupt:
         _print("interrupted; the processes are ended")
@@ -124,8 +138,10 @@ class _Demo:
     folder: Path
     plan: Plan
     cluster: DemoCluster | None
+    copy: SecondCopy | None
     interrupts: list[int]
-    address: str = field(default_factory=lambda: f"127.0.0.1:{_free_port()}")
+    addresses: dict[str, str] = field(default_factory=dict)  # by name of the daemon
+    primary: str = "daemon"
     clock: SystemClock = field(default_factory=SystemClock)
     children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     reports: Path = field(init=False)
@@ -137,9 +153,13 @@ class _Demo:
         (self.folder / "home").mkdir()
         (self.folder / "demo.toml").write_text(self._config(), encoding="utf-8")
         try:
+            if self.copy is not None:
+                self._start_copy(self.copy)
             self._start_daemon()
             longest = format_duration(self.plan.levels_ms[-1])
-            self._event(f"daemon serving at {self.address}; delay level {LEVELS} is {longest} here")
+            self._event(f"daemon serving at {self.addresses['daemon']}; delay level {LEVELS} is {longest} here")
+            if self.copy is not None:
+                self._start_standby()
             self._start_client()
             self._event(f"sending {len(self.plan.sends):,} messages, receiving and acknowledging them")
             outage, restart = self._wait(kill=kill)
@@ -148,11 +168,11 @@ class _Demo:
             for name in list(self.children):
                 self._kill(name)
         planned_ms = {send.number: send.delay_ms for send in self.plan.sends}
-        in_doubt = {} if self.cluster is None else _sends_in_doubt(self.folder / "data" / "trail")
+        trail = self._data(self.primary) / "trail"
+        in_doubt = {} if self.cluster is None else _sends_in_doubt(trail)
         verdict = judge(planned_ms, self._reports(), outage, in_doubt)
         _print("\n".join(["", *lines_of(verdict, restart)]))
         for number in verdict.lost[:_LOST_SHOWN]:
-            trail = self.folder / "data" / "trail"
             _print(f"look for message {number}: dmq audit explain {verdict.sends[number].message_id} --trail {trail}")
         return verdict
 
@@ -162,7 +182,7 @@ class _Demo:
         if kill:
             while self._elapsed_s() * 1000 < self.plan.kill_at_ms:
                 self._pause()
-            outage, restart = self._kill_and_restart()
+            outage, restart = self._kill_and_restart() if self.copy is None else self._kill_and_take_over()
         end_s = self.plan.end_ms / 1000 + (GRACE_S if self.cluster is None else GRACE_OF_CLUSTER_S)
         while self.children["client"].poll() is None and self._elapsed_s() < end_s:
             self._pause()
@@ -191,30 +211,73 @@ class _Demo:
             self._event("broker serving again; the daemon accepted sends without it")
         return DaemonOutage(killed_at_ms, self.clock.now_ms(), self.cluster is not None), restart
 
+    def _kill_and_take_over(self) -> tuple[DaemonOutage, str]:
+        killed_at_ms, killed_s = self.clock.now_ms(), self.clock.monotonic_s()
+        self._kill("daemon")
+        shutil.rmtree(self._data("daemon"))
+        self._event("SIGKILL to the primary, and its data deleted")
+        self.primary = "standby"
+        self._await("take over", TAKING_OVER_WITHIN_S, self._log_has("standby", "serving"), "standby")
+        down_s = self.clock.monotonic_s() - killed_s
+        self._event("standby serving as the primary, from the second copy")
+        restart = f"SIGKILL, data deleted; standby served after {down_s:.2f} s (lease {LEASE_S} s)"
+        return DaemonOutage(killed_at_ms, self.clock.now_ms()), restart
+
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def _config(self) -> str:
         levels = format_delay_levels(self.plan.levels_ms)
-        data = self.folder / "data"
-        config = f'data = "{data}"\nlisten = "{self.address}"\nmetrics_listen = "off"\ndelay_levels = "{levels}"\n'
+        config = f'metrics_listen = "off"\ndelay_levels = "{levels}"\n'
         if self.cluster is not None:
             config += f'broker = "rocketmq"\nendpoints = "{";".join(self.cluster.endpoints)}"\n'
+        if self.copy is not None:
+            config += f'replica = "sync"\nreplica_url = "{self.copy.url}"\nreplica_lease = "{LEASE_S}s"\n'
         return config
+
+    def _data(self, daemon: str) -> Path:
+        return self.folder / ("data" if daemon == "daemon" else f"data-of-{daemon}")
+
+    def _start_copy(self, copy: SecondCopy) -> None:
+        if copy.server:
+            self._start("object server", *copy.server)
+        self._await("serve", SERVING_WITHIN_S, copy.is_reachable)
+        self._event(f"second copy in {copy.description}")
 
     def _start_daemon(self) -> float:
         """Start the daemon, wait until it serves, and return the duration in seconds."""
-        started_s, log = self.clock.monotonic_s(), self.folder / "daemon.log"
-        begin = log.stat().st_size if log.exists() else 0
-        config = str(self.folder / "demo.toml")
-        self._start("daemon", "dmq", "serve", "--config", config, "--log-format", "json")
-        self._await("serve", SERVING_WITHIN_S, lambda: b'"event": "serving"' in log.read_bytes()[begin:])
+        started_s, is_serving = self.clock.monotonic_s(), self._log_has("daemon", "serving")
+        self._start_serve("daemon")
+        self._await("serve", SERVING_WITHIN_S, is_serving)
         return self.clock.monotonic_s() - started_s
+
+    def _start_standby(self) -> None:
+        """Start the standby, and wait until the primary counts on it."""
+        self._start_serve("standby")
+        self._await("follow", SERVING_WITHIN_S, self._log_has("daemon", "standby_registered"))
+        self._event(f"standby waiting at {self.addresses['standby']}")
+
+    def _start_serve(self, name: str) -> None:
+        """Start a daemon on its own data and address; a second start has the same ones."""
+        address = self.addresses.setdefault(name, f"127.0.0.1:{_free_port()}")
+        options = ("--config", str(self.folder / "demo.toml"), "--data", str(self._data(name)), "--listen", address)
+        self._start(name, sys.executable, "-m", "dmq", "serve", *options, "--log-format", "json")
+
+    def _log_has(self, name: str, event: str) -> Callable[[], bool]:
+        """Return a function that returns True once a daemon has logged an event since now."""
+        log, line = self.folder / f"{name}.log", f'"event": "{event}"'.encode()
+        begin = log.stat().st_size if log.exists() else 0
+        return lambda: line in log.read_bytes()[begin:]
 
     def _start_client(self) -> None:
         """Start the client process, and wait until it is connected."""
         topic, group = (TOPIC, GROUP) if self.cluster is None else (self.cluster.topic, self.cluster.group)
-        order = {"address": self.address, "topic": topic, "group": group, "reports": str(self.reports)}
-        stdin = self._start("client", "dmq.demo.clients").stdin
+        order = {
+            "address": ";".join(self.addresses.values()),
+            "topic": topic,
+            "group": group,
+            "reports": str(self.reports),
+        }
+        stdin = self._start("client", sys.executable, "-m", "dmq.demo.clients").stdin
         assert stdin is not None
         with suppress(BrokenPipeError):  # it ended; ``_pause`` reports that
             stdin.write(json.dumps(order | {"sends": self.plan.sends}) + "\n")
@@ -223,14 +286,17 @@ class _Demo:
         self._await("connect", CONNECTED_WITHIN_S, lambda: b'["connected"]' in self.reports.read_bytes())
         self.began_s = self.clock.monotonic_s()
 
-    def _start(self, name: str, *module: str) -> subprocess.Popen[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DMQ_")}
-        with (self.folder / f"{name}.log").open("ab") as stderr:
+    def _start(self, name: str, *command: str) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("DMQ_", "AWS_"))}
+        if self.copy is not None:
+            environment |= self.copy.environment
+        with (self.folder / f"{name}.log").open("ab") as log:
             self.children[name] = subprocess.Popen(
-                [sys.executable, "-m", *module],
+                command,
                 env=environment | {"HOME": str(self.folder / "home")},
                 stdin=subprocess.PIPE,  # the client ends when it is closed, so also after a kill of the demo
-                stderr=stderr,
+                stdout=None if name == "client" else log,
+                stderr=log,
                 text=True,
                 process_group=0,
             )
@@ -242,20 +308,22 @@ class _Demo:
         child.wait()
 
     def _stop_daemon(self) -> None:
-        daemon = self.children["daemon"]
+        if self.primary == "daemon" and "standby" in self.children:
+            self._kill("standby")
+        daemon = self.children[self.primary]
         daemon.terminate()
         try:
             self._event(f"daemon stopped, exit code {daemon.wait(STOPPING_WITHIN_S)}")
         except subprocess.TimeoutExpired:
             self._event(f"daemon killed; it did not stop within {STOPPING_WITHIN_S:g} s")
 
-    def _await(self, verb: str, within_s: float, is_so: Callable[[], bool]) -> None:
-        """Wait until the newest child is ready."""
+    def _await(self, verb: str, within_s: float, is_so: Callable[[], bool], name: str = "") -> None:
+        """Wait until a child is ready, by default the newest one."""
         end_s = self.clock.monotonic_s() + within_s
         while not is_so():
             self._pause()
             if self.clock.monotonic_s() > end_s:
-                name = list(self.children)[-1]
+                name = name or list(self.children)[-1]
                 raise DemoFailed(f"the {name} does not {verb}: {self._last_line(name)}")
 
     def _pause(self, seconds: float = _POLL_S) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.clients.client_builds import VERSITYGW, what_is_missing
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,8 +30,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"TMPDIR": str(tmp_path)}
 
 
-def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=50, check=False)
+def assert_nothing_lost(done: subprocess.CompletedProcess[str], kill: str) -> None:
+    """Check the result of a demo whose line about the kill matches ``kill``."""
     assert done.returncode == 0, done.stdout + done.stderr
     figures = dict(re.findall(r"^(accepted|delivered|lost|duplicates|early) +([0-9,]+)", done.stdout, re.MULTILINE))
     assert figures.keys() == {"accepted", "delivered", "lost", "duplicates", "early"}
@@ -39,12 +40,31 @@ def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, st
     assert re.search(
         r"^lateness +p50 +p99 +max +at the consumer\n +[0-9,]+ ms +[0-9,]+ ms +[0-9,]+ ms", done.stdout, re.MULTILINE
     )
-    assert re.search(r"^kill +SIGKILL; down for [0-9.]+ s, [0-9.]+ s of it the new start$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^kill +SIGKILL{kill}$", done.stdout, re.MULTILINE), done.stdout
     assert "level 18 is 1s800ms here" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.rstrip().endswith("OK: nothing lost, nothing early")
     assert len(done.stdout.splitlines()) < 40
+
+
+def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert_nothing_lost(done, "; down for [0-9.]+ s, [0-9.]+ s of it the new start")
     assert list(tmp_path.iterdir()) == [], "data is left behind"
+
+
+@pytest.mark.timeout(200)
+def test_a_standby_replaces_a_lost_daemon(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The data of the killed daemon is deleted. The copy is on a real S3 server where one can be built."""
+    is_server = not what_is_missing(VERSITYGW)
+    if is_server:
+        environment["PATH"] = f"{VERSITYGW.cache}:{environment['PATH']}"
+    demo = [*DEMO, "--failover"]
+    done = subprocess.run(demo, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert_nothing_lost(done, r", data deleted; standby served after [0-9.]+ s \(lease 5 s\)")
+    assert ("second copy in the S3 server" in done.stdout) == is_server
+    assert _processes_at_home_in(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def _processes_at_home_in(folder: Path) -> list[int]:

@@ -128,7 +128,7 @@ def test_demo_passes_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "run", play, raising=False)
     monkeypatch.setitem(sys.modules, "dmq.demo", demo)
     assert run("demo", "--messages", "5", "--seconds", "2", "--no-kill").exit_code == 1
-    assert asked == [{"messages": 5, "seconds": 2.0, "keep_data": False, "kill": False}]
+    assert asked == [{"messages": 5, "seconds": 2.0, "keep_data": False, "kill": False, "failover": False}]
 
 
 def test_no_variable_of_ours_is_set() -> None:
