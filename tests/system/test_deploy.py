@@ -115,10 +115,10 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
     return [each for path in MANIFESTS for each in objects(path) if each["kind"] == kind]
 
 
-def pods() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The pods of all manifests, each with the container that is the daemon's."""
+def pods(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the pods of these manifests, or of all, each with the container of the daemon."""
     found = []
-    for each in of_kind("StatefulSet"):
+    for each in (one for path in paths or MANIFESTS for one in objects(path) if one["kind"] == "StatefulSet"):
         pod = each["spec"]["template"]["spec"]
         (daemon,) = (one for one in [*pod.get("initContainers", ()), *pod["containers"]] if one["name"] == "dmq")
         found.append((pod, daemon))
@@ -231,33 +231,33 @@ def test_a_field_that_there_is_not_is_refused() -> None:
 
 
 def test_the_pods_configure_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of the ConfigMap, as it is and in front of a cluster; variables; and the paths they name are mounted."""
-    (map_of_config,) = of_kind("ConfigMap")
-    as_it_is = map_of_config["data"]["dmq.toml"]
-    before_a_cluster = re.sub(r"(?m)^# (?=\w+ = )", "", as_it_is)
-    assert set(tomllib.loads(before_a_cluster)) > set(tomllib.loads(as_it_is))
-    for _, container in pods():
-        mounts = [Path(each["mountPath"]) for each in container["volumeMounts"]]
-        assert not [each for each in mounts if set(each.parents) & set(mounts)]  # one in another cannot be made
-        variables = {each["name"]: each["value"] for each in container["env"]}
-        with monkeypatch.context() as environment:
-            for name, value in {**image_variables(), **variables}.items():
-                environment.setenv(name, value)
-            for text in (as_it_is, before_a_cluster) if "DMQ_CONFIG" in variables else ("",):
-                (tmp_path / "dmq.toml").write_text(text, encoding="utf-8")
-                environment.setenv("DMQ_CONFIG", str(tmp_path / "dmq.toml"))
-                config = load()
-                for file in (config.acl, Path(variables.get("DMQ_CONFIG", mounts[0] / "none"))):
-                    assert file is None or file.parent in mounts
+    """The file of the ConfigMap, as it is and with all its lines; variables; and the paths they name are mounted."""
+    for path in MANIFESTS:
+        maps = [each["data"]["dmq.toml"] for each in objects(path) if each["kind"] == "ConfigMap"]
+        texts = [*maps, *(re.sub(r"(?m)^ *# (?=\w+ = )", "", each) for each in maps)]
+        assert not maps or set(tomllib.loads(texts[1])) > set(tomllib.loads(texts[0]))
+        for _, container in pods(path):
+            mounts = [Path(each["mountPath"]) for each in container["volumeMounts"]]
+            assert not [each for each in mounts if set(each.parents) & set(mounts)]  # one in another cannot be made
+            variables = {each["name"]: each["value"] for each in container["env"]}
+            assert ("DMQ_CONFIG" in variables) == bool(maps)
+            with monkeypatch.context() as environment:
+                for name, value in {**image_variables(), **variables}.items():
+                    environment.setenv(name, value)
+                for text in texts or ("",):
+                    (tmp_path / "dmq.toml").write_text(text, encoding="utf-8")
+                    environment.setenv("DMQ_CONFIG", str(tmp_path / "dmq.toml"))
+                    config = load()
+                    for file in (config.acl, Path(variables.get("DMQ_CONFIG", mounts[0] / "none"))):
+                        assert file is None or file.parent in mounts
 
 
 def test_a_daemon_reached_from_afar_has_an_access_key() -> None:
     """A daemon that listens beyond its pod has a file of access keys; one that does not listens on loopback."""
+    assert all("acl" in tomllib.loads(each["data"]["dmq.toml"]) for each in of_kind("ConfigMap"))
     for _, container in pods():
         variables = {each["name"]: each["value"] for each in container["env"]}
-        if "DMQ_CONFIG" in variables:
-            assert "acl" in tomllib.loads(of_kind("ConfigMap")[0]["data"]["dmq.toml"])
-        else:
+        if "DMQ_CONFIG" not in variables:
             assert variables["DMQ_LISTEN"].startswith("127.0.0.1:")
 
 
@@ -286,8 +286,9 @@ def test_a_volume_outlives_its_pod() -> None:
         assert set(each["spec"]["persistentVolumeClaimRetentionPolicy"].values()) == {"Retain"}
         claims = {one["metadata"]["name"]: one["spec"] for one in each["spec"]["volumeClaimTemplates"]}
         assert all(spec["accessModes"] == ["ReadWriteOncePod"] for spec in claims.values())
-        (data,) = [one["name"] for _, container in pods() for one in container["volumeMounts"] if one["name"] in claims]
-        assert data in claims
+        containers = [*(pod := each["spec"]["template"]["spec"])["containers"], *pod.get("initContainers", ())]
+        mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
+        assert claims.keys() <= mounted
 
 
 def test_probes_ask_where_the_daemon_answers() -> None:
@@ -303,9 +304,10 @@ def test_probes_ask_where_the_daemon_answers() -> None:
         }
         named = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert set(named.values()) == reached
-        for probe in ("startupProbe", "readinessProbe"):
+        for probe in ("startupProbe", "readinessProbe") if "startupProbe" in container else ("readinessProbe",):
             assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
-        liveness = container["livenessProbe"]
+        if (liveness := container.get("livenessProbe")) is None:
+            continue
         if "grpc" in liveness:  # the other services also report a stalled disk
             assert (liveness["grpc"]["port"] in reached, liveness["grpc"]["service"]) == (True, "liveness")
         else:
@@ -323,10 +325,26 @@ def test_selectors_match_their_pods() -> None:
         assert any(own.items() <= each.items() for each in labels)
     names = {each["name"] for _, container in pods() for each in container["ports"]}
     served = [port["targetPort"] for each in of_kind("Service") for port in each["spec"].get("ports", ())]
-    (policy,) = of_kind("NetworkPolicy")
-    assert {*served, *(port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"])} <= names
+    rules = [rule for each in of_kind("NetworkPolicy") for rule in each["spec"]["ingress"]]
+    assert {*served, *(port["port"] for rule in rules for port in rule["ports"])} <= names
     headless = {each["metadata"]["name"] for each in of_kind("Service") if each["spec"].get("clusterIP") == "None"}
     assert {each["spec"]["serviceName"] for each in of_kind("StatefulSet")} == headless
+
+
+def test_the_service_of_a_pair_leads_to_the_primary() -> None:
+    """A standby is never ready. Nothing waits for it to be: no probe, no rollout, no order of pods, no budget."""
+    found = {each["kind"]: each for each in objects(DEPLOY / "kubernetes" / "replicated.yaml")[::-1]}
+    pair, service = found["StatefulSet"]["spec"], found["Service"]["spec"]
+    assert (pair["replicas"], pair["podManagementPolicy"]) == (2, "Parallel")
+    assert pair["updateStrategy"] == {"type": "OnDelete"}
+    assert pair["template"]["spec"]["affinity"]["podAntiAffinity"].keys() == {
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    }
+    (container,) = pair["template"]["spec"]["containers"]
+    assert [name for name in container if name.endswith("Probe")] == ["readinessProbe"]
+    assert "PodDisruptionBudget" not in found
+    assert service["selector"] == pair["selector"]["matchLabels"]
+    assert not service.get("publishNotReadyAddresses")
 
 
 def test_the_image_is_that_of_this_version() -> None:
