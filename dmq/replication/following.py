@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmq.errors import ReplicaDamaged, ReplicaForeign
+from dmq.errors import FormatUnsupported, ReplicaDamaged, ReplicaForeign
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import PREFIX, Segment, decode_segment, number_of, segment_name
 from dmq.store.engines.engine import Batch, Engine
-from dmq.store.schema.keys import META_IDENTITY, META_POSITION, Family
+from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, META_IDENTITY, META_POSITION, Family, unpack_u64
 from dmq.store.schema.position import NO_CHECKSUM, Position, encode_position
 
 
@@ -55,11 +55,16 @@ def apply(engine: Engine, segment: Segment, after_batch: int, *, keeps_identity:
     """Write the batches of a segment after ``after_batch`` to the engine, each with its position row.
 
     With ``keeps_identity`` the identity row stays, since it names the directory. Return the number of the last batch.
+    Raise ``FormatUnsupported`` if a newer Rock-DMQ opened the store with one of them.
     """
     head = segment.head
     for batch_number, batch in enumerate(segment.batches, head.first_batch):
         if batch_number <= after_batch:
             continue
+        for family, key, value in batch.puts:
+            if key == META_FORMAT and family == Family.META and unpack_u64(value) > FORMAT_VERSION:
+                why = f"of format version {unpack_u64(value)}, this Rock-DMQ knows {FORMAT_VERSION}: upgrade this host"
+                raise FormatUnsupported(f"{segment_name(head.number)} is {why}")
         if keeps_identity:
             batch.puts = [each for each in batch.puts if each[1] != META_IDENTITY or each[0] != Family.META]
         put_position(batch, Position(head.store, head.epoch, head.number, batch_number, segment.checksum))

@@ -148,6 +148,32 @@ def test_a_fenced_primary_answers_unavailable(tmp_path: Path) -> None:
         assert end.code() is grpc.StatusCode.UNAVAILABLE
 
 
+def test_an_upgrade_of_a_pair_to_a_new_format_loses_nothing(tmp_path: Path) -> None:
+    """The standby is upgraded first. The older version does not follow the newer format, and joins after its upgrade."""
+    pair = Pair(tmp_path)
+
+    def create(topic: str) -> None:
+        done = run_command("topic", "create", topic, "--address", pair.primary.address)
+        assert done.returncode == 0, done.stderr
+
+    with closing(pair):
+        create("before")
+        pair.standby.kill()
+        pair.standby = pair.wait_for_standby(pair.upgraded(pair.standby))
+        create("mixed")
+        pair.primary.stop()
+        pair.take_over()
+        create("after")
+        assert pair.standby.spawn().wait(60) != 0
+        assert "format version 7, this Rock-DMQ knows 6" in pair.standby.log()
+        pair.standby = pair.wait_for_standby(pair.upgraded(pair.standby))
+        pair.primary.stop()
+        shutil.rmtree(pair.primary.data)
+        pair.take_over()
+        found = run_command("topic", "ls", "--json", "--address", pair.primary.address).stdout
+        assert all(topic in found for topic in ("before", "mixed", "after"))
+
+
 def test_an_operator_promotes_a_standby_of_a_stopped_host(tmp_path: Path) -> None:
     """``dmq replica promote`` lets the standby take over although the primary renews its lease."""
     pair = Pair(tmp_path)

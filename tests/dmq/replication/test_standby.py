@@ -12,7 +12,7 @@ import pytest
 from support.rigs.replica_objects import Fault, MemoryObjects
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
-from dmq.errors import ReplicaForeign, StartRefused, StoreError
+from dmq.errors import FormatUnsupported, ReplicaForeign, StartRefused, StoreError
 from dmq.replication.base import list_bases, mark_verified, prune, upload
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import ReplicaUnavailable
@@ -22,7 +22,7 @@ from dmq.replication.segment import PREFIX, SegmentHead
 from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
 from dmq.store.schema.identity import Identity, StorePlace
-from dmq.store.schema.keys import Family
+from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.position import Position
 from dmq.store.store import Store
 from dmq.store.writer.operations import Put
@@ -102,6 +102,28 @@ def test_a_standby_behind_a_bad_connection_arrives_at_the_end(tmp_path: Path) ->
             with suppress(ReplicaUnavailable):
                 standby.catch_up()
     assert keys_of(tmp_path / "second" / "rocksdb") == {b"%d" % number for number in range(20)}
+
+
+def test_a_standby_refuses_a_newer_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the older format until its host is upgraded, and then continues; a restore is refused as well."""
+    objects = MemoryObjects()
+    store = open_with(tmp_path / "first", objects)
+    put(store, b"1")
+    follow(tmp_path / "second", objects)
+    store.close()
+    with monkeypatch.context() as newer:
+        newer.setattr("dmq.store.store.FORMAT_VERSION", FORMAT_VERSION + 1)
+        store = open_with(tmp_path / "first", objects)
+        put(store, b"2")
+        store.close()
+    with pytest.raises(FormatUnsupported, match=f"version {FORMAT_VERSION + 1}, this Rock-DMQ knows {FORMAT_VERSION}"):
+        follow(tmp_path / "second", objects, promotes=True)
+    with pytest.raises(FormatUnsupported):
+        restore(objects, tmp_path / "restored")
+    assert keys_of(tmp_path / "second" / "rocksdb") == {b"1"}
+    monkeypatch.setattr("dmq.replication.following.FORMAT_VERSION", FORMAT_VERSION + 1)
+    follow(tmp_path / "second", objects)
+    assert keys_of(tmp_path / "second" / "rocksdb") == {b"1", b"2"}
 
 
 def test_a_standby_opened_alone_is_another_store(tmp_path: Path) -> None:

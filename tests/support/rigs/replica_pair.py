@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from support.clients.crash_load import Load
@@ -15,6 +16,8 @@ from support.rigs.forwarder_port import ForwarderPort
 from broker_adapter.runtime.clock import SystemClock
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
+
+_NEWER = Path(__file__).with_name("newer_daemon.py")
 
 
 class Pair:
@@ -37,6 +40,10 @@ class Pair:
         """Return a daemon on a new directory."""
         self._count += 1
         return Daemon(self._folder / f"data-{self._count}", env=self._env, metrics=self._metrics)
+
+    def upgraded(self, daemon: Daemon) -> Daemon:
+        """Return a daemon of the next store format on the directory of one that has ended."""
+        return Daemon(daemon.data, prefix=(sys.executable, str(_NEWER)), env=self._env)
 
     def wait_for_standby(self, daemon: Daemon) -> Daemon:
         """Start a daemon as standby, and wait until the primary is bound to its lease."""
