@@ -77,6 +77,7 @@ NOT_RUN = {
         "docker build": "needs Docker: tests/system::test_the_image_is_described_without_a_complaint",
         "DMQ_BROKER=rocketmq": "needs Docker: tests/system::test_the_compose_file_is_one",
         "kubectl create": "needs Kubernetes: tests/system::test_kubernetes_takes_it",
+        "kubectl apply": "needs Kubernetes: tests/system::test_the_service_of_a_pair_leads_to_the_primary",
     },
     "docs/how-to/producer-hook.md": {
         'topics = { "redelivery_*"': "a part of a file: tests/system::test_the_sidecar_client_signs",
@@ -96,6 +97,14 @@ NOT_RUN = {
         "broker = await connect": "needs a cluster: tests/broker_adapter::test_environments_never_see_each_other",
     },
     "docs/how-to/replication.md": {"dmq replica restore": "a list of three ways, and the last one serves"},
+    "docs/how-to/replication-s3.md": {"export AWS_REGION": "needs AWS"},
+    "docs/how-to/replication-on-premises.md": {
+        "export AWS_ENDPOINT_URL": "needs a server: tests/dmq/daemon::test_an_object_server_that_is_down_holds_writes"
+    },
+    "docs/how-to/replication-directory.md": {
+        "dmq serve": "an absolute path: tests/dmq/daemon::test_no_acknowledged_message_is_lost_with_the_disk",
+        "objects.example": "a line of /etc/fstab",
+    },
     "docs/explanation/testing.md": {
         "make test": _OF_MAKE,
         "unshare -rn": "runs all tests",
@@ -260,6 +269,14 @@ def _(reader: Reader) -> None:
         reader.stop()
     (reader.folder / "replica").mkdir(exist_ok=True)
     reader.instead["s3://bucket/orders"] = f"file://{reader.folder}/replica"
+
+
+@before("docs/how-to/runbooks/replication.md", "dmq replica status")
+def _(reader: Reader) -> None:
+    """A daemon with a second copy in a folder."""
+    (reader.folder / "replica").mkdir()
+    url = reader.instead["s3://bucket/orders"] = f"file://{reader.folder}/replica"
+    reader.serve("--replica", "sync", "--replica-url", url)
 
 
 @before("docs/how-to/runbooks/consumers.md", "dmq dead groups")

@@ -149,7 +149,7 @@ def test_a_fenced_primary_answers_unavailable(tmp_path: Path) -> None:
 
 
 def test_an_upgrade_of_a_pair_to_a_new_format_loses_nothing(tmp_path: Path) -> None:
-    """The standby is upgraded first. The older version does not follow the newer format, and joins after its upgrade."""
+    """The standby is upgraded first. The older version does not follow the newer format, and joins once upgraded."""
     pair = Pair(tmp_path)
 
     def create(topic: str) -> None:
