@@ -105,12 +105,13 @@ def test_a_standby_behind_a_bad_connection_arrives_at_the_end(tmp_path: Path) ->
 
 
 def test_a_standby_refuses_a_newer_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the older format until its host is upgraded, and then continues; a restore is refused as well."""
+    """It keeps the older format until its host is upgraded, and then continues. A restore of a time before it works."""
     objects = MemoryObjects()
     store = open_with(tmp_path / "first", objects)
     put(store, b"1")
     follow(tmp_path / "second", objects)
     store.close()
+    before_ms = CLOCK.now_ms()
     with monkeypatch.context() as newer:
         newer.setattr("dmq.store.store.FORMAT_VERSION", FORMAT_VERSION + 1)
         store = open_with(tmp_path / "first", objects)
@@ -120,6 +121,8 @@ def test_a_standby_refuses_a_newer_format(tmp_path: Path, monkeypatch: pytest.Mo
         follow(tmp_path / "second", objects, promotes=True)
     with pytest.raises(FormatUnsupported):
         restore(objects, tmp_path / "restored")
+    restore(objects, tmp_path / "before", before_ms)
+    assert keys_of(tmp_path / "before" / "rocksdb") == {b"1"}
     assert keys_of(tmp_path / "second" / "rocksdb") == {b"1"}
     monkeypatch.setattr("dmq.replication.following.FORMAT_VERSION", FORMAT_VERSION + 1)
     follow(tmp_path / "second", objects)
