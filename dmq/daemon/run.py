@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         fail = ending.storage_failed
         standby = StandbyPort(config, clock, descriptors.connections)
         stack.push_async_callback(standby.close)
-        opened = await open_all(config, clock, stack, fail, descriptors.tables, standby.start)
+        with _stoppable(config):
+            opened = await open_all(config, clock, stack, fail, descriptors.tables, standby.start)
         store, exporter, _ = opened
         _warn_of_low_disk(store)
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
@@ -150,6 +152,22 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     code = EXIT_OK if failure is None else exit_code_of(failure)
     log.info("stopped", code=code)
     return code
+
+
+@contextmanager
+def _stoppable(config: DaemonConfig) -> Iterator[None]:
+    """End the process with 0 at SIGTERM or SIGINT while it waits to be the primary.
+
+    The first process of a container ignores a signal without a handler, and the wait is in a thread that has no end.
+    The store survives that like any kill.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT) if config.replica != "off" else ()
+    before = [signal.signal(number, lambda *_: os._exit(EXIT_OK)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def exit_code_of(failure: BaseException) -> int:

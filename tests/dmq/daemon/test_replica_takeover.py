@@ -158,7 +158,7 @@ def test_an_upgrade_of_a_pair_to_a_new_format_loses_nothing(tmp_path: Path) -> N
 
     with closing(pair):
         create("before")
-        pair.standby.kill()
+        pair.standby.stop()
         pair.standby = pair.wait_for_standby(pair.upgraded(pair.standby))
         create("mixed")
         pair.primary.stop()
