@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused, refusing
@@ -123,7 +124,7 @@ def add(
     content.body = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     with session.connect() as client:
         made = client.add_schedule(schedule, replace=replace)
-    session.show_facts({**out.to_plain(made.schedule), "is_new": made.is_new}, _facts(made.schedule))
+    session.show_facts({**to_plain(made.schedule), "is_new": made.is_new}, _facts(made.schedule))
     if not made.is_new and not session.as_json:
         out.note("the schedule exists with the same content; nothing was changed")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.confirm import confirm
 from dmq.cli.bulk.engine import check_missing
 from dmq.cli.bulk.progress import Progress
@@ -248,7 +249,7 @@ def export(
         with lines_into(file) as lines:
             for letter in letters_of(client, group, chosen, with_body=True):
                 # Escaped as ASCII: exact, independent of the terminal and its encoding.
-                lines.write(json.dumps(out.to_plain(letter), separators=(",", ":")) + "\n")
+                lines.write(json.dumps(to_plain(letter), separators=(",", ":")) + "\n")
                 count += 1
                 unreadable += not letter.HasField("content")
                 progress.show(f"{count:,} letters")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.changes import FIRE, RECALL, MessageSelection, rescheduling, run_change
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
@@ -479,7 +480,7 @@ def count(session: Session, *, topic: TopicArgument) -> None:
         (f"{each.queue_id}", f"{each.begin_offset}", f"{each.end_offset}", f"{each.end_offset - each.begin_offset:,}")
         for each in found.queues
     ]
-    session.show_table({**out.to_plain(found), "messages": total}, numbers, rows, numbers=numbers)
+    session.show_table({**to_plain(found), "messages": total}, numbers, rows, numbers=numbers)
     if not session.as_json:
         typer.echo(f"{total:,} in queues, {found.pending:,} wait for their time")
 

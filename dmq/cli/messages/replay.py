@@ -18,6 +18,7 @@ import typer
 
 from broker_adapter.contracts.limits import MESSAGE_ID_BYTES_MAX
 from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.confirm import confirm
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import single
@@ -187,7 +188,7 @@ class _Call:
         if not messages:
             return
         for message, result in zip(messages, await self._replayed(), strict=True):
-            fate = str(out.to_plain(result)["fate"]).lower()
+            fate = str(to_plain(result)["fate"]).lower()
             self._tally.count(fate, message.message_id, result.why)
         self._tally.reached_ms = messages[-1].stored_at_ms
         self._bytes = 0

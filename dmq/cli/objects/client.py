@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed
@@ -76,7 +77,7 @@ def verify(
     with session.connect() as connected:
         answer = connected.verify(client, topic, message_id)
     if session.as_json:
-        out.show_json(out.to_plain(answer))
+        out.show_json(to_plain(answer))
     elif answer.code == _OK:
         typer.echo(out.printable(f"{client} consumed {message_id}"))
     if answer.code != _OK:

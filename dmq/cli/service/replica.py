@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -39,7 +40,7 @@ def status(session: Session) -> None:
     if not found.HasField("replica"):
         raise CommandFailed("the store has no second copy; see 'dmq serve --replica'", ExitCode.NOT_FOUND)
     if session.as_json:
-        out.show_json(out.to_plain(found.replica))
+        out.show_json(to_plain(found.replica))
     else:
         out.show_facts(replica_facts(found.replica, found.now_ms))
     if found.replica.state != "following" or found.replica.error:

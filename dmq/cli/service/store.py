@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -39,7 +40,7 @@ def backup(
     folder = folder.absolute()
     if data is None:
         with session.connect() as client:
-            found = out.to_plain(client.back_up(str(folder)))
+            found = to_plain(client.back_up(str(folder)))
     else:
         found = _back_up_stopped(data, folder)
     size, linked, took_ms = (found[name] for name in ("size_bytes", "linked_bytes", "took_ms"))

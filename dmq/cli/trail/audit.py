@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker_adapter.runtime.extras import require
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -223,7 +224,7 @@ def snapshot(
         if trail is not None:
             raise refused("a running daemon has one trail: give --data as well", "--trail")
         with session.connect() as client:
-            found: dict[str, Any] = out.to_plain(client.take_snapshot())
+            found: dict[str, Any] = to_plain(client.take_snapshot())
     else:
         found = _snapshot_of(data, _local_trail(trail, data, config))
     session.show_facts(
@@ -432,7 +433,7 @@ def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
     """Make the daemon export and take a snapshot. If it cannot, print a note, or raise if the snapshot is required."""
     try:
         with session.connect() as client:
-            taken = out.to_plain(client.take_snapshot())
+            taken = to_plain(client.take_snapshot())
     except CommandFailed as error:
         if is_wanted:
             raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import single
 from dmq.cli.output import output as out
@@ -55,7 +56,7 @@ def ledger(
         return
     with session.connect() as client:
         found = client.ledger(topic, with_groups=groups or bool(topic))
-    plain = out.to_plain(found) | {"balances": not found.differences_total}
+    plain = to_plain(found) | {"balances": not found.differences_total}
     session.show(plain, lambda: _show(found, topic, with_groups=groups))
     _fail_unless_balanced(session, found.differences, found.differences_total)
 
@@ -154,7 +155,7 @@ def _verify(session: Session) -> None:
     if found.error:
         raise CommandFailed(f"the ledger could not be verified: {found.error}")
     if session.as_json:
-        out.show_json(out.to_plain(found) | {"balances": not found.differences_total})
+        out.show_json(to_plain(found) | {"balances": not found.differences_total})
     elif not found.differences_total:
         took = out.about(found.ended_at_ms - found.started_at_ms)
         typer.echo(f"balances with the store: {found.looked:,} rows counted in {took}")

@@ -7,40 +7,10 @@ from unittest.mock import patch
 import pytest
 from rich.text import Text
 
-from dmq.admin import admin_v1 as wire
 from dmq.cli.output.errors import describe, wants_json
-from dmq.cli.output.output import about, body_text, distance, printable, show_facts, show_table, to_plain, when
+from dmq.cli.output.output import about, body_text, distance, printable, show_facts, show_table, when
 
 NOW = 1_700_000_000_000
-
-
-def test_json_has_every_key_with_plain_values() -> None:
-    """Numbers stay numbers, enums become names, absent fields are null, maps are sorted."""
-    message = wire.GetMessageResponse(topic="t", state=wire.WAITING, deliver_at_ms=2**53)
-    assert to_plain(message) == {
-        "topic": "t",
-        "message_id": "",
-        "state": "WAITING",
-        "deliver_at_ms": 2**53,
-        "stored_at_ms": 0,
-        "queue_id": 0,
-        "queue_offset": 0,
-        "content": None,
-        "is_held": False,
-        "groups": [],
-        "ended_at_ms": 0,
-    }
-    message.content.properties.update({"b": "2", "a": "1"})
-    message.content.body = b"\x00\xff"
-    content = to_plain(message)["content"]
-    assert isinstance(content, dict)
-    assert list(content["properties"]) == ["a", "b"]
-    assert (content["body"], content["keys"]) == ("AP8=", [])
-
-
-def test_a_state_of_a_newer_daemon_is_shown_as_its_number() -> None:
-    """An older command line goes on working."""
-    assert to_plain(wire.GetStatusResponse.FromString(b"\x28\x63"))["state"] == 99
 
 
 def test_columns_are_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
