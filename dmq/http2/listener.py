@@ -13,6 +13,29 @@ _ACCEPT_AGAIN_S: Final = 0.05
 _NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
+async def open_sockets(host: str, port: int) -> list[socket.socket]:
+    """Listen on one port of every address of a host name; the system chooses the port if it is 0. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    absent: OSError | None = None
+    sockets: list[socket.socket] = []
+    for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+        try:
+            listening = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno in _NOT_HERE:  # for example an IPv6 address of a host without IPv6
+                absent = error
+                continue
+            for each in sockets:
+                each.close()
+            raise
+        sockets.append(listening)
+        listening.setblocking(False)
+        port = listening.getsockname()[1]
+    if absent is not None and not sockets:
+        raise absent
+    return sockets
+
+
 class SocketListener:
     """The listener on one port of every address of a host name. The event loop owns the object."""
 
@@ -35,9 +58,10 @@ class SocketListener:
     async def start(self) -> int:
         """Listen, and return the port (chosen by the system if 0 was configured). Raises OSError."""
         self._loop = asyncio.get_running_loop()
-        port = self._sockets[0].getsockname()[1] if self._sockets else await self._listen()
+        if not self._sockets:
+            self._sockets = await open_sockets(*self._address)
         self._accepting = [self._loop.create_task(self._accept(listening)) for listening in self._sockets]
-        return int(port)
+        return int(self._sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop accepting connections. Idempotent."""
@@ -49,26 +73,6 @@ class SocketListener:
         await self._stop_accepting()
         released, self._sockets = self._sockets, []
         return released
-
-    async def _listen(self) -> int:
-        host, port = self._address
-        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        absent: OSError | None = None
-        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-            try:
-                listening = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
-            except OSError as error:
-                if error.errno in _NOT_HERE:  # for example an IPv6 address of a host without IPv6
-                    absent = error
-                    continue
-                self._close()
-                raise
-            self._sockets.append(listening)
-            listening.setblocking(False)
-            port = listening.getsockname()[1]
-        if absent is not None and not self._sockets:
-            raise absent
-        return port
 
     async def _stop_accepting(self) -> None:
         for accepting in self._accepting:

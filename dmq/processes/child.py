@@ -40,6 +40,10 @@ class Child:
         """End it at once; nothing happens if it has ended."""
         self._process.kill()
 
+    def terminate(self) -> None:
+        """Ask it to end; nothing happens if it has ended."""
+        self._process.terminate()
+
     async def wait(self) -> int:
         """Return its exit code once it has ended: that of a signal is negative."""
         return await asyncio.shield(self._ended)

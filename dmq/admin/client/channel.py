@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -23,18 +24,30 @@ def open_channel(address: str, tls: ClientTls | None, options: Sequence[tuple[st
     """Return a channel, which connects at its first call. Raise ``ContextError`` if a file of ``tls`` cannot be
     used.
     """
-    options = (*options, *_RECONNECT)
     if tls is None:
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(address, options=(*options, *_RECONNECT))
+    return grpc.secure_channel(address, _credentials(tls), options=(*options, *_RECONNECT, *_server_name(tls)))
+
+
+def open_async_channel(address: str, tls: ClientTls | None, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+    """Return the same channel for an event loop."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=(*options, *_RECONNECT))
+    return grpc.aio.secure_channel(address, _credentials(tls), options=(*options, *_RECONNECT, *_server_name(tls)))
+
+
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     credentials = grpc.ssl_channel_credentials(
         root_certificates=_read(tls.ca, "the authority's certificate"),
         private_key=_read(tls.key, "the key of the client certificate"),
         certificate_chain=_read(tls.certificate, "the client certificate"),
     )
     _check(tls)
-    if tls.server_name:
-        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
-    return grpc.secure_channel(address, credentials, options=options)
+    return credentials
+
+
+def _server_name(tls: ClientTls) -> tuple[tuple[str, str], ...]:
+    return (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
 
 
 def told_of_tls(address: str, tls: ClientTls | None, details: str) -> str:
