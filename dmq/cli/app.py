@@ -27,7 +27,8 @@ from dmq.cli.session.options import (
 from dmq.config.contexts import ContextError
 from dmq.errors import DmqError
 
-_EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # all others are in the extra "server"
+# All others are in the extra "server".
+_EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit", "starlette": "http", "uvicorn": "http"}
 
 
 class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands

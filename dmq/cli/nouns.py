@@ -10,6 +10,7 @@ from dmq.cli.output.errors import ExitCode
 # In the order of the help, which shows these lines without importing the modules.
 NOUNS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
+    "http-api": "Run the HTTP API for a daemon.",
     "config": "Check and show the settings of the daemon; needs no daemon.",
     "demo": "Kill a daemon during a run and check that no message is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
@@ -38,7 +39,7 @@ NOUNS = {
 
 # The package of ``dmq.cli`` with the module of each command.
 _HOMES = {
-    "service": "serve config demo status clock spool store replica",
+    "service": "serve http-api config demo status clock spool store replica",
     "trail": "ledger activity audit",
     "messages": "find msg cron retry dead backoff broker replay",
     "objects": "topic group client quota context acl",
@@ -47,7 +48,8 @@ _HOMES = {
 
 def module_of(name: str) -> str:
     """Return the full name of the module of the command ``name``."""
-    return next(f"dmq.cli.{package}.{name}" for package, names in _HOMES.items() if name in names.split())
+    package = next(package for package, names in _HOMES.items() if name in names.split())
+    return f"dmq.cli.{package}.{name.replace('-', '_')}"
 
 
 class Group(TyperGroup):

@@ -50,7 +50,7 @@ ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
 # Text of a key whose value is None.
 _WRITTEN_NONE = {
-    "metrics_listen": "off",
+    **dict.fromkeys(("metrics_listen", "http_api"), "off"),
     **dict.fromkeys(("connections_max", "connections_per_address_max"), "auto"),
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     **dict.fromkeys(("backup_every", "backup_at"), "off"),
@@ -294,6 +294,7 @@ class DaemonConfig(BaseSettings):
     must_exist: bool = False  # do not create a store
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
+    http_api: _OptionalAddress = None  # None: off
     transport: Literal["http2", "grpcio"] = "http2"
     processes: _Processes = 1
     tls_certificate: _PathOrSwitch = "auto"  # auto: self-signed, in <data>/tls
@@ -586,6 +587,21 @@ class DaemonConfig(BaseSettings):
             raise ValueError(
                 f"listen = {self.listen} serves other hosts without {' and '.join(missing)}: set that up, listen on "
                 "127.0.0.1, or set insecure = true (DMQ_INSECURE=true, --insecure) in a trusted network"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_http_api(self) -> DaemonConfig:
+        """Raise if the HTTP API would serve other hosts without access keys or TLS and ``insecure`` is not set.
+
+        A client certificate is no substitute for a key: the daemon does not see those of HTTP clients.
+        """
+        if self.http_api is None or self.insecure or is_loopback(self.http_api.host):
+            return self
+        if self.acl is None or self.tls_certificate == "off" or self.transport == "grpcio":
+            raise ValueError(
+                f"http_api = {self.http_api} serves other hosts, which needs access keys (acl) and TLS "
+                "(tls_certificate, and the transport http2): set them, listen on 127.0.0.1, or set insecure = true"
             )
         return self
 

@@ -22,6 +22,7 @@ from dmq.admin.operations.periodic_backups import rule_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.files import certificates_of
+from dmq.daemon.http_api import require_http_api
 from dmq.daemon.opening import require_trail
 from dmq.daemon.replica import require_replica
 from dmq.errors import AddressInUse, DmqError, StartRefused
@@ -98,6 +99,8 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
     for key in ("tls_client_ca", "cluster_tls_ca"):
         if (authority := getattr(config, key)) is not None:
             yield partial(_check_authority, key, authority)
+    if config.http_api is not None:
+        yield require_http_api
     if config.replica != "off":
         yield partial(require_replica, config)
     yield partial(rule_of, config)
@@ -110,6 +113,7 @@ def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
     return [
         partial(_check_address, "listen", config.listen, "gRPC"),
         *([partial(_check_address, "metrics_listen", metrics, "metrics")] if metrics is not None else []),
+        *([partial(_check_address, "http_api", config.http_api, "HTTP API")] if config.http_api is not None else []),
         *([partial(_refuse_same, config.listen)] if metrics == config.listen and config.listen.port else []),
     ]
 

@@ -27,6 +27,7 @@ from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import WatchedFiles
+from dmq.daemon.http_api import start_http_api
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
@@ -134,6 +135,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         cell.listen = str(Address(config.listen.host, port))
         cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
+        await start_http_api(config, port, clock, stack)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)

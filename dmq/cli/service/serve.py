@@ -38,6 +38,7 @@ class ServeOptions(OptionGroup):
     ] = None
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None
+    http_api: Annotated[str | None, _key("Address of the HTTP API, or off (off).", "HOST:PORT")] = None
     processes: Annotated[str | None, _key("Number of front processes, or auto; 1: a single process (1).", "N")] = None
     broker: Annotated[
         str | None, _key("embedded, rocketmq or rocketmq-remoting: broker of the messages (embedded).", "BROKER")

@@ -208,6 +208,7 @@ EXAMPLES = {
     "acl new": Example(""),
     "clock accept": Example("", before=(STEP,)),
     "serve": Example(),
+    "http-api": Example(),
     "demo": Example(),
     "broker queues": Example(in_use=f"orders --namesrv {NOBODY} --timeout 1s"),
     "broker offsets": Example(in_use=f"workers --namesrv {NOBODY} --timeout 1s"),
@@ -223,6 +224,7 @@ EXAMPLES = {
 ELSEWHERE = {
     "replica status": "tests/dmq/daemon/test_replica_loss.py",
     "serve": "tests/dmq/cli/service/test_serve.py",
+    "http-api": "tests/dmq/http_api/test_process.py",
     "demo": "tests/system/test_demo.py",
     "broker offsets": "tests/dmq/cli/messages/test_broker.py",
     "broker consumers": "tests/dmq/cli/messages/test_broker.py",
@@ -467,7 +469,7 @@ def test_a_command_does_its_row_of_the_table(world: World, name: str) -> None:
             assert result.exit_code == code, result.stderr
             assert code == 5 or error_of(result)["exit_code"] == code
             known.add(code)
-    if "--address" in options_of(name) and name != "context add":
+    if "--address" in options_of(name) and name not in {"context add", "http-api"}:
         before = world.state()
         result = world.run(name, asking, *yes, "--timeout", "2s", "--json", address=NOBODY)
         assert (result.exit_code, error_of(result)["kind"]) == (6, "unavailable"), result.stderr

@@ -450,6 +450,16 @@ def test_other_hosts_are_not_served_by_accident(flags: dict[str, object], said: 
     assert load({**listen, "insecure": "true"}).insecure
 
 
+@pytest.mark.parametrize("flags", [{}, {"acl": "a", "tls_certificate": "off"}, {"acl": "a", "transport": "grpcio"}])
+def test_the_http_api_serves_other_hosts_with_keys_and_tls_only(flags: dict[str, object]) -> None:
+    """A client certificate of the daemon is no substitute for a key: HTTP clients present none."""
+    (found,) = problems({"http_api": "0.0.0.0:8083", **flags})
+    assert "access keys" in found
+    assert load({"http_api": "0.0.0.0:8083", **flags, "insecure": "true"}).http_api
+    assert load({"http_api": "127.0.0.1:8083", **flags}).http_api
+    assert load({"http_api": "0.0.0.0:8083", "acl": "a"}).http_api
+
+
 @pytest.mark.parametrize(
     "flags", [{"listen": "0.0.0.0:8081", "acl": "a"}, {"listen": "[::1]:1"}, {"listen": "localhost:1"}]
 )
