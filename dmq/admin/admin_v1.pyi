@@ -1738,6 +1738,28 @@ class LedgerDue(_message.Message):
     later: int
     def __init__(self, overdue: _Optional[int] = ..., minute: _Optional[int] = ..., hour: _Optional[int] = ..., day: _Optional[int] = ..., week: _Optional[int] = ..., later: _Optional[int] = ...) -> None: ...
 
+class GetDueHistogramRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class GetDueHistogramResponse(_message.Message):
+    __slots__ = ("now_ms", "overdue", "minutes", "hours", "later", "uncounted")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    MINUTES_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    overdue: int
+    minutes: _containers.RepeatedCompositeFieldContainer[DueBucket]
+    hours: _containers.RepeatedCompositeFieldContainer[DueBucket]
+    later: int
+    uncounted: int
+    def __init__(self, now_ms: _Optional[int] = ..., overdue: _Optional[int] = ..., minutes: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., hours: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., later: _Optional[int] = ..., uncounted: _Optional[int] = ...) -> None: ...
+
 class LedgerLetters(_message.Message):
     __slots__ = ("letters", "redriven", "purged", "expired", "left")
     LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -1971,6 +1993,7 @@ class AdminCalls:
     def resume_schedule(self, name: _Union[ResumeScheduleRequest, str, None] = ...) -> Schedule: ...
     def remove_schedule(self, name: _Union[RemoveScheduleRequest, str, None] = ...) -> Schedule: ...
     def ledger(self, topic: _Union[GetLedgerRequest, str, None] = ..., with_groups: _Optional[bool] = ...) -> GetLedgerResponse: ...
+    def due_histogram(self, topic: _Union[GetDueHistogramRequest, str, None] = ...) -> GetDueHistogramResponse: ...
     def verify_ledger(self, number: _Union[VerifyLedgerRequest, int, None] = ...) -> VerifyLedgerResponse: ...
     def change_messages(self, topic: _Union[ChangeMessagesRequest, str, None] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., own_keys: _Optional[_Iterable[str]] = ...) -> _containers.RepeatedCompositeFieldContainer[ChangedMessage]: ...
     def list_activity(self, since_ms: _Union[ListActivityRequest, int, None] = ..., key: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> ListActivityResponse: ...

@@ -16,6 +16,7 @@ from dmq.admin.operations.cell import Cell
 from dmq.admin.operations.changes import ChangeCalls
 from dmq.admin.operations.clients import ClientCalls
 from dmq.admin.operations.clock import ClockCalls
+from dmq.admin.operations.due import DueCalls
 from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.letters import LetterCalls
@@ -76,6 +77,7 @@ class AdminService:
             quotas or QuotaCalls(),
             ReplayCalls(cell, messages),
             LedgerCalls(cell, verifier),
+            DueCalls(cell),
             self.activity,
         )
 
