@@ -12,6 +12,7 @@ NOUNS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
     "http-api": "Run the HTTP API for a daemon.",
     "config": "Check and show the settings of the daemon; needs no daemon.",
+    "console": "Serve the console in the browser.",
     "demo": "Kill a daemon during a run and check that no message is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
     "ledger": "Show message counts by state; exit with 4 if they do not balance.",
@@ -39,7 +40,7 @@ NOUNS = {
 
 # The package of ``dmq.cli`` with the module of each command.
 _HOMES = {
-    "service": "serve http-api config demo status clock spool store replica",
+    "service": "serve http-api config console demo status clock spool store replica",
     "trail": "ledger activity audit",
     "messages": "find msg cron retry dead backoff broker replay",
     "objects": "topic group client quota context acl",

@@ -1,19 +1,15 @@
-"""Made-up reports as the audit writes them, a browser to look at them, and a watch over every page.
-
-The browser is the system's Chromium: required in CI, a named skip elsewhere.
-"""
+"""Made-up reports as the audit writes them, a browser to look at them, and a watch over every page."""
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Dialog, Error, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Dialog, Error, Page
+from support.rigs.browsers import chromium
 
 from spark_audit.report.html import write_html
 
@@ -224,20 +220,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")  # a running browser is a running event loop: no later test could start its own
 def browser() -> Iterator[Browser]:
-    """The system's Chromium; skips by name where there is none, and fails in CI."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("Chromium is required in CI, for tests that look at the report: make chromium")
-        pytest.skip("no Chromium: the report cannot be looked at")
-    with sync_playwright() as playwright:
-        root = hasattr(os, "geteuid") and os.geteuid() == 0
-        launched = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"] if root else []
-        )
+    """The system's Chromium."""
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 class Watched(NamedTuple):

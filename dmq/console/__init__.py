@@ -1,0 +1,17 @@
+"""Console in the browser: pages about one daemon, served by a process of its own over ``rockdmq.admin.v1``.
+
+``sessions``  browser sessions: the access key of a signed-in person, and the token of its forms
+``views``     figures of each screen, from calls of the admin service
+``shown``     texts of times, sizes and message bodies
+``live``      the overview as server-sent events
+``app``       routes, security headers, sign-in and the changes that a form can make
+``serving``   the process
+
+Vendored scripts and their licences are in ``static/vendor``. No page loads anything from another server.
+"""
+
+from __future__ import annotations
+
+from broker_adapter.runtime.extras import require
+
+require("the console", "console", "starlette", "uvicorn", "jinja2", "grpc")

@@ -1,0 +1,303 @@
+"""Routes of the console: screens, sign-in, and the changes that a form can make."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dmq.admin import admin_v1 as wire
+from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
+from dmq.config.units import format_time, is_loopback
+from dmq.console import shown
+from dmq.console.live import STREAMS_MAX, Feed
+from dmq.console.sessions import IDLE_S_MAX, Connect, Session, Sessions
+from dmq.console.views import SCREENS, Screen, Values
+from dmq.errors import DmqError
+
+FORM_BYTES_MAX: Final = 64 * 1024
+_WHY_CHARS_MAX: Final = 200
+_REFUSED_SIGN_IN_S: Final = 1.0  # a guess of a secret costs as much
+_JOB_S_MAX: Final = 2.0
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer a form has no origin
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_STATUS: Final[Mapping[type[DmqError], int]] = {
+    NotAllowed: 403,
+    NotFound: 404,
+    CallRefused: 400,
+    DaemonUnavailable: 503,
+}
+
+
+class Settings(NamedTuple):
+    """Settings of a console. ``address`` is the daemon's, ``port`` its own."""
+
+    address: str
+    port: int
+    is_read_only: bool = False
+
+
+class Rejected(Exception):
+    """A form that is not accepted; nothing was done."""
+
+
+class Console:
+    """Pages about one daemon."""
+
+    def __init__(self, settings: Settings, connect: Connect) -> None:
+        self._settings = settings
+        self._sessions = Sessions(connect)
+        self._cookie = f"dmq_console_{settings.port}"  # browsers do not separate cookies by port
+        self._templates = _templates()
+        self._streams = 0
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
+        static = GZipMiddleware(StaticFiles(directory=str(files("dmq.console") / "static")), minimum_size=500)
+        screens = [Route(each.path, partial(self._screen, each), methods=["GET"]) for each in SCREENS]
+        others = [
+            Route("/events", self._events, methods=["GET"]),
+            Route("/sign-in", self._sign_in_page, methods=["GET"]),
+            Route("/sign-in", partial(self._form, self._sign_in), methods=["POST"]),
+            Route("/sign-out", partial(self._form, self._sign_out), methods=["POST"]),
+            Route("/redrive", partial(self._form, self._redrive), methods=["POST"]),
+            Mount("/static", static),
+        ]
+        missing = {404: partial(self._missing, 404), 405: partial(self._missing, 405)}
+        return _Guard(Starlette(routes=[*screens, *others], exception_handlers=missing))
+
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    async def _screen(self, screen: Screen, request: Request) -> Response:
+        return await asyncio.to_thread(self._shown, screen, request)
+
+    def _shown(self, screen: Screen, request: Request) -> Response:
+        session = self._session(request)
+        try:
+            values = screen.view(session.client, defaultdict(str, request.query_params))
+        except NotAllowed as error:
+            if not session.access_key:
+                target = quote(f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path)
+                return self._with_cookie(RedirectResponse(f"/sign-in?next={target}", 303), session)
+            return self._failed(request, session, error)
+        except DmqError as error:
+            return self._failed(request, session, error)
+        return self._page(request, session, f"{screen.template}.html.j2", values)
+
+    def _failed(self, request: Request, session: Session, error: Exception, status: int = 0) -> Response:
+        status = status or next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+        values: Values = {"error": str(error), "status_code": status, "command": ""}
+        response = self._page(request, session, "error.html.j2", values, status)
+        if status == 503 and request.method == "GET":
+            response.headers["Refresh"] = "3"
+        return response
+
+    async def _missing(self, status: int, request: Request, error: Exception) -> Response:  # noqa: ARG002 - a handler
+        text = "There is no such page." if status == 404 else "This address does not accept this method."
+        return self._failed(request, self._session(request), Rejected(text), status)
+
+    def _page(self, request: Request, session: Session, template: str, values: Values, status: int = 200) -> Response:
+        common = {
+            "path": request.url.path,
+            "session": session,
+            "address": self._settings.address,
+            "is_read_only": self._settings.is_read_only,
+            "url": partial(_url, request.url.path, request.query_params),
+        }
+        text = self._render(template, {**common, **values})
+        response = HTMLResponse(text, status, headers={"Cache-Control": "no-store"})
+        return self._with_cookie(response, session)
+
+    def _render(self, template: str, values: Values) -> str:
+        return self._templates.get_template(template).render(values)
+
+    async def _events(self, request: Request) -> Response:
+        session = self._sessions.find(request.cookies.get(self._cookie, ""))
+        if session is None:
+            return Response("open a page first", 403)
+        if self._streams >= STREAMS_MAX:
+            return Response("too many open pages", 503)
+        feed = Feed(session.client, self._render, request.query_params.get("span", "hour"))
+
+        async def counted() -> Any:  # noqa: ANN401 - an asynchronous generator
+            self._streams += 1
+            try:
+                async with contextlib.aclosing(feed.events()) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        yield event
+            finally:
+                self._streams -= 1
+
+        return StreamingResponse(counted(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    def _session(self, request: Request) -> Session:
+        return self._sessions.find(request.cookies.get(self._cookie, "")) or self._sessions.start()
+
+    def _with_cookie(self, response: Response, session: Session) -> Response:
+        response.set_cookie(
+            self._cookie, session.cookie, max_age=int(IDLE_S_MAX), path="/", httponly=True, samesite="strict"
+        )
+        return response
+
+    def _sign_in_page(self, request: Request) -> Response:
+        values: Values = {"next": _own_path(request.query_params.get("next", "/")), "error": "", "command": ""}
+        return self._page(request, self._session(request), "sign_in.html.j2", values)
+
+    # -- forms --------------------------------------------------------------------------------------------------------
+
+    async def _form(self, act: Callable[[Request, Session, Mapping[str, str]], Any], request: Request) -> Response:
+        """Check the origin and the token of a form, and act on it."""
+        session = self._sessions.find(request.cookies.get(self._cookie, ""))
+        if session is None:
+            return self._failed(
+                request, self._session(request), Rejected("The session has ended. Open the page again."), 403
+            )
+        try:
+            fields = await _fields(request)
+            _check_origin(request)
+            if fields.get("token") != session.form_token:
+                raise Rejected("The form has no valid token. Open the page again.")
+            response: Response = await act(request, session, fields)
+        except Rejected as error:
+            return self._failed(request, session, error, 403)
+        except DmqError as error:
+            return self._failed(request, session, error)
+        return response
+
+    async def _sign_in(self, request: Request, session: Session, fields: Mapping[str, str]) -> Response:
+        key, secret, target = fields.get("access_key", ""), fields.get("secret", ""), _own_path(fields.get("next", "/"))
+        values: Values = {"next": target, "error": "Give an access key and its secret.", "command": ""}
+        if not (key and secret and key.isascii() and key.isprintable()):
+            return self._page(request, session, "sign_in.html.j2", values, 400)
+        made = await asyncio.to_thread(self._sessions.start, key, secret)
+        try:
+            await asyncio.to_thread(made.client.list_topics, limit=1)
+        except DmqError as error:
+            self._sessions.end(made)
+            if not isinstance(error, NotAllowed):
+                raise
+            await asyncio.sleep(_REFUSED_SIGN_IN_S)
+            return self._page(request, session, "sign_in.html.j2", {**values, "error": str(error)}, 403)
+        self._sessions.end(session)
+        return self._with_cookie(RedirectResponse(target, 303), made)
+
+    async def _sign_out(self, request: Request, session: Session, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
+        self._sessions.end(session)
+        return self._with_cookie(RedirectResponse("/", 303), self._sessions.start())
+
+    async def _redrive(self, request: Request, session: Session, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
+        """Start the redrive of one dead letter, and show its result on the page of the letter."""
+        if self._settings.is_read_only:
+            raise Rejected("This console is read-only.")
+        group, message_id, why = (fields.get(name, "") for name in ("group", "id", "why"))
+        if not group or not message_id:
+            raise Rejected("A redrive needs a group and a message id.")
+        if len(why) > _WHY_CHARS_MAX or not why.isprintable():
+            raise Rejected(f"A reason has up to {_WHY_CHARS_MAX} printable characters.")
+        job_id = await asyncio.to_thread(self._redriven, session, group, message_id, why)
+        return RedirectResponse("/letter?" + urlencode({"group": group, "id": message_id, "job": job_id}), 303)
+
+    def _redriven(self, session: Session, group: str, message_id: str, why: str) -> int:
+        request = wire.StartJobRequest(kind=wire.REDRIVE, group=group, filter=wire.DeadFilter(message_ids=[message_id]))
+        with self._sessions.connect(session.signer, why or "redriven in the console") as client:
+            job: wire.Job = client.start_job(request)
+        return job.job_id
+
+
+class _Guard:
+    """Refuse requests for other hosts, against DNS rebinding, and add the security headers to each response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        app: ASGIApp = self._app if _is_own_host(dict(scope["headers"]).get(b"host", b"")) else _WRONG_HOST
+        await app(scope, receive, guarded)
+
+
+_WRONG_HOST: Final = Response("this console is reachable by a loopback address only", 421)
+
+
+def _is_own_host(host: bytes) -> bool:
+    return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
+
+
+def _check_origin(request: Request) -> None:
+    origin = request.headers.get("origin", "")
+    if urlsplit(origin).netloc != request.headers.get("host", ""):
+        raise Rejected("The form was sent by another site.")
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES_MAX:
+            raise Rejected(f"A form has up to {FORM_BYTES_MAX:,} bytes.")
+    try:
+        found = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=32)
+    except ValueError:
+        raise Rejected("The form cannot be read.") from None
+    return {name: values[-1] for name, values in found.items()}
+
+
+def _own_path(target: str) -> str:
+    """Return the address of a page of the console; the overview for any other address."""
+    is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
+    return target if is_own else "/"
+
+
+def _url(path: str, query: Mapping[str, str], **changes: object) -> str:
+    """Return the address of this page with some parameters changed; an empty value removes one."""
+    merged = {**query, **changes}
+    kept = {name: value for name, value in merged.items() if value not in {"", None}}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def _templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("dmq.console"),
+        autoescape=True,
+        finalize=shown.visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {each.__name__: each for each in (shown.count, shown.duration, shown.distance, shown.size)}
+    templates.filters |= {"time": format_time, "query": urlencode}
+    return templates

@@ -1,0 +1,81 @@
+"""The overview as server-sent events, once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NamedTuple
+
+from dmq.admin.client.client import AdminClient, NotAllowed
+from dmq.console.views import Values, dead_of, due_of, status_of
+from dmq.errors import DmqError
+
+STREAMS_MAX: Final = 32
+_INTERVAL_S: Final = 1.0
+_RATE_SAMPLES: Final = 6  # rates are those of the last five seconds
+_SLOW_EVERY: Final = 5  # the histogram and the dead letters: every fifth event
+
+Render = Callable[[str, Values], str]
+
+
+class Sample(NamedTuple):
+    """Totals of the daemon at a time."""
+
+    at_ms: int
+    accepted: int
+    delivered: int
+    acked: int
+
+
+def rates(samples: deque[Sample]) -> dict[str, float] | None:
+    """Return the messages per second between the first and the last sample; None without two of one run."""
+    if len(samples) < 2:
+        return None
+    first, last = samples[0], samples[-1]
+    seconds = (last.at_ms - first.at_ms) / 1000
+    if seconds <= 0 or last.accepted < first.accepted:  # the clock was set, or the daemon was restarted
+        return None
+    return {name: (getattr(last, name) - getattr(first, name)) / seconds for name in ("accepted", "delivered", "acked")}
+
+
+class Feed:
+    """Events of one open page."""
+
+    def __init__(self, client: AdminClient, render: Render, span: str) -> None:
+        self._client = client
+        self._render = render
+        self._span = span
+        self._samples = deque[Sample](maxlen=_RATE_SAMPLES)
+        self._count = 0
+        self._dead: int | None = None
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield events until the page closes the stream."""
+        yield "retry: 2000\n\n"
+        while True:
+            try:
+                found = await asyncio.to_thread(self._next)
+            except DmqError as error:
+                self._samples.clear()
+                found = {"error": str(error)}
+            yield f"data: {json.dumps(found)}\n\n"
+            await asyncio.sleep(_INTERVAL_S)
+
+    def _next(self) -> dict[str, Any]:
+        values = status_of(self._client)
+        status, totals = values["status"], values["status"].totals
+        self._samples.append(Sample(status.now_ms, totals.accepted, totals.delivered, totals.acked))
+        parts = {}
+        if self._count % _SLOW_EVERY == 0:
+            try:
+                self._dead = dead_of(self._client)
+            except NotAllowed:
+                self._dead = None
+            parts["due"] = self._render("_due.html.j2", due_of(self._client, "", self._span))
+        self._count += 1
+        now = rates(self._samples)
+        values |= {"rates": now, "dead": self._dead}
+        parts |= {"band": self._render("_band.html.j2", values), "figures": self._render("_figures.html.j2", values)}
+        return {"parts": parts, "at_ms": status.now_ms, "rates": now}

@@ -1,0 +1,76 @@
+"""Sessions of browsers: an unguessable cookie, the token of its forms, and the access key of the person."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.wire.signature import Signer
+from dmq.admin.client.client import AdminClient
+
+SESSIONS_MAX: Final = 1_000  # the one that was used least recently ends
+IDLE_S_MAX: Final = 8 * 3600.0
+
+Connect = Callable[[Signer | None, str], AdminClient]  # with the reason that is recorded with changes
+
+
+class Session(NamedTuple):
+    """A browser. Without an access key its calls are unsigned."""
+
+    cookie: str
+    form_token: str
+    access_key: str
+    signer: Signer | None
+    client: AdminClient
+
+
+class Sessions:
+    """Open sessions, in memory only: a restart of the console ends them. Thread-safe."""
+
+    def __init__(self, connect: Connect, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self.connect = connect
+        self._monotonic_s = monotonic_s
+        self._unsigned = connect(None, "")
+        self._lock = threading.Lock()
+        self._used: OrderedDict[str, tuple[Session, float]] = OrderedDict()
+
+    def find(self, cookie: str) -> Session | None:
+        """Return the session of a cookie, or None if there is none or it was idle for too long."""
+        now_s = self._monotonic_s()
+        with self._lock:
+            found = self._used.pop(cookie, None)
+            if found is None:
+                return None
+            session, used_s = found
+            if now_s - used_s <= IDLE_S_MAX:
+                self._used[cookie] = session, now_s
+                return session
+        self._close(session)
+        return None
+
+    def start(self, access_key: str = "", secret: str = "") -> Session:
+        """Start a session. Without an access key it shares the unsigned connection."""
+        signer = Signer(access_key, secret, SystemClock()) if access_key else None
+        client = self._unsigned if signer is None else self.connect(signer, "")
+        session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32), access_key, signer, client)
+        with self._lock:
+            self._used[session.cookie] = session, self._monotonic_s()
+            ended = [self._used.popitem(last=False)[1][0] for _ in range(len(self._used) - SESSIONS_MAX)]
+        for each in ended:
+            self._close(each)
+        return session
+
+    def end(self, session: Session) -> None:
+        """End a session. Idempotent."""
+        with self._lock:
+            self._used.pop(session.cookie, None)
+        self._close(session)
+
+    def _close(self, session: Session) -> None:
+        if session.client is not self._unsigned:
+            session.client.close()

@@ -1,0 +1,127 @@
+"""The console over plain HTTP: requests that a browser does not send, or that another site makes it send."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from support.rigs.consoles import GROUP, Site, console
+
+from dmq.admin import admin_v1 as wire
+from dmq.admin.client.client import AdminClient
+
+pytestmark = pytest.mark.integration
+
+
+class Answer(NamedTuple):
+    """A response of the console."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+def ask(url: str, method: str, path: str, body: str = "", **headers: str) -> Answer:
+    """Send one request, with ``Host`` or ``Origin`` as given."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request(method, path, body or None, {name.title(): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(answer.status, found, answer.read().decode())
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def form(site: Site) -> dict[str, str]:
+    """A session and the fields of a valid redrive."""
+    page = ask(site.url, "GET", f"/letter?group={GROUP}&id={site.dead[0]}")
+    (token,) = set(re.findall(r'name="token" value="([^"]+)"', page.text))
+    return {"cookie": page.headers["set-cookie"].partition(";")[0], "token": token, "origin": site.url.rstrip("/")}
+
+
+def redrive(url: str, message_id: str, form: dict[str, str]) -> Answer:
+    """Send the form."""
+    body = urlencode({"group": GROUP, "id": message_id, "token": form.get("token", "")})
+    headers = {name: form[name] for name in ("cookie", "origin") if name in form}
+    return ask(url, "POST", "/redrive", body, **headers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"token": ""}, "no valid token"),
+        ({"token": "x" * 43}, "no valid token"),
+        ({"origin": "http://evil.example"}, "another site"),
+        ({"origin": "null"}, "another site"),
+        ({"cookie": ""}, "session has ended"),
+        ({"cookie": "dmq_console=guessed"}, "session has ended"),
+    ],
+)
+def test_a_form_of_another_site_changes_nothing(
+    site: Site, form: dict[str, str], changes: dict[str, str], why: str
+) -> None:
+    """Without the token, the origin and the cookie of one session a redrive is refused."""
+    answer = redrive(site.url, site.dead[0], {**form, **changes})
+    assert (answer.status, why in answer.text) == (403, True)
+    assert outcome_of(site) == ""
+
+
+def test_no_link_changes_anything(site: Site, form: dict[str, str]) -> None:
+    """The addresses of forms do not accept GET, and a read-only console no form."""
+    query = urlencode({"group": GROUP, "id": site.dead[0], "token": form["token"]})
+    for path in ("/redrive", "/sign-out"):
+        assert ask(site.url, "GET", f"{path}?{query}", cookie=form["cookie"]).status == 405
+    with console(site.daemon.address, "--read-only") as url:
+        page = ask(url, "GET", f"/letter?group={GROUP}&id={site.dead[0]}")
+        assert "/redrive" not in page.text
+        assert redrive(url, site.dead[0], form).status == 403
+    assert outcome_of(site) == ""
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""])
+def test_another_host_name_is_refused(site: Site, host: str) -> None:
+    """A name of another site that resolves to this host reads nothing."""
+    answer = ask(site.url, "GET", "/topics", host=host)
+    assert (answer.status, "orders" in answer.text) == (421, False)
+
+
+@pytest.mark.parametrize("path", ["/", "/topics", "/nothing", "/static/console.js", "/static/nothing", "/redrive"])
+def test_each_response_has_the_policy(site: Site, path: str) -> None:
+    """Nothing inline and nothing from elsewhere, also on errors."""
+    answer = ask(site.url, "GET", path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"<script>|<style>|\sstyle=|\son\w+=", answer.text) or path.startswith("/static")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/messages?topic=nothing", 404, "nothing"),
+        ("/messages?topic=orders&state=lost", 400, "expected waiting or queued"),
+        ("/messages?topic=orders&due_after=soon", 400, "not a whole number"),
+        ("/messages?topic=orders&token=%00", 400, ""),
+        ("/dead?group=billing&reason=bad", 400, "expected one of sent_here"),
+        ("/letter?group=billing&id=unknown", 404, "not a dead letter"),
+        ("/message?topic=orders", 400, ""),
+        ("/nothing", 404, "no such page"),
+    ],
+)
+def test_a_wrong_address_is_explained(site: Site, path: str, status: int, text: str) -> None:
+    """With the value and the allowed ones."""
+    answer = ask(site.url, "GET", path)
+    assert (answer.status, text in answer.text) == (status, True), answer.text
+
+
+def outcome_of(site: Site) -> str:
+    """Return the outcome of the first dead letter."""
+    with AdminClient(site.daemon.address) as client:
+        chosen = wire.DeadFilter(message_ids=[site.dead[0]])
+        return str(client.dead_letters(GROUP, chosen, with_outcome=True).letters[0].outcome)
