@@ -222,7 +222,7 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	echo "locking locks/run.txt" && \
 	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra classic --extra replica --extra demo -o locks/run.txt && \
 	echo "locking locks/dev.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra classic --extra replica --extra demo --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra classic --extra replica --extra demo --extra console --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
 	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt && \
 	echo "locking locks/compile.txt" && \

@@ -12,6 +12,16 @@ Vendored scripts and their licences are in ``static/vendor``. No page loads anyt
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from broker_adapter.runtime.exports import lazy_exports
 from broker_adapter.runtime.extras import require
 
+if TYPE_CHECKING:
+    from dmq.console.serving import ConsoleOptions, serve_console
+
+__all__ = ["ConsoleOptions", "serve_console"]
+
 require("the console", "console", "starlette", "uvicorn", "jinja2", "grpc")
+
+__getattr__ = lazy_exports(__name__, {"dmq.console.serving": "ConsoleOptions serve_console"})

@@ -25,7 +25,7 @@ from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, 
 from dmq.config.units import format_time, is_loopback
 from dmq.console import shown
 from dmq.console.live import STREAMS_MAX, Feed
-from dmq.console.sessions import IDLE_S_MAX, Connect, Session, Sessions
+from dmq.console.sessions import IDLE_S_MAX, BrowserSession, BrowserSessions, Connect
 from dmq.console.views import SCREENS, Screen, Values
 from dmq.errors import DmqError
 
@@ -51,8 +51,10 @@ _STATUS: Final[Mapping[type[DmqError], int]] = {
     DaemonUnavailable: 503,
 }
 
+_Act = Callable[[Request, BrowserSession, Mapping[str, str]], Any]
 
-class Settings(NamedTuple):
+
+class ConsoleSettings(NamedTuple):
     """Settings of a console. ``address`` is the daemon's, ``port`` its own."""
 
     address: str
@@ -60,16 +62,16 @@ class Settings(NamedTuple):
     is_read_only: bool = False
 
 
-class Rejected(Exception):
+class FormRejected(Exception):
     """A form that is not accepted; nothing was done."""
 
 
 class Console:
     """Pages about one daemon."""
 
-    def __init__(self, settings: Settings, connect: Connect) -> None:
+    def __init__(self, settings: ConsoleSettings, connect: Connect) -> None:
         self._settings = settings
-        self._sessions = Sessions(connect)
+        self._sessions = BrowserSessions(connect)
         self._cookie = f"dmq_console_{settings.port}"  # browsers do not separate cookies by port
         self._templates = _templates()
         self._streams = 0
@@ -107,7 +109,7 @@ class Console:
             return self._failed(request, session, error)
         return self._page(request, session, f"{screen.template}.html.j2", values)
 
-    def _failed(self, request: Request, session: Session, error: Exception, status: int = 0) -> Response:
+    def _failed(self, request: Request, session: BrowserSession, error: Exception, status: int = 0) -> Response:
         status = status or next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
         values: Values = {"error": str(error), "status_code": status, "command": ""}
         response = self._page(request, session, "error.html.j2", values, status)
@@ -117,9 +119,11 @@ class Console:
 
     async def _missing(self, status: int, request: Request, error: Exception) -> Response:  # noqa: ARG002 - a handler
         text = "There is no such page." if status == 404 else "This address does not accept this method."
-        return self._failed(request, self._session(request), Rejected(text), status)
+        return self._failed(request, self._session(request), FormRejected(text), status)
 
-    def _page(self, request: Request, session: Session, template: str, values: Values, status: int = 200) -> Response:
+    def _page(
+        self, request: Request, session: BrowserSession, template: str, values: Values, status: int = 200
+    ) -> Response:
         common = {
             "path": request.url.path,
             "session": session,
@@ -155,10 +159,10 @@ class Console:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def _session(self, request: Request) -> Session:
+    def _session(self, request: Request) -> BrowserSession:
         return self._sessions.find(request.cookies.get(self._cookie, "")) or self._sessions.start()
 
-    def _with_cookie(self, response: Response, session: Session) -> Response:
+    def _with_cookie(self, response: Response, session: BrowserSession) -> Response:
         response.set_cookie(
             self._cookie, session.cookie, max_age=int(IDLE_S_MAX), path="/", httponly=True, samesite="strict"
         )
@@ -170,26 +174,28 @@ class Console:
 
     # -- forms --------------------------------------------------------------------------------------------------------
 
-    async def _form(self, act: Callable[[Request, Session, Mapping[str, str]], Any], request: Request) -> Response:
+    async def _form(
+        self, act: Callable[[Request, BrowserSession, Mapping[str, str]], Any], request: Request
+    ) -> Response:
         """Check the origin and the token of a form, and act on it."""
         session = self._sessions.find(request.cookies.get(self._cookie, ""))
         if session is None:
             return self._failed(
-                request, self._session(request), Rejected("The session has ended. Open the page again."), 403
+                request, self._session(request), FormRejected("The session has ended. Open the page again."), 403
             )
         try:
             fields = await _fields(request)
             _check_origin(request)
             if fields.get("token") != session.form_token:
-                raise Rejected("The form has no valid token. Open the page again.")
+                raise FormRejected("The form has no valid token. Open the page again.")
             response: Response = await act(request, session, fields)
-        except Rejected as error:
+        except FormRejected as error:
             return self._failed(request, session, error, 403)
         except DmqError as error:
             return self._failed(request, session, error)
         return response
 
-    async def _sign_in(self, request: Request, session: Session, fields: Mapping[str, str]) -> Response:
+    async def _sign_in(self, request: Request, session: BrowserSession, fields: Mapping[str, str]) -> Response:
         key, secret, target = fields.get("access_key", ""), fields.get("secret", ""), _own_path(fields.get("next", "/"))
         values: Values = {"next": target, "error": "Give an access key and its secret.", "command": ""}
         if not (key and secret and key.isascii() and key.isprintable()):
@@ -206,23 +212,23 @@ class Console:
         self._sessions.end(session)
         return self._with_cookie(RedirectResponse(target, 303), made)
 
-    async def _sign_out(self, request: Request, session: Session, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
+    async def _sign_out(self, request: Request, session: BrowserSession, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
         self._sessions.end(session)
         return self._with_cookie(RedirectResponse("/", 303), self._sessions.start())
 
-    async def _redrive(self, request: Request, session: Session, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
+    async def _redrive(self, request: Request, session: BrowserSession, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
         """Start the redrive of one dead letter, and show its result on the page of the letter."""
         if self._settings.is_read_only:
-            raise Rejected("This console is read-only.")
+            raise FormRejected("This console is read-only.")
         group, message_id, why = (fields.get(name, "") for name in ("group", "id", "why"))
         if not group or not message_id:
-            raise Rejected("A redrive needs a group and a message id.")
+            raise FormRejected("A redrive needs a group and a message id.")
         if len(why) > _WHY_CHARS_MAX or not why.isprintable():
-            raise Rejected(f"A reason has up to {_WHY_CHARS_MAX} printable characters.")
+            raise FormRejected(f"A reason has up to {_WHY_CHARS_MAX} printable characters.")
         job_id = await asyncio.to_thread(self._redriven, session, group, message_id, why)
         return RedirectResponse("/letter?" + urlencode({"group": group, "id": message_id, "job": job_id}), 303)
 
-    def _redriven(self, session: Session, group: str, message_id: str, why: str) -> int:
+    def _redriven(self, session: BrowserSession, group: str, message_id: str, why: str) -> int:
         request = wire.StartJobRequest(kind=wire.REDRIVE, group=group, filter=wire.DeadFilter(message_ids=[message_id]))
         with self._sessions.connect(session.signer, why or "redriven in the console") as client:
             job: wire.Job = client.start_job(request)
@@ -260,7 +266,7 @@ def _is_own_host(host: bytes) -> bool:
 def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin", "")
     if urlsplit(origin).netloc != request.headers.get("host", ""):
-        raise Rejected("The form was sent by another site.")
+        raise FormRejected("The form was sent by another site.")
 
 
 async def _fields(request: Request) -> dict[str, str]:
@@ -268,11 +274,11 @@ async def _fields(request: Request) -> dict[str, str]:
     async for part in request.stream():
         body += part
         if len(body) > FORM_BYTES_MAX:
-            raise Rejected(f"A form has up to {FORM_BYTES_MAX:,} bytes.")
+            raise FormRejected(f"A form has up to {FORM_BYTES_MAX:,} bytes.")
     try:
         found = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=32)
     except ValueError:
-        raise Rejected("The form cannot be read.") from None
+        raise FormRejected("The form cannot be read.") from None
     return {name: values[-1] for name, values in found.items()}
 
 

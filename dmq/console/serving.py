@@ -15,7 +15,7 @@ from broker_adapter.wire.signature import Signer
 from dmq.admin.client.client import AdminClient
 from dmq.config.contexts import ClientTls
 from dmq.config.units import Address, is_loopback
-from dmq.console.app import Console, Settings
+from dmq.console.app import Console, ConsoleSettings
 from dmq.errors import AddressInUse, DmqError
 
 _TIMEOUT_S = 5.0
@@ -25,8 +25,8 @@ class NotLoopback(DmqError):
     """The console listens on loopback addresses only."""
 
 
-class Options(NamedTuple):
-    """Options of the process. ``ends_with_stdin`` is for a parent, whose end closes the pipe."""
+class ConsoleOptions(NamedTuple):
+    """Options of the process. With ``ends_with_stdin`` it ends when its parent closes the pipe or ends."""
 
     daemon: str
     tls: ClientTls | None
@@ -35,7 +35,7 @@ class Options(NamedTuple):
     ends_with_stdin: bool = False
 
 
-def serve_console(options: Options, on_serving: Callable[[str], None]) -> None:
+def serve_console(options: ConsoleOptions, on_serving: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C, and call ``on_serving`` with the URL. Raise if the address cannot be used."""
     if not is_loopback(options.listen.host):
         raise NotLoopback(f"the console listens on loopback addresses only, got {options.listen}")
@@ -46,7 +46,7 @@ def serve_console(options: Options, on_serving: Callable[[str], None]) -> None:
 
     with _listening(options.listen) as listener:
         port = listener.getsockname()[1]
-        console = Console(Settings(options.daemon, port, options.is_read_only), connect)
+        console = Console(ConsoleSettings(options.daemon, port, options.is_read_only), connect)
         config = uvicorn.Config(
             console.app(),
             log_config=None,
@@ -57,18 +57,20 @@ def serve_console(options: Options, on_serving: Callable[[str], None]) -> None:
             timeout_graceful_shutdown=1,  # an open stream of events has no end of its own
             limit_concurrency=256,
         )
-        asyncio.run(
-            _serve(uvicorn.Server(config), listener, options, partial_url(options.listen.host, port), on_serving)
-        )
+        asyncio.run(_serve(uvicorn.Server(config), listener, options, url_of(options.listen.host, port), on_serving))
 
 
-def partial_url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
     """Return the URL of the overview."""
     return f"http://{Address(host, port)}/"
 
 
 async def _serve(
-    server: uvicorn.Server, listener: socket.socket, options: Options, url: str, on_serving: Callable[[str], None]
+    server: uvicorn.Server,
+    listener: socket.socket,
+    options: ConsoleOptions,
+    url: str,
+    on_serving: Callable[[str], None],
 ) -> None:
     watching = asyncio.create_task(_end_with_stdin(server)) if options.ends_with_stdin else None
     on_serving(url)

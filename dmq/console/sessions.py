@@ -1,15 +1,14 @@
-"""Sessions of browsers: an unguessable cookie, the token of its forms, and the access key of the person."""
+"""BrowserSessions of browsers: an unguessable cookie, the token of its forms, and the access key of the person."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.wire.signature import Signer
 from dmq.admin.client.client import AdminClient
 
@@ -19,7 +18,7 @@ IDLE_S_MAX: Final = 8 * 3600.0
 Connect = Callable[[Signer | None, str], AdminClient]  # with the reason that is recorded with changes
 
 
-class Session(NamedTuple):
+class BrowserSession(NamedTuple):
     """A browser. Without an access key its calls are unsigned."""
 
     cookie: str
@@ -29,19 +28,19 @@ class Session(NamedTuple):
     client: AdminClient
 
 
-class Sessions:
+class BrowserSessions:
     """Open sessions, in memory only: a restart of the console ends them. Thread-safe."""
 
-    def __init__(self, connect: Connect, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connect: Connect, clock: Clock | None = None) -> None:
         self.connect = connect
-        self._monotonic_s = monotonic_s
+        self._clock = clock or SystemClock()
         self._unsigned = connect(None, "")
         self._lock = threading.Lock()
-        self._used: OrderedDict[str, tuple[Session, float]] = OrderedDict()
+        self._used: OrderedDict[str, tuple[BrowserSession, float]] = OrderedDict()
 
-    def find(self, cookie: str) -> Session | None:
+    def find(self, cookie: str) -> BrowserSession | None:
         """Return the session of a cookie, or None if there is none or it was idle for too long."""
-        now_s = self._monotonic_s()
+        now_s = self._clock.monotonic_s()
         with self._lock:
             found = self._used.pop(cookie, None)
             if found is None:
@@ -53,24 +52,24 @@ class Sessions:
         self._close(session)
         return None
 
-    def start(self, access_key: str = "", secret: str = "") -> Session:
+    def start(self, access_key: str = "", secret: str = "") -> BrowserSession:
         """Start a session. Without an access key it shares the unsigned connection."""
         signer = Signer(access_key, secret, SystemClock()) if access_key else None
         client = self._unsigned if signer is None else self.connect(signer, "")
-        session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32), access_key, signer, client)
+        session = BrowserSession(secrets.token_urlsafe(32), secrets.token_urlsafe(32), access_key, signer, client)
         with self._lock:
-            self._used[session.cookie] = session, self._monotonic_s()
+            self._used[session.cookie] = session, self._clock.monotonic_s()
             ended = [self._used.popitem(last=False)[1][0] for _ in range(len(self._used) - SESSIONS_MAX)]
         for each in ended:
             self._close(each)
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: BrowserSession) -> None:
         """End a session. Idempotent."""
         with self._lock:
             self._used.pop(session.cookie, None)
         self._close(session)
 
-    def _close(self, session: Session) -> None:
+    def _close(self, session: BrowserSession) -> None:
         if session.client is not self._unsigned:
             session.client.close()

@@ -37,10 +37,10 @@ def console(
     if not is_loopback(address.host):
         raise refused("a loopback address is expected, such as 127.0.0.1:8082", "--listen", given=listen)
     target = session.chosen().target()
-    from dmq.console.serving import Options, serve_console
+    from dmq.console import ConsoleOptions, serve_console
     from dmq.errors import AddressInUse
 
-    options = Options(target.address, target.tls, address, read_only, ends_with_stdin)
+    options = ConsoleOptions(target.address, target.tls, address, read_only, ends_with_stdin)
     try:
         serve_console(options, lambda url: session.show({"console": url}, f"console {url}"))
     except AddressInUse as error:
