@@ -50,7 +50,7 @@ ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
 # Text of a key whose value is None.
 _WRITTEN_NONE = {
-    **dict.fromkeys(("metrics_listen", "http_api"), "off"),
+    **dict.fromkeys(("metrics_listen", "http_api", "console"), "off"),
     **dict.fromkeys(("connections_max", "connections_per_address_max"), "auto"),
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     **dict.fromkeys(("backup_every", "backup_at"), "off"),
@@ -217,6 +217,12 @@ def _address(value: object) -> object:
     return parse_address(str(value))
 
 
+def _loopback(address: Address | None) -> Address | None:
+    if address is not None and not is_loopback(address.host):
+        raise ValueError("off or a loopback address is expected, such as 127.0.0.1:8082")
+    return address
+
+
 def _endpoints(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return tuple(_address(each) for each in value)
@@ -264,6 +270,7 @@ _Processes = Annotated[Literal["auto"] | int, BeforeValidator(_processes)]
 _AutomaticSize = Annotated[int | None, Field(ge=0, le=_WHOLE_MAX), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, _or_none("off", _address)]
+_LoopbackAddress = Annotated[Address | None, AfterValidator(_loopback), _or_none("off", _address)]
 _OptionalDuration = Annotated[timedelta | None, _or_none("none", _duration)]
 _SwitchedDuration = Annotated[timedelta | None, _or_none("off", _duration)]
 _OptionalSize = Annotated[int | None, Field(gt=0, le=_WHOLE_MAX), _or_none("none", _size)]
@@ -295,6 +302,7 @@ class DaemonConfig(BaseSettings):
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
     http_api: _OptionalAddress = None  # None: off
+    console: _LoopbackAddress = None  # None: no console
     transport: Literal["http2", "grpcio"] = "http2"
     processes: _Processes = 1
     tls_certificate: _PathOrSwitch = "auto"  # auto: self-signed, in <data>/tls

@@ -25,6 +25,7 @@ from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
+from dmq.daemon.console import keep_console, require_console
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import WatchedFiles
 from dmq.daemon.http_api import start_http_api
@@ -86,6 +87,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code. Raise if the start fails."""
     loop = asyncio.get_running_loop()
     ending = _Ending()
+    if config.console is not None:
+        require_console()
     descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
         fail = ending.storage_failed
@@ -136,6 +139,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
         await start_http_api(config, port, clock, stack)
+        _start_console(config, port, stack)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)
@@ -248,3 +252,9 @@ def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell, stack: As
     if server is not None:
         stack.callback(server.stop)
         cell.metrics_listen = str(server.address)
+
+
+def _start_console(config: DaemonConfig, port: int, stack: AsyncExitStack) -> None:
+    if config.console is not None:
+        running = keep_console(config.console, Address(config.listen.host, port))
+        stack.callback(asyncio.get_running_loop().create_task(running, name="dmq-console").cancel)
