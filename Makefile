@@ -220,9 +220,9 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && "$(PYTHON)" -m venv "$$tmp" && \
 	"$$tmp/bin/python" -m pip --disable-pip-version-check --no-input --quiet install uv && \
 	echo "locking locks/run.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra classic --extra replica --extra demo -o locks/run.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra console --extra classic --extra replica --extra demo -o locks/run.txt && \
 	echo "locking locks/dev.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra classic --extra replica --extra demo --extra console --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra console --extra classic --extra replica --extra demo --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
 	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt && \
 	echo "locking locks/compile.txt" && \
