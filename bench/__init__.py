@@ -15,7 +15,7 @@ round in turn, because a machine's speed drifts: read ratios.
 ``rocketmq``   the peer: Apache RocketMQ, with ``--peer``
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
 ``inside_receive`` ``inside_costs`` ``inside_nack`` ``inside_fairness`` ``inside_neighbours`` ``inside_hook``
-               ``inside_spool`` ``inside_replica``   more of it; ``cell``, ``consumer`` and ``retries`` are what they are made of
+               ``inside_spool`` ``inside_replica``   more of it, made of ``cell``, ``consumer`` and ``retries``
 ``cluster`` ``cluster_away`` ``queue_clients``   figures with ``--peer``; ``queue_client`` is a client that is measured,
                ``QueueClient.java`` the same with Apache's
 ``trail_maker`` ``trail_files``   long audit trails; ``audit_peer`` is what DuckDB makes of them

@@ -22,9 +22,9 @@ from dmq.admin.operations.periodic_backups import rule_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.files import certificates_of
-from dmq.daemon.http_api import require_http_api
 from dmq.daemon.opening import require_trail
 from dmq.daemon.replica import require_replica
+from dmq.daemon.web import require_web
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.recovery import check_backup_dir
 from dmq.store.files.cell import holder_of
@@ -99,8 +99,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
     for key in ("tls_client_ca", "cluster_tls_ca"):
         if (authority := getattr(config, key)) is not None:
             yield partial(_check_authority, key, authority)
-    if config.http_api is not None:
-        yield require_http_api
+    yield partial(require_web, config)
     if config.replica != "off":
         yield partial(require_replica, config)
     yield partial(rule_of, config)

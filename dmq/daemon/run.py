@@ -25,15 +25,14 @@ from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
-from dmq.daemon.console import keep_console, require_console
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import WatchedFiles
-from dmq.daemon.http_api import start_http_api
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.standby import StandbyPort, start_metrics
 from dmq.daemon.transport import ServerOptions, transport_of
+from dmq.daemon.web import require_web, start_web
 from dmq.errors import DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics
@@ -87,8 +86,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code. Raise if the start fails."""
     loop = asyncio.get_running_loop()
     ending = _Ending()
-    if config.console is not None:
-        require_console()
+    require_web(config)
     descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
         fail = ending.storage_failed
@@ -138,8 +136,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         cell.listen = str(Address(config.listen.host, port))
         cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
-        await start_http_api(config, port, clock, stack)
-        _start_console(config, port, stack)
+        await start_web(config, port, clock, stack)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)
@@ -252,9 +249,3 @@ def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell, stack: As
     if server is not None:
         stack.callback(server.stop)
         cell.metrics_listen = str(server.address)
-
-
-def _start_console(config: DaemonConfig, port: int, stack: AsyncExitStack) -> None:
-    if config.console is not None:
-        running = keep_console(config.console, Address(config.listen.host, port))
-        stack.callback(asyncio.get_running_loop().create_task(running, name="dmq-console").cancel)
