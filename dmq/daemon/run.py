@@ -140,13 +140,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)
-        log.info(
-            "serving",
-            listen=cell.listen,
-            metrics=cell.metrics_listen or "off",
-            cell=store.cell_id,
-            http2="compiled" if is_compiled else "python",
-        )
+        http2 = "compiled" if is_compiled else "python"
+        log.info("serving", listen=cell.listen, metrics=cell.metrics_listen or "off", cell=store.cell_id, http2=http2)
         failure = await ending.reason
         cell.state = wire.STOPPING if failure is None else wire.NOT_SERVING
         metrics.set_state("stopping" if failure is None else "not_serving")
