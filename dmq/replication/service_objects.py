@@ -93,7 +93,7 @@ class ServiceObjects:
         mode = self._mode(etag)
         for _ in range(_CONFLICTS_MAX):
             try:
-                return self._etag(_call(lambda: obstore.put(self._store, name, data, mode=mode)))
+                return self._etag(_call(lambda: obstore.put(self._store, name, data, mode=mode), passes=_CONFLICT))
             except FileNotFoundError as error:
                 raise ReplicaUnavailable(_reason(error), is_setup=True) from error
             except _CONFLICT:
@@ -133,11 +133,14 @@ def _client_options(url: str, timeout_s: float) -> ClientConfig:
     return options
 
 
-def _call(function: Callable[[], T]) -> T:
-    """Call the store. Conflicts and missing objects pass; other errors become ``ReplicaUnavailable``."""
+def _call(function: Callable[[], T], passes: tuple[type[BaseError], ...] = ()) -> T:
+    """Call the store. Missing objects and errors of ``passes`` pass; other errors become ``ReplicaUnavailable``.
+
+    A service may answer any request with 409 while another operation is in progress, a read as well.
+    """
     try:
         return function()
-    except _CONFLICT:
+    except passes:
         raise
     except FileNotFoundError as error:
         if any(code in str(error) for code in _NO_OBJECT):

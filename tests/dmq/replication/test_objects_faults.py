@@ -99,6 +99,24 @@ def test_409_with_no_object_is_not_an_existing_one(
     assert direct.read("log/2") is None
 
 
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_of_a_read_is_an_unavailable_store(objects: ObjectStore, proxy: FaultProxy, status: int) -> None:
+    """A service may answer any request so while another operation is in progress."""
+    assert objects.create("log/1", b"mine")
+    proxy.plan = always(Answer(status, "OperationAborted"))
+    for call in (
+        lambda: objects.read("log/1"),
+        lambda: objects.list("log/"),
+        lambda: objects.delete(["log/1"]),
+        lambda: objects.create("log/1", b"mine"),
+        lambda: objects.replace("log/1", b"mine", "x"),
+    ):
+        with pytest.raises(ReplicaUnavailable, match=f"{status}.*OperationAborted"):
+            call()
+    proxy.plan = None
+    assert objects.read("log/1") is not None
+
+
 @pytest.mark.parametrize(
     ("status", "code", "is_setup"),
     [
