@@ -304,14 +304,14 @@ def test_probes_ask_where_the_daemon_answers() -> None:
         }
         named = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert set(named.values()) == reached
-        for probe in ("startupProbe", "readinessProbe") if "startupProbe" in container else ("readinessProbe",):
-            assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
-        if (liveness := container.get("livenessProbe")) is None:
-            continue
-        if "grpc" in liveness:  # the other services also report a stalled disk
-            assert (liveness["grpc"]["port"] in reached, liveness["grpc"]["service"]) == (True, "liveness")
-        else:
-            assert liveness["exec"]["command"][0] == "dmq"
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            match container[probe]:
+                case {"grpc": asked}:  # the other services also report a stalled disk
+                    assert (asked["port"] in reached, asked["service"]) == (True, "liveness")
+                case {"httpGet": asked}:
+                    assert asked == {"path": "/healthz", "port": "metrics"}
+                case {"exec": asked}:
+                    assert asked["command"][0] == "dmq"
 
 
 def test_selectors_match_their_pods() -> None:
@@ -332,7 +332,7 @@ def test_selectors_match_their_pods() -> None:
 
 
 def test_the_service_of_a_pair_leads_to_the_primary() -> None:
-    """A standby is never ready. Nothing waits for it to be: no probe, no rollout, no order of pods, no budget."""
+    """A standby lives and is never ready. Nothing waits for it to be: no rollout, no order of pods, no budget."""
     found = {each["kind"]: each for each in objects(DEPLOY / "kubernetes" / "replicated.yaml")[::-1]}
     pair, service = found["StatefulSet"]["spec"], found["Service"]["spec"]
     assert (pair["replicas"], pair["podManagementPolicy"]) == (2, "Parallel")
@@ -341,7 +341,10 @@ def test_the_service_of_a_pair_leads_to_the_primary() -> None:
         "requiredDuringSchedulingIgnoredDuringExecution"
     }
     (container,) = pair["template"]["spec"]["containers"]
-    assert [name for name in container if name.endswith("Probe")] == ["readinessProbe"]
+    readiness = container.pop("readinessProbe")
+    assert readiness["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    others = {name: probe["grpc"] for name, probe in container.items() if name.endswith("Probe")}
+    assert others == {key: {"port": 8081, "service": "liveness"} for key in ("startupProbe", "livenessProbe")}
     assert "PodDisruptionBudget" not in found
     assert service["selector"] == pair["selector"]["matchLabels"]
     assert not service.get("publishNotReadyAddresses")
