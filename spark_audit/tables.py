@@ -227,7 +227,7 @@ def _parse(text: str) -> dict[str, Any]:
 def _number(value: Mapping[str, Any], name: str) -> int:
     found = value.get(name)
     if type(found) is not int or not 0 <= found < _NUMBERS_END:
-        raise _Damaged(f"{name} is {ascii(found)[:80]}, not a whole number of 63 bits")
+        raise _Damaged(f"{name} is {ascii(found)[:80]}, not an integer of 63 bits")
     return found
 
 

@@ -22,7 +22,7 @@ async def open_remoting(address: str, *, client_id: str = "", **options: Any) ->
     for name in names or ("",):
         host, colon, port = name.rpartition(":")
         if not host or not colon or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise ValueError(f"a name server is host:port, several with ';' between; got {name!r} in {address!r}")
+            raise ValueError(f"expected name servers as host:port, separated by ';', got {name!r} in {address!r}")
     unknown = sorted(set(options) - set(_ALLOWED))
     if unknown:
         raise ValueError(f"no such option of rocketmq-remoting: {', '.join(unknown)}; allowed: {', '.join(_ALLOWED)}")

@@ -95,7 +95,7 @@ def replace_in(trail: Path, path: str, old: str, new: str) -> None:
         (
             lambda trail: replace_in(trail, "manifest/cell=daemon-0/*", '"rows": ', f'"rows": {2**63}'),
             "daemon-0",
-            "not a whole number of 63 bits",
+            "not an integer of 63 bits",
         ),
         (
             lambda trail: replace_in(trail, "manifest/cell=daemon-0/*", '"cell": "daemon-0"', '"cell": "daemon-1"'),

@@ -111,7 +111,7 @@ class LetterSelection(LetterFilter):
     message_id: MessageIdsOption = None
 
     def read(self, client: AdminClient, ids: Sequence[str] = ()) -> wire.DeadFilter:
-        """Return the filter, as above."""
+        """Return the filter of the options and of the given ids. Raise a usage error for invalid times."""
         return LetterFilter.read(self, client, [*(self.named or ()), *(self.message_id or ()), *ids])
 
 

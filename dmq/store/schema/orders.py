@@ -104,7 +104,7 @@ def _filter_of(plain: dict[str, Any]) -> DeadFilter:
 def _texts(plain: dict[str, Any], name: str) -> frozenset[str]:
     texts = _read(plain, name, list)
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"{name} has entries that are no text")
+        raise TypeError(f"{name} has entries that are not text")
     return frozenset(texts)
 
 
