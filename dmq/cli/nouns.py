@@ -10,9 +10,9 @@ from dmq.cli.output.errors import ExitCode
 # In the order of the help, which shows these lines without importing the modules.
 NOUNS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
-    "http-api": "Run the HTTP API for a daemon.",
+    "http-api": "Run the HTTP API for a daemon until SIGTERM or Ctrl-C.",
     "config": "Check and show the settings of the daemon; needs no daemon.",
-    "console": "Serve the console in the browser.",
+    "console": "Serve the console until SIGTERM or Ctrl-C.",
     "demo": "Kill a daemon during a run and check that no message is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
     "ledger": "Show message counts by state; exit with 4 if they do not balance.",

@@ -22,7 +22,7 @@ from support.clients.official_client import JAVA, require
 from support.clients.reader import Reader
 from support.effort import at_length
 from support.rigs.acl import ACL, HOOK
-from support.rigs.daemon import run_command
+from support.rigs.daemon import free_port, run_command
 from support.rigs.pages import ROOT, Block, arguments, blocks, commands, pages
 
 from broker_adapter.contracts.message import Message
@@ -53,6 +53,9 @@ NOT_RUN = {
         "sent = there": _IS_SUM,
         "dmq audit run --master": "needs clusters of Spark: tests/dmq/cli::test_a_cluster_gets_the_package",
         "dmq audit run --out audit --retired-cell": "needs a lost cell: tests/dmq/cli::test_a_cell_can_be_retired",
+    },
+    "docs/how-to/console.md": {
+        "pip install": "serves until Ctrl-C: tests/dmq/daemon::test_a_console_is_started_again_and_ends_with_its_daemon"
     },
     "docs/reference/clients.md": {"import java.time.Duration": "needs Java: tests/system::test_the_example_in_java"},
     "docs/how-to/rocketmq-cluster.md": {
@@ -175,6 +178,14 @@ def _(reader: Reader) -> None:
     if reader.daemon is not None:
         reader.stop()
     reader.instead |= {"10.0.0.1:8081": "127.0.0.1:1", "10.0.0.1:9876": "127.0.0.1:1"}
+
+
+@before("docs/reference/http-api.md", "curl --json")
+def _(reader: Reader) -> None:
+    """A daemon with the HTTP API."""
+    api = reader.instead["127.0.0.1:8083"] = f"127.0.0.1:{free_port()}"
+    reader.serve("--http-api", api)
+    reader.shell("dmq topic create orders --type delay")
 
 
 class Producer:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from broker_adapter.wire.plain import to_plain
 from dmq.config.units import format_time
 
 if TYPE_CHECKING:
@@ -39,7 +38,11 @@ def json_text(value: object) -> str:
 
 
 def _serializable(value: Any) -> object:  # noqa: ANN401 - of any class that json does not know
-    return to_plain(value) if hasattr(value, "DESCRIPTOR") else list(value)
+    if not hasattr(value, "DESCRIPTOR"):
+        return list(value)
+    from broker_adapter.wire.plain import to_plain  # needs an extra, unlike the command itself
+
+    return to_plain(value)
 
 
 def show_table(
@@ -146,6 +149,8 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
 
 def enum_word(message: Message, field: str) -> str:
     """Return the name of an enum value in lower case; the number of a value of a newer daemon."""
+    from broker_adapter.wire.plain import to_plain
+
     return str(to_plain(message)[field]).lower()
 
 

@@ -471,7 +471,7 @@ def test_a_command_does_its_row_of_the_table(world: World, name: str) -> None:
             assert result.exit_code == code, result.stderr
             assert code == 5 or error_of(result)["exit_code"] == code
             known.add(code)
-    if "--address" in options_of(name) and name not in {"context add", "http-api"}:
+    if "--address" in options_of(name) and name not in {"context add", "http-api", "console"}:
         before = world.state()
         result = world.run(name, asking, *yes, "--timeout", "2s", "--json", address=NOBODY)
         assert (result.exit_code, error_of(result)["kind"]) == (6, "unavailable"), result.stderr
