@@ -1,4 +1,4 @@
-"""The traps of rocksdict (docs/decisions/rocksdb.md): a naive variant steps into each, so it is there; ours does not.
+"""The traps of rocksdict (docs/decisions/store.md): a naive variant steps into each, so it is there; ours does not.
 
 When a naive half fails after an upgrade of rocksdict, the trap is gone: read its notes, then take both halves out.
 """
