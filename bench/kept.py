@@ -71,8 +71,15 @@ def keep(
     kept = {"schema": SCHEMA, "machine": dict(here), **measured, "figures": [*old, *new]}
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    unfinished.write_text(_text(kept), encoding="utf-8")
     unfinished.replace(path)
+
+
+def _text(kept: Mapping[str, Any]) -> str:
+    """One line per figure, so that a repository shows which of them changed."""
+    head = json.dumps({name: value for name, value in kept.items() if name != "figures"})
+    figures = ",\n".join(json.dumps(figure) for figure in kept["figures"])
+    return f'{head[:-1]}, "figures": [\n{figures}\n]}}\n'
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -14,25 +14,25 @@ END = "<!-- end of the part by hand -->"
 NOTHING_BY_HAND = "No profile has been written down yet; the cost table below is measured."
 
 _INTRODUCTION = (
-    "Measured throughput, lateness and costs, next to floors and peers, with the missed goals. `make bench` generates "
-    "this page, except the marked part."
+    "Measured throughput, lateness and costs, next to floors and peers, with the missed goals. `python -m bench "
+    "report` generates this page from `bench/results.json`, except the marked part. A figure is the median of its "
+    f"rounds; with a *, its rounds differ by more than a factor of {STEADY_SPREAD}: it is unreliable."
 )
 _AGAIN = (
     '`make bench`; with `ARGS="--peer"` next to Apache RocketMQ, with `ARGS="--quick"` as a check. `python -m bench '
-    "NAME` measures one part; `python -m bench report` generates the page without measuring."
+    "NAME` measures one part."
 )
 
-# Details of figures that the page tells, in this order.
+# Details of figures on the page, in this order.
 _DETAILS = {
     "p50_ms": "p50 {} ms",
     "p99_ms": "p99 {} ms",
-    "cpu_us": "CPU per message {} us",
-    "load_cpu_us": "of the load generator {} us",
+    "cpu_us": "{} us CPU",
     "cpu_share": "{} processors busy",
     "rss_before_mb": "resident before {} MB",
     "rss_after_mb": "after {} MB",
 }
-_SHARES = {"refused_share": "{:.0%} of the answers were refusals", "too_late_share": "{:.0%} came after the deadline"}
+_SHARES = {"refused_share": "{:.0%} refused", "too_late_share": "{:.0%} after the deadline"}
 
 _Figure = Mapping[str, Any]
 
@@ -56,11 +56,19 @@ _SECTIONS = (
     _Section(
         group="grpc_send",
         title="Durable sends",
-        text="One message of 200 bytes per call, from a native load generator on the same machine. OK comes after the "
-        "sync of the log. The floors are servers that store nothing, an echo on this project's transport and one "
-        'on grpcio, and this daemon with `transport = "grpcio"`.',
+        text="One message of 200 bytes per call, by kind and calls in flight, from a native load generator on the same "
+        "machine. OK comes after the sync of the log. The floors are servers that store nothing, an echo on this "
+        'project\'s transport and one on grpcio, and this daemon with `transport = "grpcio"`; `disk` are appends of '
+        "4 KiB, each synced.",
         shows=lambda name: not name.endswith(".to_peer"),
         picture="send",
+    ),
+    _Section(
+        group="fronts",
+        title="Front processes",
+        text="Durable sends, receives and deliveries with `processes = auto`, next to one process; `to_peer` next to "
+        "RocketMQ. `cpu.store` is the CPU of the store process for a send.",
+        shows=lambda name: ".projected." not in name,
     ),
     _Section(
         group="receive",
@@ -72,47 +80,74 @@ _SECTIONS = (
     _Section(
         group="enqueue",
         title="Sends in process",
-        text="One caller sends 100 messages, waits until they are durable, and sends the next 100. The floor is "
-        "RocksDB alone with the same rows, in one family, synced as often.",
+        text="One caller sends 100 messages, waits until they are durable, and sends the next 100, all with one delay "
+        "or `scattered` over a day. The floor is RocksDB alone with the same rows, in one family, synced as often.",
     ),
     _Section(
         group="lateness",
         title="Lateness",
-        text="Messages with delays of 1 to 5 s are sent at a steady rate, next to a million pending ones, and are "
-        "received by a consumer. The floor is the lateness that the syncs of the disk alone would cause.",
+        text="Messages with delays of 1 to 5 s are sent at 2,000 or `10000` a second for 20 s, next to a million "
+        "pending ones. `queue` ends when the message is durable in its queue (bound of a bucket), `consumer` when one "
+        "of 16 long polls has it. `sent` is the rate that was reached.",
         picture="lateness",
         shows=_but_extremes,
     ),
     _Section(
         group="wakeup",
         title="Wake-up of a long poll",
-        text="One message at a time to waiting receives. A message that is there before the answer counts as 0.",
+        text="One message at a time to four waiting receives, from the answer to its send (0 if the message is there "
+        "before), or from the send (`whole`).",
         picture="wakeup",
     ),
     _Section(
         group="burst",
         title="Burst",
-        text="All messages are due at one instant.",
+        text="20,000 messages are due at one instant: until the last is durable in its queue, or acknowledged by a "
+        "`client` with 16 long polls.",
         picture="burst",
     ),
     _Section(
         group="overload",
         title="Overload",
         text="Twice the peak rate is offered, open loop. Daemon and load generator each have half of the processors, "
-        "so these rates are lower than those above.",
+        "so these rates are lower than those above. `goodput` are accepted messages, `memory` is the growth.",
         picture="overload",
     ),
     _Section(
         group="pending",
         title="Cost of pending messages",
-        text="A store filled in process, and one filled through gRPC, until neither memory nor disk changes; then "
-        "SIGKILL, and a start.",
+        text="A million messages of 286 bytes, filled in process or through gRPC, until neither memory nor disk "
+        "changes; `disk_full` is right after the last send. Then SIGKILL, and a start: `ready_beyond_imports` is from "
+        "the end of the imports to serving.",
         picture="pending",
     ),
     _Section(
         group="sizes",
         title="Cost by number of pending messages",
         text="The same, filled in process. The fixed memory of a process makes few messages look expensive.",
+    ),
+    _Section(
+        group="cluster",
+        title="In front of a cluster",
+        text="2,000 delayed messages a second to RocketMQ's OK (`lateness`), 20,000 due at once (`forwarded`), and "
+        "sends without a delay (`hop`, by calls in flight).",
+    ),
+    _Section(
+        group="cluster_away",
+        title="Embedded topics while the cluster is away",
+        text="Lateness of an embedded topic at 200 messages a second, next to the same with the cluster available.",
+    ),
+    _Section(
+        group="queue_clients",
+        title="Queue clients",
+        text="This project's Python client next to Apache's Java client, over the classic protocol to the same broker: "
+        "sends by calls in flight, a backlog (`consume`), and 500 messages a second from the store to the handler "
+        "(`late`). `stopped`: 100 sends a second with fault avoidance, while one of two brokers is stopped for 26 s.",
+    ),
+    _Section(
+        group="replica",
+        title="Second copy",
+        text="Durable delayed sends with `replica = async` and `sync`, by calls in flight.",
     ),
 )
 
@@ -130,11 +165,11 @@ def page_of(kept: Mapping[str, Any], pictures: Mapping[str, str], by_hand: str) 
         *_goals(kept["figures"]),
         "## What limits it",
         f"{BEGIN}\n\n{by_hand.strip()}\n\n{END}",
-        *_costs(groups.get("costs", []), pictures),
+        *_costs(groups.get("costs", []), pictures, kept),
     ]
     for section in _SECTIONS:
         if section.group in groups:
-            parts += _section(section, groups[section.group], pictures)
+            parts += _section(section, groups[section.group], pictures, kept)
     return "\n\n".join(parts) + "\n"
 
 
@@ -155,7 +190,7 @@ def _machine(kept: Mapping[str, Any]) -> Iterator[str]:
         "Python": f"{machine['python']}; {', '.join(f'{name} {version}' for name, version in libraries.items())}.",
         "Load average": f"{machine['load_average'][0]:.2f} when it began.",
         "Peer": f"{options['peer']}.",
-        "Last run": f"{_date(kept)}, commit `{kept['commit']}`.",
+        "Last run": f"{_date(kept)}, {kept['options'].get('rounds', 1)} rounds.",
         "Again": _AGAIN,
     }
     yield "\n".join(f"- **{name}**: {fact}" for name, fact in facts.items())
@@ -175,7 +210,7 @@ def _goals(figures: Sequence[_Figure]) -> Iterator[str]:
     if not judged:
         yield "None was measured."
         return
-    yield f"{len(judged) - len(missed)} of {len(judged)} goals are met. Each figure is the median of its rounds."
+    yield f"{len(judged) - len(missed)} of {len(judged)} goals are met."
     rows = [
         [
             f"`{figure['name']}`",
@@ -186,14 +221,9 @@ def _goals(figures: Sequence[_Figure]) -> Iterator[str]:
     ]
     if rows:
         yield _table(["missed", "measured", "goal"], rows)
-    unsteady = [f"`{figure['name']}`" for figure in figures if not figure["is_steady"]]
-    if unsteady:
-        yield (
-            f"Unreliable, because their rounds differ by more than a factor of {STEADY_SPREAD}: {', '.join(unsteady)}."
-        )
 
 
-def _costs(figures: Sequence[_Figure], pictures: Mapping[str, str]) -> Iterator[str]:
+def _costs(figures: Sequence[_Figure], pictures: Mapping[str, str], kept: Mapping[str, Any]) -> Iterator[str]:
     if not figures:
         return
     yield "## The cost of one durable send"
@@ -210,10 +240,12 @@ def _costs(figures: Sequence[_Figure], pictures: Mapping[str, str]) -> Iterator[
     yield _table(
         ["step", "what", *(f"{each} in flight" for each in flights)], [*rows, ["**CPU**", "without the sync", *totals]]
     )
-    yield _measured(figures[0])
+    yield from _measured(figures[0], kept)
 
 
-def _section(section: _Section, figures: Sequence[_Figure], pictures: Mapping[str, str]) -> Iterator[str]:
+def _section(
+    section: _Section, figures: Sequence[_Figure], pictures: Mapping[str, str], kept: Mapping[str, Any]
+) -> Iterator[str]:
     yield f"## {section.title}"
     yield section.text
     yield from _image(section.picture, section.title, pictures)
@@ -221,27 +253,18 @@ def _section(section: _Section, figures: Sequence[_Figure], pictures: Mapping[st
     rows = [
         [
             f"`{figure['name']}`",
-            f"{_value(figure)} {figure['unit']}",
-            f"{number(figure['min'])} .. {number(figure['max'])}",
+            f"{_value(figure)} {figure['unit']}{'' if figure['is_steady'] else ' *'}",
+            f"{number(figure['min'])} .. {number(figure['max'])}" if "min" in figure else "",
             "<br>".join(_beside(each) for each in [figure["beside"], *figure["also"]] if each),
-            figure["goal"] or "",
-            {None: "", True: "met", False: "**missed**"}[figure["is_met"]],
+            f"{figure['goal'] or ''}{' **missed**' if figure['is_met'] is False else ''}",
+            _facts(figure),
         ]
         for figure in shown
     ]
-    yield _table(["figure", "median", "rounds", "floor or peer", "goal", ""], rows)
-    yield from _explanations(shown)
-    yield _measured(figures[0])
-
-
-def _explanations(figures: Sequence[_Figure]) -> Iterator[str]:
-    """One bullet for the figures that share the text before the first colon."""
-    by_head: dict[str, list[str]] = {}
-    for figure in figures:
-        head, _, tail = figure["what"].partition(": ")
-        facts = f"{tail}{_facts(figure)}".removeprefix("; ")
-        by_head.setdefault(head, []).append(f"`{figure['name']}` {facts}".rstrip())
-    yield "\n".join(f"- {head}: {'; '.join(tails)}." for head, tails in by_head.items())
+    heads = ["figure", "median", "rounds", "floor or peer", "goal", "also"]
+    used = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    yield _table([heads[at] for at in used], [[row[at] for at in used] for row in rows])
+    yield from _measured(figures[0], kept)
 
 
 def _image(name: str, title: str, pictures: Mapping[str, str]) -> Iterator[str]:
@@ -249,21 +272,26 @@ def _image(name: str, title: str, pictures: Mapping[str, str]) -> Iterator[str]:
         yield f"![{title}]({pictures[name]})"
 
 
-def _measured(figure: _Figure) -> str:
+def _measured(figure: _Figure, kept: Mapping[str, Any]) -> Iterator[str]:
+    """Where a figure is from, if not from the run that the head of the page names."""
     measured = figure["measured"]
-    rounds = len(figure["rounds"])
-    how = f"{rounds} round{'s' if rounds > 1 else ''}"
     peer = measured["options"]["peer"]
-    about = f"; RocketMQ {peer}" if figure["group"] == "grpc_send" and peer.startswith("not") else ""
-    return f"*Measured {_date(measured)}, commit `{measured['commit']}`, {how}{about}.*"
+    no_peer = f"; RocketMQ {peer}" if figure["group"] == "grpc_send" and peer.startswith("not") else ""
+    if measured["at_ms"] != kept["at_ms"] or no_peer:
+        yield f"*Measured {_date(measured)}, {_rounds(figure)}{no_peer}.*"
+
+
+def _rounds(figure: _Figure) -> str:
+    rounds = len(figure["rounds"]) or figure["measured"]["options"]["rounds"]
+    return f"{rounds} round{'s' if rounds > 1 else ''}"
 
 
 def _facts(figure: _Figure) -> str:
-    """Return what else is known of a figure and worth a word."""
+    """Return the details of a figure that the page shows."""
     details = figure["details"]
-    said = [text.format(number(details[name])) for name, text in _DETAILS.items() if name in details]
-    said += [text.format(details[name]) for name, text in _SHARES.items() if name in details]
-    return "".join(f"; {each}" for each in said)
+    found = [text.format(number(details[name])) for name, text in _DETAILS.items() if name in details]
+    found += [text.format(details[name]) for name, text in _SHARES.items() if name in details]
+    return ", ".join(found)
 
 
 def _beside(each: Mapping[str, Any]) -> str:
@@ -275,7 +303,8 @@ def _value(figure: _Figure) -> str:
 
 
 def _date(measured: Mapping[str, Any]) -> str:
-    return datetime.fromtimestamp(measured["at_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    at = datetime.fromtimestamp(measured["at_ms"] / 1000, UTC)
+    return f"{at:%Y-%m-%d}" + (f", commit `{measured['commit']}`" if measured["commit"] else "")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -56,15 +56,14 @@ def _receive(figures: _ByName) -> str:
 
 def _lateness(figures: _ByName) -> str:
     names = ("lateness.consumer.p99", "lateness.10000.consumer.p99")
-    found = [figures[name]["details"] for name in names if name in figures]
+    found = [figures[name]["details"] for name in names if _has(figures, name, "histogram")]
     waiting = amount(found[0]["waiting"]) if found else ""
     title = f"How late messages are at a consumer, while {waiting} others wait"
     return _histogram(title, [(f"{amount(each['per_s'])} messages/s", each["histogram"]) for each in found])
 
 
 def _wakeup(figures: _ByName) -> str:
-    figure = figures.get("wakeup.p50")
-    found = [("", figure["details"]["histogram"])] if figure else []
+    found = [("", figures["wakeup.p50"]["details"]["histogram"])] if _has(figures, "wakeup.p50", "histogram") else []
     return _histogram("From the answer to a send until a waiting long poll has the message", found)
 
 
@@ -83,9 +82,9 @@ def _burst(figures: _ByName) -> str:
 
 
 def _overload(figures: _ByName) -> str:
-    figure = figures.get("overload.goodput")
-    if figure is None:
+    if not _has(figures, "overload.goodput", "offered_per_s"):
         return ""
+    figure = figures["overload.goodput"]
     peak, facts = figure["beside"]["value"], figure["details"]
     values = [
         Row(label="the peak", value=peak, colour=2),
@@ -128,6 +127,10 @@ def _costs(figures: _ByName) -> str:
         for figure in found
     ]
     return rows("One durable send, step by step, 64 in flight", values, unit="us per message") if values else ""
+
+
+def _has(figures: _ByName, name: str, detail: str) -> bool:
+    return name in figures and detail in figures[name]["details"]
 
 
 def _colour(each: tuple[tuple[str, int], object]) -> int:

@@ -1,7 +1,7 @@
-"""The page of figures, ``performance.md`` and its pictures: written from what is kept, never by measuring.
+"""The page of figures, ``performance.md`` and its pictures: generated from ``bench/results.json``, without measuring.
 
-``python -m bench report [--json FILE] [--page FOLDER]``. What stands between the two marks of the page is written by
-hand and stays; the rest is written anew.
+``python -m bench report [--json FILE] [--page FOLDER]``. The part between the two marks of the page is written by hand
+and kept.
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ def folder_of(json: Path) -> Path:
 
 
 def write(json: Path, folder: Path) -> None:
-    """Write page and pictures. Raises NothingKept, and has changed nothing then."""
+    """Write page and pictures. Raises NothingKept, and has changed nothing then.
+
+    A picture whose figures were kept without their histograms stays as it is.
+    """
     kept = read(json)
     drawn = pictures_of(kept["figures"])
     target = folder / PAGE
     by_hand = pages.by_hand_of(target.read_text(encoding="utf-8")) if target.exists() else pages.NOTHING_BY_HAND
-    text = pages.page_of(kept, {name: f"{PICTURES}/{name}.svg" for name in drawn}, by_hand)
+    names = {*drawn, *(path.stem for path in (folder / PICTURES).glob("*.svg"))}
+    text = pages.page_of(kept, {name: f"{PICTURES}/{name}.svg" for name in names}, by_hand)
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
     for name, svg in drawn.items():
         _replace(folder / PICTURES / f"{name}.svg", svg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,6 +116,26 @@ def test_the_page_names_missed_goals_and_missing_measurements(tmp_path: Path) ->
     beside = page.page_of(kept_in(path, {"grpc_send": [sent(30_000, peer=7_000)]}), {}, "")
     assert f"{rocketmq.NAME}: 7 000" in beside
     assert "1 of 1 goals are met" in beside
+
+
+def test_the_published_page_is_the_recorded_figures(tmp_path: Path) -> None:
+    """``python -m bench report`` on the recorded figures changes nothing, so no figure of the page is typed by hand."""
+    published = report.DOCS / report.PAGE
+    shutil.copytree(report.DOCS / report.PICTURES, tmp_path / report.PICTURES)
+    shutil.copy(published, tmp_path)
+    report.write(report.RESULTS, tmp_path)
+    assert (tmp_path / report.PAGE).read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
+
+
+def test_a_picture_without_its_histogram_is_kept(tmp_path: Path) -> None:
+    """A figure that was recorded without details leaves the picture of the run before, and the page shows it."""
+    path = tmp_path / "results.json"
+    kept_in(path, {"wakeup": [Figure(name="wakeup.p50", what="w", unit="ms", rounds=[0.1])]})
+    (tmp_path / report.PICTURES).mkdir()
+    (tmp_path / report.PICTURES / "wakeup.svg").write_text("<svg/>", encoding="utf-8")
+    report.write(path, tmp_path)
+    assert "](pictures/wakeup.svg)" in (tmp_path / report.PAGE).read_text(encoding="utf-8")
+    assert (tmp_path / report.PICTURES / "wakeup.svg").read_text(encoding="utf-8") == "<svg/>"
 
 
 def test_nothing_kept_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
