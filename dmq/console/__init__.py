@@ -1,10 +1,10 @@
 """Console in the browser: pages about one daemon, served by a process of its own over ``rockdmq.admin.v1``.
 
 ``sessions``  browser sessions: the access key of a signed-in person, and the token of its forms
-``views``     figures of each screen, from calls of the admin service
+``views``     figures and changes of each screen, from calls of the admin service
 ``shown``     texts of times, sizes and message bodies
 ``live``      the overview as server-sent events
-``app``       routes, security headers, sign-in and the changes that a form can make
+``app``       routes, security headers, sign-in
 ``serving``   the process
 
 Vendored scripts and their licences are in ``static/vendor``. No page loads anything from another server.

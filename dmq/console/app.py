@@ -20,19 +20,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
 from dmq.config.units import format_time, is_loopback
 from dmq.console import shown
 from dmq.console.live import STREAMS_MAX, Feed
 from dmq.console.sessions import IDLE_S_MAX, BrowserSession, BrowserSessions, Connect
-from dmq.console.views import SCREENS, Screen, Values
+from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
 from dmq.errors import DmqError
 
 FORM_BYTES_MAX: Final = 64 * 1024
 _WHY_CHARS_MAX: Final = 200
 _REFUSED_SIGN_IN_S: Final = 1.0  # a guess of a secret costs as much
-_JOB_S_MAX: Final = 2.0
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -50,8 +48,6 @@ _STATUS: Final[Mapping[type[DmqError], int]] = {
     CallRefused: 400,
     DaemonUnavailable: 503,
 }
-
-_Act = Callable[[Request, BrowserSession, Mapping[str, str]], Any]
 
 
 class ConsoleSettings(NamedTuple):
@@ -80,16 +76,16 @@ class Console:
         """Return the application."""
         static = GZipMiddleware(StaticFiles(directory=str(files("dmq.console") / "static")), minimum_size=500)
         screens = [Route(each.path, partial(self._screen, each), methods=["GET"]) for each in SCREENS]
+        forms = [Route(each.path, partial(self._form, partial(self._change, each)), methods=["POST"]) for each in FORMS]
         others = [
             Route("/events", self._events, methods=["GET"]),
             Route("/sign-in", self._sign_in_page, methods=["GET"]),
             Route("/sign-in", partial(self._form, self._sign_in), methods=["POST"]),
             Route("/sign-out", partial(self._form, self._sign_out), methods=["POST"]),
-            Route("/redrive", partial(self._form, self._redrive), methods=["POST"]),
             Mount("/static", static),
         ]
         missing = {404: partial(self._missing, 404), 405: partial(self._missing, 405)}
-        return _Guard(Starlette(routes=[*screens, *others], exception_handlers=missing))
+        return _Guard(Starlette(routes=[*screens, *forms, *others], exception_handlers=missing))
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -129,6 +125,7 @@ class Console:
             "session": session,
             "address": self._settings.address,
             "is_read_only": self._settings.is_read_only,
+            "menu": MENU,
             "url": partial(_url, request.url.path, request.query_params),
         }
         text = self._render(template, {**common, **values})
@@ -216,23 +213,24 @@ class Console:
         self._sessions.end(session)
         return self._with_cookie(RedirectResponse("/", 303), self._sessions.start())
 
-    async def _redrive(self, request: Request, session: BrowserSession, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
-        """Start the redrive of one dead letter, and show its result on the page of the letter."""
+    async def _change(
+        self,
+        form: Form,
+        request: Request,  # noqa: ARG002 - the signature of a handler
+        session: BrowserSession,
+        fields: Mapping[str, str],
+    ) -> Response:
+        """Make the change of a form, and show the page with its result."""
         if self._settings.is_read_only:
             raise FormRejected("This console is read-only.")
-        group, message_id, why = (fields.get(name, "") for name in ("group", "id", "why"))
-        if not group or not message_id:
-            raise FormRejected("A redrive needs a group and a message id.")
+        why = fields.get("why", "")
         if len(why) > _WHY_CHARS_MAX or not why.isprintable():
             raise FormRejected(f"A reason has up to {_WHY_CHARS_MAX} printable characters.")
-        job_id = await asyncio.to_thread(self._redriven, session, group, message_id, why)
-        return RedirectResponse("/letter?" + urlencode({"group": group, "id": message_id, "job": job_id}), 303)
+        return RedirectResponse(await asyncio.to_thread(self._changed, form, session, fields, why or form.why), 303)
 
-    def _redriven(self, session: BrowserSession, group: str, message_id: str, why: str) -> int:
-        request = wire.StartJobRequest(kind=wire.REDRIVE, group=group, filter=wire.DeadFilter(message_ids=[message_id]))
-        with self._sessions.connect(session.signer, why or "redriven in the console") as client:
-            job: wire.Job = client.start_job(request)
-        return job.job_id
+    def _changed(self, form: Form, session: BrowserSession, fields: Mapping[str, str], why: str) -> str:
+        with self._sessions.connect(session.signer, why) as client:
+            return form.act(client, defaultdict(str, fields))
 
 
 class _Guard:
