@@ -193,6 +193,7 @@ ROUTES: Final[Sequence[ApiRoute]] = (
     ),
     _rpc("GET", "/v1/dead-letter-jobs", "ListJobs", "List redrives and purges, newest first"),
     _rpc("POST", "/v1/dead-letter-jobs/{job_id}/stop", "StopJob", "Stop a redrive or a purge"),
+    _rpc("POST", "/v1/dead-letter-jobs/{job_id}/resume", "ResumeJob", "Resume a stopped redrive or purge"),
     _rpc("GET", f"{_GROUP}/retries", "ListRetries", "List pending retries"),
     _rpc("POST", f"{_GROUP}/retries/run-now", "RunRetriesNow", "Start the next attempt of retries now"),
     _rpc("POST", f"{_GROUP}/retries/end", "EndRetries", "Make dead letters of retries"),

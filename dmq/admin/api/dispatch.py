@@ -57,6 +57,8 @@ class AdminDispatcher:
             found = await self._service.schedules.topic_of(getattr(request, "schedule", request).name)
         elif wire.Access.JOB in access.scopes:
             found = self._service.letters.group_of_job(request.job_id)
+        if isinstance(request, wire.ResumeJobRequest):
+            request = self._service.letters.start_of_job(request.job_id) or request
         if self._guard is not None and key is not None:
             self._guard.check(rpc, key, access.needs(request, found))
         return found if wire.Access.SCHEDULE in access.scopes else ""

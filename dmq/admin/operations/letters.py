@@ -63,6 +63,18 @@ class LetterCalls:
         job = await self._broker.dead_letters.stop(validate.check_job_id(request.job_id))
         return wire.StopJobResponse(job=mapping.wire_job(job))
 
+    async def resume_job(self, request: wire.ResumeJobRequest) -> wire.ResumeJobResponse:
+        """Continue a stopped job, durable on return."""
+        job = await self._broker.dead_letters.resume(validate.check_job_id(request.job_id))
+        return wire.ResumeJobResponse(job=mapping.wire_job(job))
+
+    def start_of_job(self, job_id: int) -> wire.StartJobRequest | None:
+        """Return a request that needs the same rights as the start of a job; None if there is no such job."""
+        found = next((job for job in self._broker.dead_letters.jobs() if job.job_id == job_id), None)
+        if found is None:
+            return None
+        return wire.StartJobRequest(group=found.group, to_topic=found.to_topic, all_groups=found.all_groups)
+
     def group_of_job(self, job_id: int) -> str:
         """Return the group of a job; empty if there is no such job."""
         return next((job.group for job in self._broker.dead_letters.jobs() if job.job_id == job_id), "")

@@ -25,6 +25,7 @@ from broker_adapter.contracts.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests import mapping, validate
+from dmq.admin.requests.message_query import resolve
 from dmq.broker import EmbeddedBroker
 from dmq.broker.failures import next_of
 from dmq.broker.io import Place, messages_from
@@ -147,10 +148,15 @@ class MessageCalls:
         """List a page of the messages of a topic."""
         limit, token = validate.check_limit(request.limit), validate.check_token(request.token, _TOKEN_CHARS_MAX)
         check_topic(request.topic)
+        request = resolve(request, self._store.clock.now_ms())
         _check_filter(request)
         topic = self._broker.names.topics.get(request.topic)
         if topic is None:
             raise topic_unknown(request.topic)
+        if request.only_held:
+            request.state = wire.WAITING
+        if request.message_id:
+            return wire.ListMessagesResponse(messages=await self._named(topic, request))
         order = (wire.WAITING, wire.QUEUED) if request.newest_first else (wire.QUEUED, wire.WAITING)
         parts = [each for each in order if request.state in {0, each}]
         backwards = "-" if request.newest_first else ""
@@ -167,6 +173,30 @@ class MessageCalls:
         if not following and part != parts[-1]:  # the other part starts on the next page
             next_token = f"{heads[parts[-1]]}:"
         return wire.ListMessagesResponse(messages=found, next_token=next_token)
+
+    async def _named(self, topic: Topic, wanted: _Request) -> Sequence[_Listed]:
+        """Return the message with the requested id, if it is pending or in a queue and matches."""
+        found = await self.find(topic.name, validate.check_message_id(wanted.message_id))
+        if found.payload is None or found.state not in {MessageState.WAITING, MessageState.QUEUED}:
+            return ()
+        content = mapping.content_if_readable(found.payload, with_body=False) or wire.Content()
+        message = QueuedMessage(
+            attempts_before=0,
+            stored_at_ms=found.stored_at_ms,
+            deliver_at_ms=found.deliver_at_ms,
+            message_id=pack_id(wanted.message_id),
+            tag=content.tag,
+            message_group=content.message_group,
+            payload=found.payload,
+            history=None,
+        )
+        due_ms = found.deliver_at_ms or found.stored_at_ms
+        state = wire.WAITING if found.state is MessageState.WAITING else wire.QUEUED
+        if wanted.state not in {0, state} or not _is_due(wanted, due_ms) or not _is_meant(wanted, message):
+            return ()
+        if wanted.only_held and not found.is_held:
+            return ()
+        return (_shown(state, message, found.queue_id, found.queue_offset, is_held=found.is_held),)
 
     async def _under(self, topic: str, own_key: str) -> str:
         """Return the id of the message that is pending under an own key of a topic; empty if there is none."""
@@ -252,7 +282,8 @@ class MessageCalls:
 
     async def _waiting(self, topic: Topic, wanted: _Request, place: str, limit: int) -> tuple[list[_Listed], str]:
         look = self._later_first if wanted.newest_first else self._next_first
-        first = _END if wanted.newest_first else _held_marks(topic.topic_id)[0]
+        held = _held_marks(topic.topic_id)
+        first = _END if wanted.newest_first and not wanted.only_held else held[wanted.newest_first]
         at: int | None = _mark_of(place, topic.topic_id) if place else first
         found: list[_Listed] = []
         looked = 0
@@ -269,7 +300,9 @@ class MessageCalls:
     def _next_first(self, store: Store, topic_id: int, wanted: _Request, at: int, limit: int) -> _Step:
         if at > _END:
             low, end = _held(store, topic_id, wanted)
-            return self._scan(store, topic_id, wanted, timeline_key(max(at, low)), end, limit, following=0)
+            return self._scan(
+                store, topic_id, wanted, timeline_key(max(at, low)), end, limit, None if wanted.only_held else 0
+            )
         start = max(at, store.marks.low(), timeline_mark(wanted.due_after_ms, 0))
         key = next_of(store, topic_id, timeline_key(start))
         stop = min(timeline_mark(self._key_ms_max(wanted.due_before_ms), 0), _END)
@@ -421,6 +454,8 @@ def _waiting_shown(topic_id: int, wanted: _Request, key: bytes, value: bytes) ->
     entry = decode_waiting(value)
     if entry.scope != topic_id or entry.kind not in DELAYED_KINDS or not _is_due(wanted, entry.deliver_at_ms):
         return ()
+    if wanted.only_held and not is_held_key(key):
+        return ()
     body = value[WAITING_HEADER_BYTES:]
     message = decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body))
     if not _is_meant(wanted, message):
@@ -478,6 +513,8 @@ def _check_filter(request: wire.ListMessagesRequest) -> None:
     for text in (request.key, request.tag):
         if len(text.encode()) > PROPERTIES_BYTES_MAX:
             raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    if request.only_held and request.state == wire.QUEUED:
+        raise Refused(Rule.REQUEST, "a queued message is not held", value="only_held", limit="WAITING")
     if request.own_key:
         check_own_key(request.own_key)
 

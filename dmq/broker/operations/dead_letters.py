@@ -230,9 +230,7 @@ class DeadLetters(BrokerPart):
         The job covers the letters now in the queue, except for the leading ones that are all settled.
         """
         self._check_target(job)
-        if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
-            why = "the group does not exist: its letters can go to all groups of their topics, or to a topic"
-            raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
+        self._check_group(job)
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0
         if topic is not None:
@@ -260,14 +258,43 @@ class DeadLetters(BrokerPart):
 
     async def stop(self, job_id: int) -> Job:
         """Stop a job at its current position, durable on return."""
-        job = self._jobs.get(job_id)
-        if job is None:
-            raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
+        job = self.job(job_id)
         ops: list[Op] = []
         if job.state is JobState.RUNNING:
             job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)
             ops.append(_job_row(job))
         await self._commits.commit(ops)  # also without ops: its end may not be durable yet
+        return job
+
+    async def resume(self, job_id: int) -> Job:
+        """Continue a stopped job at its position, durable on return."""
+        topic = self._names.topics.get(dead_letter_topic(self.job(job_id).group))
+        end = await self._reader.end(topic.topic_id, 0) if topic is not None else 0
+        job = self.job(job_id)
+        ops: list[Op] = []
+        if job.state is JobState.STOPPED:
+            self._check_group(job)
+            self._check_target(job)
+            self._check_alone(job)
+            # A queue that was made again under this name has other letters at these offsets.
+            current = self._names.topics.get(dead_letter_topic(job.group))
+            if topic is None or current is None or current.topic_id != topic.topic_id:
+                raise Refused(Rule.NOT_FOUND, "the dead letters of the job were removed", value=job_id)
+            if topic.created_at_ms > job.created_at_ms or end < job.end_offset:
+                raise Refused(Rule.NOT_FOUND, "the dead letters of the job were removed", value=job_id)
+            job = self._jobs[job_id] = replace(job, state=JobState.RUNNING)
+            ops.append(_job_row(job))
+        done = self._commits.submit(ops)  # also without ops: its state may not be durable yet
+        if ops:
+            self._begin(job_id)
+        await self._commits.committed(done)
+        return self._jobs.get(job_id, job)
+
+    def job(self, job_id: int) -> Job:
+        """Return a job. Raise ``Refused`` if there is none with this number."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
         return job
 
     def is_at_work(self, group: str) -> bool:
@@ -285,6 +312,11 @@ class DeadLetters(BrokerPart):
         if job.to_topic not in self._names.topics and not self._names.leaves(job.to_topic):
             why = "create it with 'dmq topic create' first: a redrive makes none"
             raise Refused(Rule.TOPIC_UNKNOWN, why, value=job.to_topic)
+
+    def _check_group(self, job: Job) -> None:
+        if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
+            why = "the group does not exist: its letters can go to all groups of their topics, or to a topic"
+            raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
 
     def _check_alone(self, job: Job) -> None:
         if self.is_at_work(job.group):
@@ -307,9 +339,15 @@ class DeadLetters(BrokerPart):
         return ops
 
     def _begin(self, job_id: int) -> None:
+        if job_id in self._tasks and not self._tasks[job_id].done():
+            return  # stopped and resumed while it waits: it continues
         task = asyncio.get_running_loop().create_task(self._run(job_id), name=f"dmq-job-{job_id}")
         self._tasks[job_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
+        task.add_done_callback(partial(self._ended, job_id))
+
+    def _ended(self, job_id: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(job_id) is task:
+            del self._tasks[job_id]
 
     async def _run(self, job_id: int) -> None:
         job = self._jobs[job_id]

@@ -444,10 +444,26 @@ def stop(
     *,
     job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
 ) -> None:
-    """Stop a running job; its completed changes remain."""
+    """Stop a running job; its completed changes remain, and 'dmq dead resume' continues it."""
     with session.connect() as client:
         ended = client.stop_job(job)
     session.show(ended, f"job {ended.job_id} is {_state(ended)}: {_counts(ended)}")
+
+
+@app.command()
+@with_reason
+def resume(
+    session: Session,
+    *,
+    job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
+) -> None:
+    """Resume a stopped job at its position, also after a restart of the daemon.
+
+    It covers the dead letters that were in the queue when it was started. A job that is done stays done.
+    """
+    with session.connect() as client:
+        resumed = client.resume_job(job)
+    session.show(resumed, f"job {resumed.job_id} is {_state(resumed)}: {_counts(resumed)}")
 
 
 def pause(seconds: float) -> None:
@@ -479,7 +495,9 @@ def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *
         told = _counts(job)
     session.show(job, told)
     if _state(job) == "stopped":
-        raise CommandFailed(f"job {job.job_id} was stopped before it finished")
+        raise CommandFailed(
+            f"job {job.job_id} was stopped before it finished; 'dmq dead resume {job.job_id}' continues it"
+        )
     if job.failed:
         is_bound = _kind(job) == "redrive" and not job.to_topic
         origin = ", or their topic or group is gone and they need --to" if is_bound else ""

@@ -401,6 +401,13 @@ def ls(
     own_key: Annotated[str, typer.Option(metavar="KEY", help="Only messages sent with this own key.")] = "",
     tag: Annotated[str, typer.Option(metavar="TAG", help="Only messages with this tag.")] = "",
     newest: Annotated[bool, typer.Option("--newest", help="List the newest message first.")] = False,
+    query: Annotated[
+        str,
+        typer.Option(
+            metavar="QUERY",
+            help="Terms that all match, such as 'state:waiting tag:created due-before:+1h', instead of the options.",
+        ),
+    ] = "",
     limit: LimitOption = 20,
     after: AfterOption = "",
 ) -> None:
@@ -422,6 +429,7 @@ def ls(
         own_key=own_key,
         tag=tag,
         newest_first=newest,
+        query=query,
         token=after,
     )
     found: list[wire.ListedMessage] = []

@@ -136,6 +136,7 @@ EXAMPLES = {
     ),
     "dead jobs": Example(""),
     "dead stop": Example("1", unknown="99", before=("dead redrive workers --key none --yes",)),
+    "dead resume": Example("1", unknown="99", before=("dead redrive workers --key none --yes",)),
     "group reset": Example("workers orders --to begin", unknown="workers nosuch --to end"),
     "group rm": Example("workers --force", unknown="nosuch"),
     "client ls": Example(""),

@@ -84,6 +84,10 @@ def test_pages_follow_their_token_to_the_end(api: Api) -> None:
         if not token:
             break
     assert sorted(found) == [f"m{each}" for each in range(7)]
+    queried = api.done("GET", f"{path}?query=id:m3%20state:waiting")["messages"]
+    assert [each["message_id"] for each in queried] == ["m3"]
+    refused = api.refused(422, "GET", f"{path}?query=%20%20%20stat:x")
+    assert "query, position 4: unknown word 'stat'" in refused["detail"]
 
 
 def test_dead_letters_are_listed_and_redriven(api: Api, dead: list[str]) -> None:
@@ -99,7 +103,8 @@ def test_dead_letters_are_listed_and_redriven(api: Api, dead: list[str]) -> None
     with WireClient(api.daemon.address) as client:
         assert [each.body for each in client.drain("letters", "billing", 1)] == [b"0"]
     assert job["job_id"] in {each["job_id"] for each in api.done("GET", "/v1/dead-letter-jobs")["jobs"]}
-    api.done("POST", f"/v1/dead-letter-jobs/{job['job_id']}/stop", {})
+    for change in ("stop", "resume"):
+        api.done("POST", f"/v1/dead-letter-jobs/{job['job_id']}/{change}", {})
     purged = api.done("POST", f"{path}/purge", {"filter": {"message_ids": dead[1:2]}, "why": "a test"})["job"]
     assert purged["kind"] == "PURGE"
     assert api.refused(422, "POST", f"{path}/purge", {})["errors"][0]["pointer"] == "/why"

@@ -176,7 +176,13 @@ OF_GROUPS = (
 
 def test_an_operator_changes_the_operators_settings(dispatcher: LiveDispatcher) -> None:
     """The topics and groups that he has ADMIN on, no others, and not the cell."""
-    by_name = {"StopJob", "PauseSchedule", "ResumeSchedule", "RemoveSchedule"}  # of what there is none here
+    by_name = {
+        "StopJob",
+        "ResumeJob",
+        "PauseSchedule",
+        "ResumeSchedule",
+        "RemoveSchedule",
+    }  # of what there is none here
     for rpc in CHANGING:
         if rpc in by_name:
             continue
@@ -218,6 +224,20 @@ def test_the_starter_of_a_job_may_stop_it(dispatcher: LiveDispatcher) -> None:
     assert status_of(dispatcher, SHOP, "StopJob", request) == FORBIDDEN
     of_job = RPCS["StopJob"].needs(request, OWN)
     assert list(of_job) == list(RPCS["StartJob"].needs(wire.StartJobRequest(group=OWN)))
+
+
+def test_a_job_is_resumed_with_the_rights_of_its_start(dispatcher: LiveDispatcher, live: LiveCell) -> None:
+    """A redrive to all groups, which an admin started, is not continued by the administrator of its group."""
+    jobs = {}
+    for all_groups in (False, True):
+        request = wire.StartJobRequest(kind=wire.REDRIVE, group=OWN, all_groups=all_groups, rate_per_s=0.001)
+        jobs[all_groups] = live.ask(request).job.job_id
+        live.ask(wire.StopJobRequest(job_id=jobs[all_groups]))
+    for all_groups, status in ((False, ADMITTED), (True, FORBIDDEN)):
+        resume = wire.ResumeJobRequest(job_id=jobs[all_groups])
+        assert status_of(dispatcher, HOOK, "ResumeJob", resume) == status
+        assert status_of(dispatcher, OPERATOR, "ResumeJob", resume) == ADMITTED
+        assert status_of(dispatcher, SHOP, "ResumeJob", resume) == FORBIDDEN
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,28 @@ async def test_filters(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
+async def test_a_query_means_the_same_as_the_fields(rig: EmbeddedRig) -> None:
+    """By state, tag, time and id; the held messages of a paused topic are found without the others."""
+    ready, waiting = await fill(rig)
+    assert await listed(rig, want(query="tag:odd order:newest")) == ready[1::2][::-1]
+    assert await listed(rig, want(query="state:waiting due-before:+5h key:k-3")) == waiting[3:4]
+    for message_id, query in (("w-3", "id:w-3"), ("r-1", "id:r-1 tag:odd state:queued")):
+        assert await listed(rig, want(query=query)) == [message_id]
+    for query in ("id:r-1 tag:even", "id:r-1 state:waiting", "id:unknown", "id:w-3 due-before:+1h", "state:held"):
+        assert await listed(rig, want(query=query)) == []
+    with pytest.raises(Refused, match="query, position 7: unknown state 'lost'"):
+        await listed(rig, want(query="state:lost"))
+    await ask(rig, wire.SetTopicRequest(topic=TOPIC, is_paused=True))
+    rig.clock.advance(3 * HOUR_MS)
+    rig.scheduler.turn()
+    for order, step in (("oldest", 1), ("newest", -1)):
+        assert await listed(rig, want(query=f"state:held order:{order}")) == waiting[:3][::step]
+    assert await listed(rig, want(query="id:w-1 state:held")) == ["w-1"]
+    with pytest.raises(Refused, match="not held"):
+        await listed(rig, want(wire.QUEUED, only_held=True))
+
+
+@every_durable_broker()
 async def test_an_overdue_entry_is_found_by_its_true_time(rig: EmbeddedRig) -> None:
     """It lies on the timeline under a later one."""
     now_ms = rig.clock.now_ms()

@@ -95,6 +95,50 @@ async def test_a_job_that_is_stopped_stays_where_it_is(rig: EmbeddedRig) -> None
     assert refused.value.rule is Rule.NOT_FOUND
 
 
+@every_durable_broker(queues=1)
+async def test_a_stopped_job_is_resumed_at_its_position(rig: EmbeddedRig) -> None:
+    """Also after a kill; each letter has one outcome, and a job that is done stays done."""
+    wanted = await die_many(rig, 8)
+    job = await start(rig, SLOW)
+    await until(lambda: job_now(rig, job).done == 1)
+    await rig.broker.dead_letters.stop(job.job_id)
+    await rig.restart(End.KILL)
+    other = await start(rig, SLOW)
+    await until(lambda: job_now(rig, other).done == 1)
+    with pytest.raises(Refused, match="another job"):
+        await rig.broker.dead_letters.resume(job.job_id)
+    await rig.broker.dead_letters.stop(other.job_id)
+    for _ in range(3):  # faster than its task notices
+        resumed = await rig.broker.dead_letters.resume(job.job_id)
+        assert resumed.state is JobState.RUNNING
+        await rig.broker.dead_letters.stop(job.job_id)
+    await rig.broker.dead_letters.resume(job.job_id)
+    await rig.restart(End.KILL)  # a resumed job is a running one in the next run
+    with sleeping_moves(rig.clock):
+        assert counts(await ended(rig, job)) == (7, 1, 0)
+    assert {name: len(made) for name, made in children(rig).items()} == dict.fromkeys(wanted, 1)
+    assert (await rig.broker.dead_letters.resume(job.job_id)).state is JobState.DONE
+    with pytest.raises(Refused) as refused:
+        await rig.broker.dead_letters.resume(99)
+    assert refused.value.rule is Rule.NOT_FOUND
+
+
+@every_durable_broker(queues=1)
+async def test_a_job_on_removed_letters_is_not_resumed(rig: EmbeddedRig) -> None:
+    """Not even if the queue was made again: other letters have its offsets."""
+    await die_many(rig, 3)
+    job = await start(rig, SLOW)
+    await until(lambda: job_now(rig, job).done == 1)
+    await rig.broker.dead_letters.stop(job.job_id)
+    await rig.broker.operator.remove_group(GROUP, is_forced=True, with_dead_letters=True)
+    with pytest.raises(Refused):
+        await rig.broker.dead_letters.resume(job.job_id)
+    rig.clock.advance(1)
+    await die(rig, *(a_message(f"n-{number}", topic="refunds") for number in range(3)))
+    with pytest.raises(Refused, match="were removed"):
+        await rig.broker.dead_letters.resume(job.job_id)
+
+
 def test_stopping_is_not_answered_before_it_is_durable(tmp_path: Path) -> None:
     """Nor is stopping again what is just being stopped: a crash would take both back."""
     gates: list[GatedEngine] = []
