@@ -1918,6 +1918,44 @@ class ChangeMessagesResponse(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[ChangedMessage]
     def __init__(self, messages: _Optional[_Iterable[_Union[ChangedMessage, _Mapping[str, _Any]]]] = ...) -> None: ...
 
+class GetAccessRequest(_message.Message):
+    __slots__ = ("topic", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class GetAccessResponse(_message.Message):
+    __slots__ = ("key", "role", "rpcs")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    RPCS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    role: str
+    rpcs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, key: _Optional[str] = ..., role: _Optional[str] = ..., rpcs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("key", "value", "source")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    source: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class ListSettingsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSettingsResponse(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping[str, _Any]]]] = ...) -> None: ...
+
 class ListActivityRequest(_message.Message):
     __slots__ = ("since_ms", "key", "before", "limit")
     SINCE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -2015,4 +2053,6 @@ class AdminCalls:
     def due_histogram(self, topic: _Union[GetDueHistogramRequest, str, None] = ...) -> GetDueHistogramResponse: ...
     def verify_ledger(self, number: _Union[VerifyLedgerRequest, int, None] = ...) -> VerifyLedgerResponse: ...
     def change_messages(self, topic: _Union[ChangeMessagesRequest, str, None] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., own_keys: _Optional[_Iterable[str]] = ...) -> _containers.RepeatedCompositeFieldContainer[ChangedMessage]: ...
+    def access(self, topic: _Union[GetAccessRequest, str, None] = ..., group: _Optional[str] = ...) -> GetAccessResponse: ...
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Setting]: ...
     def list_activity(self, since_ms: _Union[ListActivityRequest, int, None] = ..., key: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> ListActivityResponse: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 
 import structlog
 import uvloop
@@ -24,10 +25,11 @@ SWITCH_INTERVAL_S = 0.0005
 log = structlog.get_logger("dmq.daemon")
 
 
-def run(config: DaemonConfig) -> int:
+def run(config: DaemonConfig, sources: Mapping[str, str]) -> int:
     """Serve until SIGTERM, SIGINT or a storage failure; return the exit code.
 
-    A fault that prevents or ends the service is one log line, with the remedy.
+    ``sources`` are those of the settings, by key. A fault that prevents or ends the service is one log line, with the
+    remedy.
     """
     # Only the trail, if a group may read it, is outside of directories with restricted permissions.
     os.umask(0o027 if config.trail_mode == "group" else 0o077)
@@ -42,7 +44,7 @@ def run(config: DaemonConfig) -> int:
     try:
         refuse_start(config, clock)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(config, clock))
+            return runner.run(serve(config, clock, sources))
     except (DmqError, ExtraMissing, OSError) as error:
         code = exit_code_of(error)
         log.critical("not_served", error=with_advice(error), code=code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -82,8 +82,11 @@ class _Ending:
         self.end(error)
 
 
-async def serve(config: DaemonConfig, clock: Clock) -> int:
-    """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code. Raise if the start fails."""
+async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) -> int:
+    """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code. Raise if the start fails.
+
+    ``sources`` are those of the settings, by key.
+    """
     loop = asyncio.get_running_loop()
     ending = _Ending()
     require_web(config)
@@ -109,7 +112,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
         cell = Cell(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
-        cell.periodic, cell.replica = periodic, opened.replica_status
+        cell.periodic, cell.replica, cell.sources = periodic, opened.replica_status, sources
         gauges.follow(metrics, store, broker, exporter, periodic, opened.replica_status)
         front = await _front(config, cell, broker, metrics, stack)
         quotas = quotas_of(config, broker, front or broker.catalog)

@@ -11,9 +11,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.message import Message
+
 from broker_adapter.wire.pool import option
 from dmq.acl.gate import Entrance
-from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, BODIES, GROUP, OPERATE, PUB, SUB, TOPIC, VIEWER, AccessKey, Need
+from dmq.acl.rules import (
+    ADMIN,
+    ADMIN_KEY,
+    ADMINISTRATOR,
+    ANY,
+    BODIES,
+    GROUP,
+    OPERATE,
+    PUB,
+    SUB,
+    TOPIC,
+    VIEWER,
+    AccessKey,
+    Need,
+)
 from dmq.admin import admin_v1 as wire
 
 _MIB: Final = 1024 * 1024
@@ -107,9 +123,32 @@ RPCS: Mapping[str, Access] = MappingProxyType(
 )
 
 
-def may_look_at(key: AccessKey, topic: str) -> bool:
-    """Return True if the key may read the topic."""
+def answer_for(key: AccessKey, request: Any, response: Message) -> Message:  # noqa: ANN401
+    """Return the response without what the key may not see."""
+    if isinstance(response, wire.ListTopicsResponse):
+        shown = [each for each in response.topics if _may_read(key, each.name)]
+        return wire.ListTopicsResponse(topics=shown, next_token=response.next_token)
+    if isinstance(response, wire.GetAccessResponse):
+        rpcs = [rpc for rpc in response.rpcs if _may_call(key, rpc, request)]
+        return wire.GetAccessResponse(key=key.name, role=ADMINISTRATOR if key.is_admin else key.role, rpcs=rpcs)
+    return response
+
+
+def _may_read(key: AccessKey, topic: str) -> bool:
     return key.may(_NEEDS[wire.Access.READ_TOPIC]._replace(name=topic))
+
+
+def _may_call(key: AccessKey, rpc: str, subject: wire.GetAccessRequest) -> bool:
+    """Return True if the key may make a call about a topic and a group; about any of its rules if they are empty."""
+    access, example = RPCS[rpc], wire.METHODS[rpc].request_class()
+    for kind in (TOPIC, GROUP):
+        named = getattr(example, "schedule", example)
+        if hasattr(named, kind):
+            setattr(named, kind, getattr(subject, kind))
+    found = (subject.topic if wire.Access.SCHEDULE in access.scopes else subject.group) or ANY
+    return all(
+        key.lacks(need) is None if need.name in {"", ANY} else key.may(need) for need in access.needs(example, found)
+    )
 
 
 def entrances() -> dict[str, Entrance]:

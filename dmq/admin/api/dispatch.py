@@ -11,7 +11,7 @@ from dmq.acl.guard import Authenticator
 from dmq.acl.rules import AccessKey
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.access import RPCS, lacking, may_look_at
+from dmq.admin.api.access import RPCS, answer_for, lacking
 from dmq.admin.api.service import AdminService
 from dmq.admin.operations.activity import Caller
 from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
@@ -45,9 +45,8 @@ class AdminDispatcher:
             response = await self._service.activity.run(caller, rpc, request, call, topic)
         else:
             response = await call(request)
-        if key is not None and isinstance(response, wire.ListTopicsResponse):
-            shown = [each for each in response.topics if may_look_at(key, each.name)]
-            response = wire.ListTopicsResponse(topics=shown, next_token=response.next_token)
+        if key is not None:
+            response = answer_for(key, request, response)
         return response.SerializeToString()
 
     async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC

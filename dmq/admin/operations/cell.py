@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.clock import clock_of
@@ -44,6 +44,7 @@ class Cell:
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
     replica: Callable[[], wire.Replica | None] = lambda: None  # from any thread
+    sources: Mapping[str, str] = field(default_factory=dict)  # of the settings, by key
 
     def __post_init__(self) -> None:
         self.overdue = OverdueCount(self.store)
@@ -56,6 +57,19 @@ class Cell:
         if self.periodic is not None:
             status.backups.CopyFrom(self.periodic.status())
         return status
+
+    async def get_access(self, _request: wire.GetAccessRequest) -> wire.GetAccessResponse:
+        """Return all calls, which a caller without an access key may make."""
+        return wire.GetAccessResponse(rpcs=wire.METHODS)
+
+    async def list_settings(self, _request: wire.ListSettingsRequest) -> wire.ListSettingsResponse:
+        """Return the settings with their sources."""
+        return wire.ListSettingsResponse(
+            settings=[
+                wire.Setting(key=key, value=str(value), source=self.sources.get(key, "default"))
+                for key, value in self.config.shown().items()
+            ]
+        )
 
     def _status(self) -> wire.GetStatusResponse:
         store, metrics = self.store, self.metrics

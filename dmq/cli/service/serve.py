@@ -98,15 +98,15 @@ def serve(*, settings: ServeOptions) -> None:
     Every setting is also a variable of the environment (DMQ_DELAY_MAX) and a key of the TOML file (delay_max). A
     flag overrides the environment, and the environment overrides the file.
     """
-    from dmq.config.settings import ConfigError, load
+    from dmq.config.settings import ConfigError, load_with_origins
 
     try:
-        config = load(settings.flags(), config_file=settings.config)
+        config, sources = load_with_origins(settings.flags(), config_file=settings.config)
     except ConfigError as error:
         raise _refused(error) from error
     from dmq.daemon import run
 
-    raise typer.Exit(run(config))
+    raise typer.Exit(run(config, sources))
 
 
 def _refused(error: ConfigError) -> Exception:

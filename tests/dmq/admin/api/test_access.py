@@ -167,6 +167,36 @@ def test_a_viewer_looks_at_everything_and_changes_nothing(dispatcher: LiveDispat
     assert status_of(dispatcher, VIEWER, "StartJob", dry) == ADMITTED
 
 
+@pytest.mark.parametrize("key", [VIEWER, READER, ON_CALL, SHOP, HOOK], ids=lambda key: key.access_key)
+def test_a_key_learns_the_calls_that_it_allows(key: Key, dispatcher: LiveDispatcher) -> None:
+    """The answer has each call that the daemon then admits for the topic and group, and no other."""
+    of_objects = {"StopJob", "GetSchedule", "PauseSchedule", "ResumeSchedule", "RemoveSchedule"}  # there are none here
+    for topic, group in (("orders-new", "billing-new"), ("redelivery_new", OWN), ("prices-new", "shipping-new")):
+        listed = set(access_of(dispatcher, key, topic, group).rpcs)
+        for rpc in wire.METHODS.keys() - of_objects:
+            admitted = status_of(dispatcher, key, rpc, request_of(rpc, topic, group)) == ADMITTED
+            assert (rpc in listed) == admitted, (rpc, topic, group)
+        assert ("PauseSchedule" in listed) == ("SetTopic" in listed)
+
+
+def test_a_key_learns_its_role_and_calls_about_any_name(dispatcher: LiveDispatcher) -> None:
+    """Without names a call is listed if a rule allows it for some name; an admin key has all."""
+    admin = access_of(dispatcher, OPERATOR)
+    assert (admin.key, admin.role, list(admin.rpcs)) == ("operator", "admin", list(wire.METHODS))
+    on_call = access_of(dispatcher, ON_CALL)
+    assert (on_call.role, "SetTopic" in on_call.rpcs, "SetQuota" in on_call.rpcs) == ("operator", True, False)
+    viewer = access_of(dispatcher, VIEWER)
+    assert (viewer.role, set(CHANGING) & set(viewer.rpcs)) == ("viewer", set())
+
+
+def access_of(dispatcher: LiveDispatcher, key: Key, topic: str = "", group: str = "") -> wire.GetAccessResponse:
+    """Return the answer of the daemon."""
+    request = wire.GetAccessRequest(topic=topic, group=group).SerializeToString()
+    signed = dict(key.signer(CLOCK).metadata()).get
+    serve = dispatcher.dispatcher.serve(wire.METHODS["GetAccess"].path, request, signed, "loopback")
+    return wire.GetAccessResponse.FromString(dispatcher.live.do(serve))
+
+
 OF_TOPICS = ("CreateTopic", "SetTopic", "RemoveTopic", "ChangeMessages", "AddSchedule")
 OF_GROUPS = (
     *("CreateGroup", "RemoveGroup", "ResetGroup", "SetGroup", "RunRetriesNow", "EndRetries", "StartJob"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +21,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[DaemonConfig
     monkeypatch.chdir(tmp_path)
     configurations: list[DaemonConfig] = []
 
-    def serve(config: DaemonConfig) -> int:
+    def serve(config: DaemonConfig, _: Mapping[str, str]) -> int:
         configurations.append(config)
         return 0
 
@@ -92,7 +93,7 @@ def test_a_daemon_that_cannot_start_is_one_line(
 ) -> None:
     """Exit code 1, no traceback."""
 
-    def fail(_: DaemonConfig) -> int:
+    def fail(*_: object) -> int:
         raise error
 
     monkeypatch.setattr(sys.modules["dmq.daemon"], "run", fail)
@@ -102,14 +103,14 @@ def test_a_daemon_that_cannot_start_is_one_line(
 
 def test_the_exit_code_of_the_daemon_is_ours(served: list[DaemonConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that ends because its storage failed ends the command likewise."""
-    monkeypatch.setattr(sys.modules["dmq.daemon"], "run", lambda _: 1)
+    monkeypatch.setattr(sys.modules["dmq.daemon"], "run", lambda *_: 1)
     assert run("serve").exit_code == 1
 
 
 def test_interrupting_ends_with_130(served: list[DaemonConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     """As shells have it."""
 
-    def interrupt(_: DaemonConfig) -> int:
+    def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules["dmq.daemon"], "run", interrupt)
