@@ -25,7 +25,7 @@ NOUNS = {
     "dead": "Dead letters.",
     "client": "Connected clients.",
     "clock": "The clock of the daemon's host.",
-    "activity": "Changes by operators: access key, time and reason.",
+    "activity": "Changes and body readings by operators: access key, time and reason.",
     "quota": "Quotas of access keys and client addresses.",
     "backoff": "Preview a retry policy, given by options or by a group.",
     "broker": "Brokers, queues and groups of a RocketMQ cluster; needs no daemon.",

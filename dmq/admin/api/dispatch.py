@@ -40,9 +40,12 @@ class AdminDispatcher:
             key = self._guard.enter(rpc, header, lacking(rpc))
         request = method.request_class.FromString(body)
         topic = await self._judge(rpc, key, request)
+        activity = self._service.activity
         if access.changes(request):
             caller = Caller(key.name if key is not None else "", address, why_of(header))
-            response = await self._service.activity.run(caller, rpc, request, call, topic)
+            response = await activity.run(caller, rpc, request, call, topic)
+        elif activity.is_first_reading(caller := Caller(key.name if key is not None else "", address), rpc, request):
+            response = await activity.run(caller, rpc, request, call, topic)
         else:
             response = await call(request)
         if key is not None:

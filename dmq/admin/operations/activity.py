@@ -1,4 +1,5 @@
-"""Activity log: a row for each call that changes something, written before the call and completed after it.
+"""Activity log: a row for each call that changes something or reads bodies of messages, written before the call and
+completed after it.
 
 The row is durable before the call starts, so the next start finds a call that a kill interrupted and marks its outcome
 as unknown. The one audit event of the call, ``OPERATED``, is in the batch that records its outcome.
@@ -28,6 +29,8 @@ from dmq.trail.events import operated_event
 log = structlog.get_logger("dmq.admin")
 
 KEPT: Final = 1_000
+READ_AGAIN_S: Final = 60.0  # pages of one reading, and a page that is loaded again, are one activity
+_READS_MAX: Final = 1_000
 _AGAIN_S: Final = 0.1
 _CLOSE_S: Final = 5.0
 _ROWS_MAX: Final = 1_000_000
@@ -61,6 +64,7 @@ class ActivityLog:
         self._by_number = {each.number: each for each in read}
         self._last = max(self._by_number, default=0)
         self._ending: set[asyncio.Task[None]] = set()
+        self._read_s: dict[tuple[str, ...], float] = {}  # of the last recorded reading, by caller and subject
 
     async def settle(self) -> None:
         """Record an outcome for activities that an earlier run began and did not complete.
@@ -103,6 +107,13 @@ class ActivityLog:
             response.activities.append(filled(wire.Activity, each, **times))
         return response
 
+    def is_first_reading(self, caller: Caller, rpc: str, request: Message) -> bool:
+        """Return True if a call reads bodies, and the caller has not read those of the same subject within a minute."""
+        if not getattr(request, "with_body", False):
+            return False
+        now_s, read_s = self._store.clock.monotonic_s(), self._read_s.get(_subject(caller, rpc, request))
+        return read_s is None or now_s - read_s >= READ_AGAIN_S
+
     async def run(
         self, caller: Caller, rpc: str, request: Message, call: Callable[[Any], Awaitable[_Response]], topic: str = ""
     ) -> _Response:
@@ -124,7 +135,16 @@ class ActivityLog:
             await asyncio.shield(self._end(begun, outcome, str(error) if known else type(error).__name__))
             raise
         await asyncio.shield(self._end(begun, CallOutcome.DONE))
+        if getattr(request, "with_body", False):
+            self._note_reading(_subject(caller, rpc, request))
         return response
+
+    def _note_reading(self, subject: tuple[str, ...]) -> None:
+        now_s = self._store.clock.monotonic_s()
+        if len(self._read_s) >= _READS_MAX:
+            recent = {each: at_s for each, at_s in self._read_s.items() if now_s - at_s < READ_AGAIN_S}
+            self._read_s = recent if len(recent) < _READS_MAX else {}
+        self._read_s[subject] = now_s
 
     def _begun(self, caller: Caller, rpc: str, request: Message, topic: str) -> Activity:
         self._last += 1
@@ -187,6 +207,11 @@ class ActivityLog:
             self._by_number[each.number] = each
             told = {name: value for name, value in each._asdict().items() if value}
             log.info("operated", **{**told, "outcome": str(each.outcome)})
+
+
+def _subject(caller: Caller, rpc: str, request: Message) -> tuple[str, ...]:
+    names = ("topic", "group", "message_id", "own_key", "name")
+    return caller.key, caller.address, rpc, *(getattr(request, name, "") for name in names)
 
 
 def what_of(message: Message) -> str:

@@ -268,11 +268,12 @@ class World:
         return run_dmq(*at, *name.split(), *given.split(), *more, env=env)
 
     def state(self) -> tuple[int, int, dict[str, int]]:
-        """What changes when something is changed: the record of operators' calls, what waits, and files.
+        """What changes when something is changed: the record of operators' changes, what waits, and files.
 
         Not those of the spool that is in use: it writes there when it likes.
         """
-        (newest,) = json.loads(self.run("activity ls", "-n 1 -o json").stdout) or ({"number": 0},)
+        recorded = json.loads(self.run("activity ls", "-o json").stdout)
+        newest = next((each for each in recorded if not each["rpc"].startswith(("Get", "List", "Peek"))), {"number": 0})
         files = {
             str(path.relative_to(self._folder)): (found := path.stat()).st_size + found.st_mtime_ns
             for path in self._folder.rglob("*")

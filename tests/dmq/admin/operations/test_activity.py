@@ -13,11 +13,14 @@ from support.models.outbox import read_outbox
 from support.rigs.acl import Key, write_acl
 from support.rigs.brokers import EmbeddedRig, End
 from support.rigs.daemon import Daemon, run_command
+from support.rigs.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.runtime.clock import ManualClock
 from dmq.admin import admin_v1 as wire
+from dmq.admin.api.dispatch import AdminDispatcher
+from dmq.admin.api.service import AdminService
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.admin.operations import activity as module
 from dmq.admin.operations.activity import ActivityLog, Caller, what_of
@@ -108,6 +111,32 @@ def test_changes_by_operators_are_recorded(tmp_path: Path, transport: str) -> No
         with as_(VIEWER) as viewer:
             assert len(viewer.activity().activities) == 9
         daemon.stop()
+
+
+def test_a_reading_of_bodies_is_recorded_once_a_minute(live: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By caller and subject: pages of one list are one reading, and a list without bodies is none."""
+    service = AdminService(live.cell)
+    dispatcher = AdminDispatcher(service)
+
+    def read(rpc: str, request: Message) -> None:
+        path = wire.METHODS[rpc].path
+        live.do(dispatcher.serve(path, request.SerializeToString(), dict[str, str]().get, "loopback"))
+
+    def recorded() -> list[tuple[str, str, str]]:
+        return [(each.rpc, each.group, each.outcome) for each in service.activity.newest(since_ms=0, key="", before=0)]
+
+    before = len(recorded())
+    for offset, with_body in ((0, False), (0, True), (1, True)):
+        request = wire.ListDeadLettersRequest(group="billing", offset=offset, limit=1, with_body=with_body)
+        read("ListDeadLetters", request)
+    read("GetMessage", wire.GetMessageRequest(topic="orders", message_id="no", with_body=True))
+    assert recorded()[: len(recorded()) - before] == [
+        ("GetMessage", "", CallOutcome.DONE),
+        ("ListDeadLetters", "billing", CallOutcome.DONE),
+    ]
+    monkeypatch.setattr(module, "READ_AGAIN_S", 0.0)
+    read("ListDeadLetters", wire.ListDeadLettersRequest(group="billing", limit=1, with_body=True))
+    assert len(recorded()) == before + 3
 
 
 async def _opened(path: Path, *, on_disk: bool = False) -> EmbeddedRig:
