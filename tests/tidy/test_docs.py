@@ -22,6 +22,7 @@ from dmq.config.settings import DaemonConfig
 from dmq.metrics.registry import Metrics
 from dmq.states import MessageState
 from dmq.store import schema
+from dmq.trail.events import EventKind
 
 pytestmark = pytest.mark.tidy
 
@@ -224,6 +225,13 @@ def test_the_table_of_metrics_is_complete() -> None:
     }
     assert isinstance(metrics.pending, Gauge)
     assert sorted(written) == sorted(there)
+
+
+def test_the_page_of_the_trail_has_each_kind_of_event() -> None:
+    """The tables of kinds name each ``EventKind``, and no other."""
+    events = read(REFERENCE / "trail.md").partition("## Events")[2].partition("## Manifest")[0]
+    cells = [line.split("|")[1] for line in events.splitlines() if line.startswith("| `")]
+    assert {name for cell in cells for name in NAMES.findall(cell) if name.isupper()} == set(EventKind.__members__)
 
 
 def test_the_page_of_the_store_is_the_code() -> None:
