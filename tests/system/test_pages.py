@@ -44,7 +44,6 @@ NOT_RUN = {
     "dmq/http2/README.md": {"server = Http2Server(": "a piece of a server"},
     "docs/explanation/architecture.md": {
         "official RocketMQ 5 clients": _IS_DRAWN,
-        "clients                              the store process": _IS_DRAWN,
     },
     "docs/how-to/audit.md": {
         "scheduled = fired": _IS_SUM,
