@@ -81,6 +81,10 @@ class Replica:
         """Return once this process may open the store; ``on_standby`` is called if it is a standby until then."""
         self.is_promoted = self._primacy.wait(may_begin=not self._is_standby_only, on_standby=on_standby)
 
+    def leave(self) -> None:
+        """Remove the registration as standby, because the process ends; from any thread."""
+        self._primacy.leave()
+
     @property
     def primary(self) -> str:
         """Address of the primary, as in the lease; empty if it is unknown."""

@@ -95,7 +95,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         fail = ending.storage_failed
         standby = StandbyPort(config, clock, descriptors.connections)
         stack.push_async_callback(standby.close)
-        with _stoppable(config):
+        with _stoppable(config, standby):
             opened = await open_all(config, clock, stack, fail, descriptors.tables, standby.start)
         store, exporter, _ = opened
         _warn_of_low_disk(store)
@@ -156,14 +156,19 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
 
 
 @contextmanager
-def _stoppable(config: DaemonConfig) -> Iterator[None]:
+def _stoppable(config: DaemonConfig, standby: StandbyPort) -> Iterator[None]:
     """End the process with 0 at SIGTERM or SIGINT while it waits to be the primary.
 
     The first process of a container ignores a signal without a handler, and the wait is in a thread that has no end.
     The store survives that like any kill.
     """
+
+    def stop(*_: object) -> None:
+        standby.leave()
+        os._exit(EXIT_OK)
+
     numbers = (signal.SIGTERM, signal.SIGINT) if config.replica != "off" else ()
-    before = [signal.signal(number, lambda *_: os._exit(EXIT_OK)) for number in numbers]
+    before = [signal.signal(number, stop) for number in numbers]
     try:
         yield
     finally:

@@ -147,6 +147,11 @@ class StandbyPort:
         where = str(self._metrics.address) if self._metrics is not None else "off"
         log.info("standby_listening", listen=self._listen, metrics=where)
 
+    def leave(self) -> None:
+        """Remove the registration of the standby, if this process is one, because it ends; for a signal handler."""
+        if self._server is not None:
+            self._replica.leave()
+
     async def release(self) -> Sequence[socket.socket]:
         """End all connections, and return the sockets that still listen, for the transport of the primary.
 

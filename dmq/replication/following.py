@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from dmq.errors import FormatUnsupported, ReplicaDamaged, ReplicaForeign
 from dmq.replication.objects import ObjectStore
@@ -11,13 +13,26 @@ from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, META_IDENTITY, META_POSITION, Family, unpack_u64
 from dmq.store.schema.position import NO_CHECKSUM, Position, encode_position
 
+_READS_MAX = 8  # at once
+
+
+class SegmentMissing(ReplicaDamaged):
+    """The log has no segment ``number``, and has later ones."""
+
+    def __init__(self, number: int, later: str) -> None:
+        super().__init__(f"{segment_name(number)} is missing, and the log has {later}")
+        self.number = number
+
 
 def read_segment(objects: ObjectStore, number: int) -> Segment | None:
     """Return a segment of the log; None if there is none with this number."""
-    name = segment_name(number)
-    found = objects.read(name)
+    return _decode(objects.read(segment_name(number)), number)
+
+
+def _decode(found: tuple[bytes, str] | None, number: int) -> Segment | None:
     if found is None:
         return None
+    name = segment_name(number)
     segment = decode_segment(found[0], name)
     if segment.head.number != number:
         raise ReplicaDamaged(f"{name} has the content of segment {segment.head.number}")
@@ -30,18 +45,43 @@ def follow(objects: ObjectStore, store: int, number: int, checksum: bytes | None
     ``checksum`` is that of segment ``number``; None if it is unknown. Raise ``ReplicaForeign`` if a segment belongs to
     another store, and ``ReplicaDamaged`` if one is missing, exchanged or damaged.
     """
-    while (segment := read_segment(objects, number + 1)) is not None:
-        number += 1
-        head = segment.head
-        if head.store != store:
-            raise ReplicaForeign(f"the log at {objects.url} is that of store {head.store:016x}, not {store:016x}")
-        if checksum is not None and head.previous != checksum:
-            raise ReplicaDamaged(f"{segment_name(number)} does not follow the segment before it")
-        checksum = segment.checksum
-        yield segment
-    later = [each for each in objects.list(PREFIX, segment_name(number)) if number_of(each) != number + 1]
-    if later:  # without the next one, which may have been written since
-        raise ReplicaDamaged(f"{segment_name(number + 1)} is missing, and the log has {later[0]}")
+    while True:
+        for segment in _read_ahead(objects, number + 1):
+            number += 1
+            head = segment.head
+            if head.store != store:
+                raise ReplicaForeign(f"the log at {objects.url} is that of store {head.store:016x}, not {store:016x}")
+            if checksum is not None and head.previous != checksum:
+                raise ReplicaDamaged(f"{segment_name(number)} does not follow the segment before it")
+            checksum = segment.checksum
+            yield segment
+        later = objects.list(PREFIX, segment_name(number))
+        if not later:
+            return
+        if read_segment(objects, number + 1) is None:  # a later one is only written after this one
+            raise SegmentMissing(number + 1, later[0])
+
+
+def _read_ahead(objects: ObjectStore, number: int) -> Iterator[Segment]:
+    """Yield the segments from ``number`` until one is missing.
+
+    Reads overlap, since each takes a round trip to the object store. The first one is alone: it usually finds nothing.
+    """
+    pool: ThreadPoolExecutor | None = None
+    reads: deque[Future[tuple[bytes, str] | None]] = deque()
+    segment = read_segment(objects, number)
+    try:
+        while segment is not None:
+            pool = pool or ThreadPoolExecutor(_READS_MAX, "dmq-replica-read")
+            reads_max = min(len(reads) + 2, _READS_MAX)
+            while len(reads) < reads_max:
+                reads.append(pool.submit(objects.read, segment_name(number + len(reads) + 1)))
+            yield segment
+            number += 1
+            segment = _decode(reads.popleft().result(), number)
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def last_segment(objects: ObjectStore, after: int = 0) -> Segment | None:

@@ -121,8 +121,8 @@ class Primacy:
         self.standby: StandbyFigures | None = None  # None: this process is no standby; from any thread
         self._etag: str | None = None  # of the own registration
         self._registrations = 0
-        self._registered_s = 0.0
         self._closed = threading.Event()
+        self._has_left = threading.Event()  # it is no standby any more
         self._seen: dict[str, tuple[str, float]] = {}  # ETag of a standby, and when it changed
         self._thread: threading.Thread | None = None
 
@@ -142,6 +142,12 @@ class Primacy:
             return self._wait(cell, on_standby, may_begin=may_begin)
         finally:
             cell.close()
+
+    def leave(self) -> None:
+        """Remove the registration as standby: the primary does not depend on its lease for this process any more."""
+        self._has_left.set()
+        with suppress(ReplicaUnavailable):
+            self._registers.delete([_STANDBYS + self._holder])
 
     def lead(self, epoch: int, cell_id: str, bind: Callable[[bool], None]) -> None:
         """Publish the open store. ``bind`` is called with True before a standby may take over."""
@@ -181,14 +187,13 @@ class Primacy:
                         self.standby = StandbyFigures(Position(0, 0, 0, 0, NO_CHECKSUM), 0, now_s)
                         on_standby()
                         log.info("standby", url=self._objects.url)
-                    self._register()
+                        threading.Thread(target=self._stay_registered, name="dmq-standby", daemon=True).start()
                     looked_s = self._clock.monotonic_s()
                     standby.catch_up()
                     self.standby = StandbyFigures(standby.position, standby.written_ms, looked_s)
                     self._on_follow()
                     if self._keeper.wait_held(min(_LOOK_S, self._term_s / 5)):
                         standby.promote()
-                        self._deregister()
                         self.standby = None
                         log.warning(
                             "taken_over", url=self._objects.url, **standby.position._asdict() | {"checksum": ""}
@@ -202,6 +207,7 @@ class Primacy:
         finally:
             if standby is not None:
                 standby.close()
+                self.leave()
 
     def _end(self) -> SegmentHead | None:
         names = list_bases(self._objects)
@@ -209,10 +215,17 @@ class Primacy:
         last = last_segment(self._objects, after)
         return last.head if last is not None else None
 
+    def _stay_registered(self) -> None:
+        """Renew the registration as standby, also while the standby reads a long log."""
+        while not self._has_left.is_set():
+            pause_s = self._term_s / 3
+            try:
+                self._register()
+            except ReplicaUnavailable:
+                pause_s = min(pause_s, _LOOK_S)
+            self._has_left.wait(pause_s)
+
     def _register(self) -> None:
-        now_s = self._clock.monotonic_s()
-        if self._registrations and now_s - self._registered_s < self._term_s / 3:
-            return
         name = _STANDBYS + self._holder
         self._registrations += 1
         data = json.dumps({"address": self._address, "registration": self._registrations}).encode()
@@ -220,11 +233,6 @@ class Primacy:
         if self._etag is None:  # an answer was lost: the next attempt replaces what is there
             found = self._registers.read(name)
             self._etag = found[1] if found is not None else None
-        self._registered_s = now_s
-
-    def _deregister(self) -> None:
-        with suppress(ReplicaUnavailable):
-            self._registers.delete([_STANDBYS + self._holder])
 
     def _watch(self, epoch: int, cell_id: str, bind: Callable[[bool], None]) -> None:
         is_bound: bool | None = None
@@ -252,7 +260,9 @@ class Primacy:
         now_s = self._clock.monotonic_s()
         seen: dict[str, tuple[str, float]] = {}
         for name in self._registers.list(_STANDBYS):
-            if (found := self._registers.read(name)) is not None:
+            if name.endswith(self._holder):  # written late, after this process had taken over
+                self._registers.delete([name])
+            elif (found := self._registers.read(name)) is not None:
                 known = self._seen.get(name)
                 seen[name] = known if known is not None and known[0] == found[1] else (found[1], now_s)
         self._seen = seen

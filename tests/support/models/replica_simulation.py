@@ -22,6 +22,7 @@ from support.models import simulated_threads
 from support.models.simulated_threads import Process, Scheduler, current_task, request, wait_ms
 
 from dmq.errors import DmqError, ReplicaFenced
+from dmq.replication import following as following_module
 from dmq.replication import lease as lease_module
 from dmq.replication import log as log_module
 from dmq.replication import role as role_module
@@ -403,6 +404,8 @@ def simulated_modules() -> Iterator[None]:
         for module in (lease_module, log_module, role_module):
             stack.enter_context(patch.object(module, "threading", simulated_threads))
             stack.enter_context(patch.object(module, "log", _Silent()))
+        pool = simulated_threads.ThreadPoolExecutor
+        stack.enter_context(patch.object(following_module, "ThreadPoolExecutor", pool))
         stack.enter_context(
             patch.multiple(
                 role_module,

@@ -1,7 +1,7 @@
 """Threads of simulated processes: real code in greenlets, one at a time, under a seeded scheduler in simulated time.
 
-``Condition``, ``Event`` and ``Thread`` stand for those of ``threading``. A thread yields where it waits, and at some of
-the locks that it enters.
+``Condition``, ``Event`` and ``Thread`` stand for those of ``threading``, ``ThreadPoolExecutor`` for that of
+``concurrent.futures``. A thread yields where it waits, and at some of the locks that it enters.
 """
 
 from __future__ import annotations
@@ -238,6 +238,46 @@ class Thread:
     def _work(self) -> None:
         self._target()
         self._ended.set()
+
+
+class Call:
+    """``concurrent.futures.Future`` of a call in a thread of its own."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._ended = Event()
+        self._value: object = None
+        self._error: Exception | None = None
+        current_task().process.start(self._run)
+
+    def result(self) -> object:
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _run(self) -> None:
+        try:
+            self._value = self._work()
+        except Exception as error:  # noqa: BLE001 - raised by ``result``
+            self._error = error
+        self._ended.set()
+
+
+class ThreadPoolExecutor:
+    """``concurrent.futures.ThreadPoolExecutor`` that has a thread for each call."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
+        assert max_workers
+        assert thread_name_prefix
+
+    def submit(self, work: Callable[..., object], *arguments: object) -> Call:
+        return Call(partial(work, *arguments))
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
+        """Leave the calls alone."""
+        assert cancel_futures
+        assert not wait
 
 
 def _wake(waiting: list[tuple[Task, int]]) -> None:
