@@ -27,6 +27,7 @@ from dmq.replication.following import apply, follow, last_segment, put_position,
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable
 from dmq.replication.segment import (
     NONCE_BYTES,
+    PREFIX,
     SegmentHead,
     decode_segment,
     encode_batch,
@@ -46,6 +47,7 @@ LOCAL_AFTER_S = 5.0  # without an answer, before a store with ``local_only`` con
 _RETRY_S_MIN, _RETRY_S_MAX = 0.05, 2.0
 _HELD_S = 3.0  # after which new work is refused
 _BASE_AGAIN_S = 0.05
+_REPLACED_MS = 30_000  # after which a successor may have pruned its opening segment; below the least ``replica_keep``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class ReplicationLog:
         self._epoch = 0
         self._batch = 0  # number of the last appended batch
         self._sent = _Sent()
+        self._known_ms = 0  # when ``_sent`` was the end of the log; by a clock that counts suspension
         self._pending: deque[bytes] = deque()  # follows the draft; ends with the last appended batch
         self._pending_bytes = 0
         self._draft_bytes = 0
@@ -145,6 +148,7 @@ class ReplicationLog:
     def begin(self, engine: Engine, start: LogStart) -> None:
         self._start = start
         self._has_moved = False
+        self._known_ms = self._clock.boot_ms()
         self._patiently(lambda: self._recover(engine, start))
         if self._thread.ident is None:
             self._thread.start()
@@ -401,6 +405,7 @@ class ReplicationLog:
             try:
                 is_written = self._objects.create(segment_name(draft.becomes.number), draft.data)
                 if is_written or self._is_own(draft):
+                    self._require_end(draft)
                     break
             except ReplicaUnavailable as error:
                 self._unreachable(error)
@@ -419,6 +424,18 @@ class ReplicationLog:
             self._sent_at_ms = self._clock.now_ms()
             self._changed.notify_all()
         return True
+
+    def _require_end(self, draft: _Draft) -> None:
+        """Raise ``ReplicaFenced`` if the log continues after the draft.
+
+        A process that was stopped for long may have been replaced, and the segment that fenced it pruned.
+        """
+        now_ms = self._clock.boot_ms()
+        if now_ms - self._known_ms >= _REPLACED_MS:
+            name = segment_name(draft.becomes.number)
+            if later := self._objects.list(PREFIX, name):
+                raise ReplicaFenced(f"another daemon holds {later[0]} at {self._objects.url}")
+        self._known_ms = now_ms
 
     def _is_own(self, draft: _Draft) -> bool:
         """Return True if the object under the draft's number is the draft; False if there is no object after all."""

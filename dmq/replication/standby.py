@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import ReplicaDamaged, ReplicaForeign, StartRefused
 from dmq.replication.base import download, newest_base
-from dmq.replication.following import apply, follow, last_segment, read_segment
+from dmq.replication.following import SegmentMissing, apply, follow, last_segment, read_segment
 from dmq.replication.objects import ObjectStore
+from dmq.replication.segment import Segment
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell
@@ -81,6 +82,7 @@ class Standby:
         self._cell = cell
         self._engine: RocksEngine | None = None
         self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
+        self._was_primary = False  # the database may have batches that the log lacks
         self.written_ms = 0  # when the last applied segment was written; 0: none was applied
 
     @property
@@ -88,20 +90,20 @@ class Standby:
         """Position after the last applied batch."""
         return self._position
 
-    def catch_up(self, is_wanted: Callable[[], bool] = lambda: True) -> int:
+    def catch_up(self) -> int:
         """Apply the new segments, durable on return, and return their number.
 
         A directory without a database, or with one that the log does not continue, begins with the newest base. A
-        database with batches that the log lacks is kept under another name.
+        database that has batches that the log lacks, or may have some, is kept under another name.
         """
         if self._engine is None:
             self._open()
         try:
-            return self._apply(is_wanted)
+            return self._apply()
         except _Moved as moved:
             self._set_aside(moved)
             self._open()
-            return self._apply(is_wanted)
+            return self._apply()
 
     def promote(self) -> None:
         """Apply the rest of the log, and make the directory the original one of the store. It is closed after that.
@@ -136,7 +138,9 @@ class Standby:
     def _open(self) -> None:
         cell = self._cell
         cell.mark_opened()
-        if read_directory(cell) is None:
+        state = read_directory(cell)
+        self._was_primary = state is not None and state.is_original
+        if state is None:
             self._fill()
         cell.rewrite_marker()
         engine = self._engine = RocksEngine(cell.database)
@@ -170,7 +174,7 @@ class Standby:
         part.rename(self._cell.database)
         sync_directory(self._cell.path)
 
-    def _apply(self, is_wanted: Callable[[], bool]) -> int:
+    def _apply(self) -> int:
         engine, position = self._engine, self._position
         assert engine is not None
         if position.number:
@@ -178,10 +182,10 @@ class Standby:
             if last is not None and last.checksum != position.checksum:
                 raise _Moved("another store wrote its last segment", is_diverged=True)
             if last is None and last_segment(self._objects) is not None:
-                raise _Moved("its last segment was pruned", is_diverged=False)
+                raise _Moved("its last segment was pruned", is_diverged=self._was_primary)
         count = 0
         was_live, self._is_live = self._is_live, False
-        for segment in follow(self._objects, position.store, position.number, position.checksum):
+        for segment in self._follow():
             head = segment.head
             if head.epoch != position.epoch and head.first_batch <= position.batch:
                 raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=True)
@@ -193,11 +197,20 @@ class Standby:
                 ahead_ms = self._clock.now_ms() - head.time_ms
                 self._ahead_ms = ahead_ms if self._ahead_ms is None else min(self._ahead_ms, ahead_ms)
             count, self.written_ms = count + 1, head.time_ms
-            if not is_wanted():
-                break
         engine.sync()
-        self._is_live = is_wanted()
+        self._is_live, self._was_primary = True, False
         return count
+
+    def _follow(self) -> Iterator[Segment]:
+        """Yield the new segments. The next ones may have been pruned: a newer base has them."""
+        position = self._position
+        try:
+            yield from follow(self._objects, position.store, position.number, position.checksum)
+        except SegmentMissing as missing:
+            base = newest_base(self._objects, _FOREVER_MS)
+            if base is None or base.number < missing.number:
+                raise
+            raise _Moved("its next segments were pruned", is_diverged=self._was_primary) from missing
 
     def _set_aside(self, moved: _Moved) -> None:
         self.close()

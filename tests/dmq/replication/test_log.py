@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.rigs.replica_objects import Fault, MemoryObjects
 
-from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.errors import ReplicaDamaged, ReplicaFenced, ReplicaForeign, StoreError, StoreFailed
 from dmq.replication.base import list_bases, upload
 from dmq.replication.log import LogOptions, LogState, ReplicationLog
@@ -28,6 +28,7 @@ from dmq.trail.snapshots.layout import open_quiet
 
 pytestmark = pytest.mark.integration
 CLOCK = SystemClock()
+_SYNC = LogOptions(is_sync=True, grace_s=0.2)
 Rows = dict[tuple[str, bytes], bytes]
 
 
@@ -215,6 +216,30 @@ def test_a_fenced_store_answers_no_write(tmp_path: Path) -> None:
     second_log.close()
     engine.close()
     first.close()
+
+
+def test_a_store_that_was_stopped_until_its_fence_was_pruned_answers_no_write(tmp_path: Path) -> None:
+    """Its next segment is written, since the number is free again; it finds the later ones, and is fenced."""
+    objects, clock = MemoryObjects(), ManualClock()
+    store = Store.open(tmp_path / "data", clock, batch_log=ReplicationLog(objects, clock, _SYNC, lambda _: 0))
+    failures: list[StoreError] = []
+    store.on_failure = failures.append
+    put(store, b"answered")
+    engine = RocksEngine(Killed(tmp_path / "data").copy)
+    successor = log_of(objects)
+    successor.begin(engine, LogStart(store.identity.number, store.boot, tmp_path, engine.checkpoint))
+    written = set(objects.rows)
+    successor.append(Batch(), opens=store.boot + 1)
+    (fence,) = set(objects.rows) - written
+    successor.append(Batch())
+    del objects.rows[fence]
+    clock.advance(60_000)  # the least replica_keep
+    with pytest.raises(StoreFailed, match="in doubt"):
+        put(store, b"too late")
+    assert any(isinstance(each, ReplicaFenced) for each in failures)
+    successor.close()
+    engine.close()
+    store.close()
 
 
 def test_a_successor_is_not_continued(tmp_path: Path) -> None:

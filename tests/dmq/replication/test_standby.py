@@ -12,7 +12,7 @@ import pytest
 from support.rigs.replica_objects import Fault, MemoryObjects
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
-from dmq.errors import FormatUnsupported, ReplicaForeign, StartRefused, StoreError
+from dmq.errors import FormatUnsupported, ReplicaDamaged, ReplicaForeign, StartRefused, StoreError
 from dmq.replication.base import list_bases, mark_verified, prune, upload
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import ReplicaUnavailable
@@ -242,6 +242,55 @@ def test_a_directory_behind_the_pruned_log_begins_again(tmp_path: Path) -> None:
     follow(tmp_path / "second", objects)
     assert keys_of(tmp_path / "second" / "rocksdb") == {b"1", b"2", b"3"}
     store.close()
+
+
+def test_a_directory_behind_a_half_pruned_log_begins_again(tmp_path: Path) -> None:
+    """A standby whose next segment was removed, and its last one not yet, begins with the base that has both. Without
+    such a base the missing segment is an error.
+    """
+    objects = MemoryObjects()
+    store = open_with(tmp_path / "first", objects)
+    put(store, b"1")
+    follow(tmp_path / "second", objects)
+    put(store, b"2")
+    put(store, b"3")
+    del objects.rows[sorted(objects.list(PREFIX))[-2]]
+    with pytest.raises(ReplicaDamaged, match="is missing"):
+        follow(tmp_path / "second", objects)
+    store.checkpoint(tmp_path / "base")
+    upload(objects, tmp_path / "base", 1)
+    put(store, b"4")
+    follow(tmp_path / "second", objects)
+    assert keys_of(tmp_path / "second" / "rocksdb") == {b"1", b"2", b"3", b"4"}
+    store.close()
+
+
+def test_a_tail_that_the_pruned_log_cannot_judge_is_kept(tmp_path: Path) -> None:
+    """A replaced asynchronous primary may have answered batches that it did not send. Its directory is kept, also if
+    the segments that would show it are removed.
+    """
+    objects = MemoryObjects()
+    first = open_with(tmp_path / "first", objects, is_sync=False)
+    put(first, b"answered, not sent")
+    shutil.copytree(tmp_path / "first" / "rocksdb", tmp_path / "killed")
+    sent = dict(objects.rows)
+    first.close()
+    objects.rows = sent
+    shutil.rmtree(tmp_path / "first" / "rocksdb")
+    (tmp_path / "first" / "CLOSED").unlink()
+    (tmp_path / "killed").rename(tmp_path / "first" / "rocksdb")
+    follow(tmp_path / "second", objects, promotes=True)
+    second = open_with(tmp_path / "second", objects)
+    put(second, b"2")
+    second.checkpoint(tmp_path / "base")
+    upload(objects, tmp_path / "base", 1)
+    put(second, b"3")
+    assert prune(objects, 2, needs_verified=False)
+    follow(tmp_path / "first", objects)
+    assert keys_of(tmp_path / "first" / "rocksdb") == {b"2", b"3"}
+    (kept,) = (tmp_path / "first").glob("diverged-*")
+    assert keys_of(kept) == {b"answered, not sent"}
+    second.close()
 
 
 def test_a_kill_during_the_promotion_leaves_a_standby(tmp_path: Path) -> None:
