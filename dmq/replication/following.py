@@ -13,7 +13,7 @@ from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, META_IDENTITY, META_POSITION, Family, unpack_u64
 from dmq.store.schema.position import NO_CHECKSUM, Position, encode_position
 
-_READS_MAX = 8  # at once
+_READS_MAX = 16  # at once
 
 
 class SegmentMissing(ReplicaDamaged):

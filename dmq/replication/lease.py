@@ -115,10 +115,11 @@ class Lease:
             self._changed_ms = now_ms
         is_same = etag == self._etag
         self.record, self._etag = record, etag
-        if record is None or record.holder != self.holder:
-            self.held_until_ms = None
-        elif (write := self._in_doubt.get(record.renewal)) is not None:
+        write = self._in_doubt.get(record.renewal) if record is not None else None
+        if write is not None and write.record == record:
             self._accept(write)
+        elif record is None or record.holder != self.holder or record.is_released:  # by an operator
+            self.held_until_ms = None
         if not is_same:  # all older writes are refused from now on
             self._in_doubt.clear()
 
@@ -326,7 +327,9 @@ class LeaseKeeper:
             return
         self._is_reported = True
         record = self._lease.record
-        if self._lease.held_until_ms is None and record is not None:
+        if self._lease.held_until_ms is None and record is not None and record.is_released:
+            reason = "an operator released the lease"
+        elif self._lease.held_until_ms is None and record is not None:
             reason = f"another process holds the lease: {record.address or record.holder}"
         else:
             reason = "the lease was not renewed within its term" + (f": {self._error}" if self._error else "")

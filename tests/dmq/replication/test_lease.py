@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dmq.replication.lease import Lease, LeaseRecord, LeaseWrite
@@ -123,6 +125,23 @@ def test_a_released_lease_is_free_at_once(register: Register) -> None:
     assert not primary.is_held(1)
     assert not primary.is_lost(1)
     assert standby.acquire(2)
+
+
+@pytest.mark.parametrize("is_in_doubt", [False, True])
+def test_a_holder_stops_once_an_operator_released_its_lease(register: Register, is_in_doubt: bool) -> None:
+    """It does not renew the released lease, also if a renewal of its own with the same number is in doubt."""
+    primary, standby = Host("a", register), Host("b", register)
+    assert primary.acquire(0)
+    assert register.found is not None
+    record = LeaseRecord.decode(register.found[0])
+    released = replace(record, renewal=record.renewal + 1, is_released=True)
+    register.put(LeaseWrite(released, register.found[1], 1))
+    if is_in_doubt:
+        assert primary.renewal(3_000) is not None
+    primary.read(3_001)
+    assert primary.is_lost(3_001)
+    assert primary.renewal(6_000) is None
+    assert standby.acquire(3_002)
 
 
 def test_an_unbound_holder_is_replaced_by_an_operator_alone(register: Register) -> None:
