@@ -58,6 +58,7 @@ class Daemon:
                     for name, value in os.environ.items()
                     if not name.startswith("DMQ_") or name == "DMQ_COMPILED"
                 },
+                "DMQ_CONSOLE": "off",
                 "DMQ_TRANSPORT": transport,
                 "DMQ_PROCESSES": str(processes),
                 **(environment or {}),

@@ -48,6 +48,7 @@ from dmq.config.units import (
 
 ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
+CONSOLE_DEFAULT = Address("127.0.0.1", 8082)  # of an automatic console
 # Text of a key whose value is None.
 _WRITTEN_NONE = {
     **dict.fromkeys(("metrics_listen", "http_api", "console"), "off"),
@@ -217,10 +218,8 @@ def _address(value: object) -> object:
     return parse_address(str(value))
 
 
-def _loopback(address: Address | None) -> Address | None:
-    if address is not None and not is_loopback(address.host):
-        raise ValueError("off or a loopback address is expected, such as 127.0.0.1:8082")
-    return address
+def _console(value: object) -> object:
+    return value if value == "auto" else _address(value)
 
 
 def _endpoints(value: object) -> object:
@@ -270,7 +269,7 @@ _Processes = Annotated[Literal["auto"] | int, BeforeValidator(_processes)]
 _AutomaticSize = Annotated[int | None, Field(ge=0, le=_WHOLE_MAX), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, _or_none("off", _address)]
-_LoopbackAddress = Annotated[Address | None, AfterValidator(_loopback), _or_none("off", _address)]
+_ConsoleAddress = Annotated[Address | Literal["auto"] | None, _or_none("off", _console)]
 _OptionalDuration = Annotated[timedelta | None, _or_none("none", _duration)]
 _SwitchedDuration = Annotated[timedelta | None, _or_none("off", _duration)]
 _OptionalSize = Annotated[int | None, Field(gt=0, le=_WHOLE_MAX), _or_none("none", _size)]
@@ -302,7 +301,7 @@ class DaemonConfig(BaseSettings):
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
     http_api: _OptionalAddress = None  # None: off
-    console: _LoopbackAddress = None  # None: no console
+    console: _ConsoleAddress = "auto"  # auto: on a loopback address, if it is installed; None: off
     transport: Literal["http2", "grpcio"] = "http2"
     processes: _Processes = 1
     tls_certificate: _PathOrSwitch = "auto"  # auto: self-signed, in <data>/tls
@@ -599,18 +598,22 @@ class DaemonConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _check_http_api(self) -> DaemonConfig:
-        """Raise if the HTTP API would serve other hosts without access keys or TLS and ``insecure`` is not set.
+    def _check_web(self) -> DaemonConfig:
+        """Raise if the HTTP API or the console would serve other hosts without access keys or TLS.
 
-        A client certificate is no substitute for a key: the daemon does not see those of HTTP clients.
+        ``insecure`` allows it for the HTTP API alone. A client certificate is no substitute for a key: the daemon does
+        not see those of HTTP clients.
         """
-        if self.http_api is None or self.insecure or is_loopback(self.http_api.host):
-            return self
-        if self.acl is None or self.tls_certificate == "off" or self.transport == "grpcio":
-            raise ValueError(
-                f"http_api = {self.http_api} serves other hosts, which needs access keys (acl) and TLS "
-                "(tls_certificate, and the transport http2): set them, listen on 127.0.0.1, or set insecure = true"
-            )
+        has_both = self.acl is not None and self.tls_certificate != "off" and self.transport != "grpcio"
+        for key, address in (("http_api", self.http_api), ("console", self.console)):
+            if has_both or not isinstance(address, Address) or is_loopback(address.host):
+                continue
+            if key == "console" or not self.insecure:
+                rest = "" if key == "console" else ", or set insecure = true"
+                raise ValueError(
+                    f"{key} = {address} serves other hosts, which needs access keys (acl) and TLS "
+                    f"(tls_certificate, and the transport http2): set them, or listen on 127.0.0.1{rest}"
+                )
         return self
 
     @property

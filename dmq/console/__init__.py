@@ -18,10 +18,10 @@ from broker_adapter.runtime.exports import lazy_exports
 from broker_adapter.runtime.extras import require
 
 if TYPE_CHECKING:
-    from dmq.console.serving import ConsoleOptions, serve_console
+    from dmq.console.serving import run
 
-__all__ = ["ConsoleOptions", "serve_console"]
+__all__ = ["run"]
 
 require("the console", "console", "starlette", "uvicorn", "jinja2", "grpc")
 
-__getattr__ = lazy_exports(__name__, {"dmq.console.serving": "ConsoleOptions serve_console"})
+__getattr__ = lazy_exports(__name__, {"dmq.console.serving": "run"})

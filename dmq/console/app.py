@@ -51,11 +51,16 @@ _STATUS: Final[Mapping[type[DmqError], int]] = {
 
 
 class ConsoleSettings(NamedTuple):
-    """Settings of a console. ``address`` is the daemon's, ``port`` its own."""
+    """Settings of a console. ``address`` is the daemon's, ``port`` its own.
+
+    With ``is_encrypted`` it is served by HTTPS. With ``requires_sign_in`` no page is shown without an access key.
+    """
 
     address: str
     port: int
     is_read_only: bool = False
+    is_encrypted: bool = False
+    requires_sign_in: bool = False
 
 
 class FormRejected(Exception):
@@ -68,7 +73,8 @@ class Console:
     def __init__(self, settings: ConsoleSettings, connect: Connect) -> None:
         self._settings = settings
         self._sessions = BrowserSessions(connect)
-        self._cookie = f"dmq_console_{settings.port}"  # browsers do not separate cookies by port
+        prefix = "__Host-" if settings.is_encrypted else ""  # no other host of the domain can set it
+        self._cookie = f"{prefix}dmq_console_{settings.port}"  # browsers do not separate cookies by port
         self._templates = _templates()
         self._streams = 0
 
@@ -85,7 +91,8 @@ class Console:
             Mount("/static", static),
         ]
         missing = {404: partial(self._missing, 404), 405: partial(self._missing, 405)}
-        return _Guard(Starlette(routes=[*screens, *forms, *others], exception_handlers=missing))
+        app = Starlette(routes=[*screens, *forms, *others], exception_handlers=missing)
+        return _Guard(app, any_host=self._settings.requires_sign_in)
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -94,12 +101,13 @@ class Console:
 
     def _shown(self, screen: Screen, request: Request) -> Response:
         session = self._session(request)
+        if self._lacks_key(session):
+            return self._to_sign_in(request, session)
         try:
             values = screen.view(session.client, defaultdict(str, request.query_params))
         except NotAllowed as error:
             if not session.access_key:
-                target = quote(f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path)
-                return self._with_cookie(RedirectResponse(f"/sign-in?next={target}", 303), session)
+                return self._to_sign_in(request, session)
             return self._failed(request, session, error)
         except DmqError as error:
             return self._failed(request, session, error)
@@ -137,7 +145,7 @@ class Console:
 
     async def _events(self, request: Request) -> Response:
         session = self._sessions.find(request.cookies.get(self._cookie, ""))
-        if session is None:
+        if session is None or self._lacks_key(session):
             return Response("open a page first", 403)
         if self._streams >= STREAMS_MAX:
             return Response("too many open pages", 503)
@@ -159,9 +167,22 @@ class Console:
     def _session(self, request: Request) -> BrowserSession:
         return self._sessions.find(request.cookies.get(self._cookie, "")) or self._sessions.start()
 
+    def _lacks_key(self, session: BrowserSession) -> bool:
+        return self._settings.requires_sign_in and not session.access_key
+
+    def _to_sign_in(self, request: Request, session: BrowserSession) -> Response:
+        target = quote(f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path)
+        return self._with_cookie(RedirectResponse(f"/sign-in?next={target}", 303), session)
+
     def _with_cookie(self, response: Response, session: BrowserSession) -> Response:
         response.set_cookie(
-            self._cookie, session.cookie, max_age=int(IDLE_S_MAX), path="/", httponly=True, samesite="strict"
+            self._cookie,
+            session.cookie,
+            max_age=int(IDLE_S_MAX),
+            path="/",
+            secure=self._settings.is_encrypted,
+            httponly=True,
+            samesite="strict",
         )
         return response
 
@@ -182,7 +203,7 @@ class Console:
             )
         try:
             fields = await _fields(request)
-            _check_origin(request)
+            self._check_origin(request)
             if fields.get("token") != session.form_token:
                 raise FormRejected("The form has no valid token. Open the page again.")
             response: Response = await act(request, session, fields)
@@ -192,11 +213,18 @@ class Console:
             return self._failed(request, session, error)
         return response
 
+    def _check_origin(self, request: Request) -> None:
+        scheme = "https" if self._settings.is_encrypted else "http"
+        if request.headers.get("origin", "") != f"{scheme}://{request.headers.get('host', '')}":
+            raise FormRejected("The form was sent by another site.")
+
     async def _sign_in(self, request: Request, session: BrowserSession, fields: Mapping[str, str]) -> Response:
         key, secret, target = fields.get("access_key", ""), fields.get("secret", ""), _own_path(fields.get("next", "/"))
         values: Values = {"next": target, "error": "Give an access key and its secret.", "command": ""}
         if not (key and secret and key.isascii() and key.isprintable()):
             return self._page(request, session, "sign_in.html.j2", values, 400)
+        if self._settings.requires_sign_in and await asyncio.to_thread(self._is_open):
+            raise FormRejected("The daemon has no access keys (acl): this console serves its own host only.")
         made = await asyncio.to_thread(self._sessions.start, key, secret)
         try:
             await asyncio.to_thread(made.client.list_topics, limit=1)
@@ -208,6 +236,14 @@ class Console:
             return self._page(request, session, "sign_in.html.j2", {**values, "error": str(error)}, 403)
         self._sessions.end(session)
         return self._with_cookie(RedirectResponse(target, 303), made)
+
+    def _is_open(self) -> bool:
+        """Return True if the daemon accepts calls without an access key."""
+        try:
+            self._sessions.unsigned.list_topics(limit=1)
+        except NotAllowed:
+            return False
+        return True
 
     async def _sign_out(self, request: Request, session: BrowserSession, fields: Mapping[str, str]) -> Response:  # noqa: ARG002
         self._sessions.end(session)
@@ -234,10 +270,14 @@ class Console:
 
 
 class _Guard:
-    """Refuse requests for other hosts, against DNS rebinding, and add the security headers to each response."""
+    """Refuse requests for other hosts, against DNS rebinding, and add the security headers to each response.
 
-    def __init__(self, app: ASGIApp) -> None:
+    With ``any_host`` every host is its own: without a sign-in to it, a page of another name reads nothing.
+    """
+
+    def __init__(self, app: ASGIApp, *, any_host: bool) -> None:
         self._app = app
+        self._any_host = any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -250,8 +290,8 @@ class _Guard:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        app: ASGIApp = self._app if _is_own_host(dict(scope["headers"]).get(b"host", b"")) else _WRONG_HOST
-        await app(scope, receive, guarded)
+        is_own = self._any_host or _is_own_host(dict(scope["headers"]).get(b"host", b""))
+        await (self._app if is_own else _WRONG_HOST)(scope, receive, guarded)
 
 
 _WRONG_HOST: Final = Response("this console is reachable by a loopback address only", 421)
@@ -259,12 +299,6 @@ _WRONG_HOST: Final = Response("this console is reachable by a loopback address o
 
 def _is_own_host(host: bytes) -> bool:
     return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
-
-
-def _check_origin(request: Request) -> None:
-    origin = request.headers.get("origin", "")
-    if urlsplit(origin).netloc != request.headers.get("host", ""):
-        raise FormRejected("The form was sent by another site.")
 
 
 async def _fields(request: Request) -> dict[str, str]:

@@ -34,7 +34,7 @@ class BrowserSessions:
     def __init__(self, connect: Connect, clock: Clock | None = None) -> None:
         self.connect = connect
         self._clock = clock or SystemClock()
-        self._unsigned = connect(None, "")
+        self.unsigned = connect(None, "")
         self._lock = threading.Lock()
         self._used: OrderedDict[str, tuple[BrowserSession, float]] = OrderedDict()
 
@@ -55,7 +55,7 @@ class BrowserSessions:
     def start(self, access_key: str = "", secret: str = "") -> BrowserSession:
         """Start a session. Without an access key it shares the unsigned connection."""
         signer = Signer(access_key, secret, SystemClock()) if access_key else None
-        client = self._unsigned if signer is None else self.connect(signer, "")
+        client = self.unsigned if signer is None else self.connect(signer, "")
         session = BrowserSession(secrets.token_urlsafe(32), secrets.token_urlsafe(32), access_key, signer, client)
         with self._lock:
             self._used[session.cookie] = session, self._clock.monotonic_s()
@@ -71,5 +71,5 @@ class BrowserSessions:
         self._close(session)
 
     def _close(self, session: BrowserSession) -> None:
-        if session.client is not self._unsigned:
+        if session.client is not self.unsigned:
             session.client.close()

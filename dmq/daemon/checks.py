@@ -112,7 +112,14 @@ def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
     return [
         partial(_check_address, "listen", config.listen, "gRPC"),
         *([partial(_check_address, "metrics_listen", metrics, "metrics")] if metrics is not None else []),
-        *([partial(_check_address, "http_api", config.http_api, "HTTP API")] if config.http_api is not None else []),
+        *(
+            partial(_check_address, key, address, title)
+            for key, address, title in (
+                ("http_api", config.http_api, "HTTP API"),
+                ("console", config.console, "console"),
+            )
+            if isinstance(address, Address)
+        ),
         *([partial(_refuse_same, config.listen)] if metrics == config.listen and config.listen.port else []),
     ]
 

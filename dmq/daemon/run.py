@@ -83,10 +83,7 @@ class _Ending:
 
 
 async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) -> int:
-    """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code. Raise if the start fails.
-
-    ``sources`` are those of the settings, by key.
-    """
+    """Serve until SIGTERM, SIGINT or a storage failure; return the exit code. ``sources`` are those of the settings."""
     loop = asyncio.get_running_loop()
     ending = _Ending()
     require_web(config)

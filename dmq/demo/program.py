@@ -227,7 +227,7 @@ class _Demo:
 
     def _config(self) -> str:
         levels = format_delay_levels(self.plan.levels_ms)
-        config = f'metrics_listen = "off"\ndelay_levels = "{levels}"\n'
+        config = f'metrics_listen = "off"\nconsole = "off"\ndelay_levels = "{levels}"\n'
         if self.cluster is not None:
             config += f'broker = "rocketmq"\nendpoints = "{";".join(self.cluster.endpoints)}"\n'
         if self.copy is not None:

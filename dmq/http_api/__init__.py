@@ -11,7 +11,7 @@ everything else by ``rockdmq.admin.v1``, with the access key of its caller and n
 ``daemon``      the connection to the daemon
 ``problems``    errors, as problem details (RFC 9457)
 ``openapi``     the OpenAPI document
-``process``     the process, and ``settings`` that the daemon gives it
+``process``     the process
 
 Imports: ``dmq.admin``, ``dmq.rocketmq_server.codec``, ``dmq.config``, ``dmq.runtime``. Interface: the names below.
 """
@@ -27,11 +27,7 @@ require("the HTTP API", "http", "starlette", "uvicorn")
 
 if TYPE_CHECKING:
     from dmq.http_api.process import run
-    from dmq.http_api.settings import CertificateFiles, HttpApiSettings
 
-__all__ = ["CertificateFiles", "HttpApiSettings", "run"]
+__all__ = ["run"]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {"dmq.http_api.process": "run", "dmq.http_api.settings": "CertificateFiles HttpApiSettings"},
-)
+__getattr__ = lazy_exports(__name__, {"dmq.http_api.process": "run"})

@@ -124,7 +124,7 @@ RPCS: Mapping[str, Access] = MappingProxyType(
 
 
 def answer_for(key: AccessKey, request: Any, response: Message) -> Message:  # noqa: ANN401
-    """Return the response without what the key may not see."""
+    """Return the response without the parts that the key may not see."""
     if isinstance(response, wire.ListTopicsResponse):
         shown = [each for each in response.topics if _may_read(key, each.name)]
         return wire.ListTopicsResponse(topics=shown, next_token=response.next_token)

@@ -450,14 +450,27 @@ def test_other_hosts_are_not_served_by_accident(flags: dict[str, object], said: 
     assert load({**listen, "insecure": "true"}).insecure
 
 
+@pytest.mark.parametrize("key", ["http_api", "console"])
 @pytest.mark.parametrize("flags", [{}, {"acl": "a", "tls_certificate": "off"}, {"acl": "a", "transport": "grpcio"}])
-def test_the_http_api_serves_other_hosts_with_keys_and_tls_only(flags: dict[str, object]) -> None:
-    """A client certificate of the daemon is no substitute for a key: HTTP clients present none."""
-    (found,) = problems({"http_api": "0.0.0.0:8083", **flags})
+def test_web_processes_serve_other_hosts_with_keys_and_tls_only(key: str, flags: dict[str, object]) -> None:
+    """A client certificate of the daemon is no substitute for a key: browsers and HTTP clients present none."""
+    (found,) = problems({key: "0.0.0.0:8083", **flags})
     assert "access keys" in found
-    assert load({"http_api": "0.0.0.0:8083", **flags, "insecure": "true"}).http_api
-    assert load({"http_api": "127.0.0.1:8083", **flags}).http_api
-    assert load({"http_api": "0.0.0.0:8083", "acl": "a"}).http_api
+    assert getattr(load({key: "127.0.0.1:8083", **flags}), key)
+    assert getattr(load({key: "0.0.0.0:8083", "acl": "a"}), key)
+
+
+def test_insecure_is_for_the_http_api_and_never_for_the_console() -> None:
+    """A person signs in to the console, and a secret is not sent in plain text."""
+    assert load({"http_api": "0.0.0.0:8083", "insecure": "true"}).http_api
+    assert "access keys" in problems({"console": "0.0.0.0:8082", "insecure": "true"})[0]
+
+
+def test_the_console_is_automatic_off_or_an_address() -> None:
+    """Without an address its port may be replaced by another one."""
+    assert [load({"console": each}).console for each in ("auto", "off", "[::1]:0")] == ["auto", None, Address("::1", 0)]
+    assert load().console == "auto"
+    assert "host:port is expected" in problems({"console": "8082"})[0]
 
 
 @pytest.mark.parametrize(

@@ -2,73 +2,77 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import os
+import socket
 from pathlib import Path
 from urllib.request import urlopen
 
 import psutil
 import pytest
-from support.rigs.daemon import START_S_MAX, Daemon, free_port
+from support.rigs.daemon import START_S_MAX, Daemon, run_to_end
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
-from dmq.config.settings import ConfigError, load
+from dmq.config.settings import CONSOLE_DEFAULT
 
 pytestmark = pytest.mark.integration
 
 
-def test_a_console_is_started_again_and_ends_with_its_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_console_is_started_again_and_ends_with_its_daemon(tmp_path: Path) -> None:
     """After a kill of the console the daemon serves on and starts another; after its own kill no console is left."""
-    monkeypatch.setenv("DMQ_CONSOLE", f"127.0.0.1:{free_port()}")
-    with Daemon(tmp_path / "data") as daemon:
+    with Daemon(tmp_path / "data", env={**os.environ, "DMQ_CONSOLE": "127.0.0.1:0"}) as daemon:
         url = daemon.wait_for("console_serving", timeout_s=START_S_MAX)["url"]
-        with urlopen(url, timeout=START_S_MAX) as page:
-            assert "Serving" in page.read().decode()
+        assert "Serving" in page(url)
         (first,) = consoles(daemon)
         first.kill()
-        wait_until(lambda: len(daemon.events("console_serving")) == 2)
+        first.wait(START_S_MAX)
+        assert "Serving" in page(url)  # the socket stays open: the request waits for the next process
         assert daemon.event("console_ended")["reason"] == "exit code -9"
-        with urlopen(url, timeout=START_S_MAX) as page:
-            assert "Serving" in page.read().decode()
         with AdminClient(daemon.address, timeout_s=START_S_MAX) as client:
             assert client.status().state == wire.SERVING
         (second,) = consoles(daemon)
         daemon.kill()
         second.wait(START_S_MAX)
         daemon.restart()
-        daemon.wait_for("console_serving", timeout_s=START_S_MAX)
+        assert "Serving" in page(daemon.wait_for("console_serving", timeout_s=START_S_MAX)["url"])
         (third,) = consoles(daemon)
         daemon.stop()
         third.wait(START_S_MAX)
 
 
-def test_a_taken_port_is_logged_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon serves without a console, and names the address."""
-    with Daemon(tmp_path / "other") as other:
-        monkeypatch.setenv("DMQ_CONSOLE", other.address)
-        with Daemon(tmp_path / "data") as daemon:
-            reason = daemon.wait_for("console_ended", timeout_s=START_S_MAX)["reason"]
-            assert f"cannot listen on {other.address}" in reason
-            assert daemon.is_running
+def test_an_automatic_console_uses_another_port_if_its_own_is_taken(tmp_path: Path) -> None:
+    """So that a second daemon on a host starts, and logs the address of its console."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(CONSOLE_DEFAULT)
+            other.listen()
+        except OSError:
+            pass  # it is taken by another process of this host
+        with Daemon(tmp_path / "data", env={**os.environ, "DMQ_CONSOLE": "auto"}) as daemon:
+            url = daemon.wait_for("console_serving", timeout_s=START_S_MAX)["url"]
+            assert str(CONSOLE_DEFAULT) in daemon.event("web_port_taken")["reason"]
+            assert str(CONSOLE_DEFAULT) not in url
+            assert "Serving" in page(url)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:8082", "10.0.0.1:8082", "console.example:8082", "8082"])
-def test_a_console_has_a_loopback_address(address: str) -> None:
-    """Others could use it without an access key."""
-    with pytest.raises(ConfigError, match="console"):
-        load({"console": address})
-    assert load({"console": "off"}).console is None
+def test_a_configured_address_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon whose operator chose the port of the console does not serve it elsewhere."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("DMQ_CONSOLE", address)
+        done = run_to_end(tmp_path / "data", "127.0.0.1:0")
+    assert done.returncode == 1
+    assert f"{address} is in use by another process (console)" in done.stderr
+
+
+def page(url: str) -> str:
+    """Return the overview."""
+    with urlopen(url, timeout=START_S_MAX) as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 def consoles(daemon: Daemon) -> list[psutil.Process]:
     """Return the console processes of the daemon."""
-    return [each for each in psutil.Process(daemon.pid).children() if "console" in each.cmdline()]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return once it is so."""
-    until_s = time.monotonic() + START_S_MAX
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    return [each for each in psutil.Process(daemon.pid).children() if "dmq.console.serving" in each.cmdline()]

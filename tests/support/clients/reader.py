@@ -76,6 +76,7 @@ class Reader:
             "DMQ_ADDRESS": self.address,
             "DMQ_LISTEN": self.address,
             "DMQ_METRICS_LISTEN": "off",
+            "DMQ_CONSOLE": "off",
             "DMQ_LOG_FORMAT": "json",
             PROCESSES: str(processes_of({}) if said_for_all() else 1),  # pages show what one process says
         }

@@ -67,7 +67,9 @@ class Daemon:
         env: dict[str, str] | None = None,
         processes: int | None = None,
     ) -> None:
-        """``env`` is all of its environment. ``processes`` is for tests of one process, or of fronts; else drawn."""
+        """``env`` is all of its environment; the console is off unless it is set there. ``processes`` is for tests of
+        one process, or of fronts; else drawn.
+        """
         self.data = data
         self.port = port
         self._metrics = metrics
@@ -99,7 +101,7 @@ class Daemon:
         self._spawned_s = time.monotonic()
         self._first_line = len(self._lines)
         command = serve_command(self.data, f"127.0.0.1:{self.port}", self._metrics, *self._options)
-        env = {**of_daemon(), **(os.environ if self._env is None else self._env)}
+        env = {"DMQ_CONSOLE": "off", **of_daemon(), **(os.environ if self._env is None else self._env)}
         count = processes_of(env, self._said_processes)
         env[PROCESSES] = str(count)
         self.processes.append(count)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from support.rigs.acl import Key
-from support.rigs.daemon import Daemon, free_port
+from support.rigs.daemon import START_S_MAX, Daemon
 
 _TIMEOUT_S = 60.0  # the first request waits until the process has started
 
@@ -93,19 +94,18 @@ def problem_of(answer: Answer, status: int) -> Mapping[str, Any]:
 def api_of(data: Path, *options: str) -> Iterator[Api]:
     """Run a daemon with an HTTP API on a free port."""
     with Daemon(data, "--http-api", "127.0.0.1:0", *options) as daemon:
-        yield Api(daemon=daemon, address=daemon.event("http_api_serving")["listen"])
+        url = daemon.wait_for("http_api_serving", timeout_s=START_S_MAX)["url"]
+        yield Api(daemon=daemon, address=urlsplit(url).netloc)
 
 
 @contextmanager
 def serving(address: str, *options: str) -> Iterator[Client]:
     """Run ``dmq http-api`` for the daemon at ``address``."""
-    listen = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "dmq", "http-api", "--address", address, "--listen", listen, *options]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "dmq", "http-api", "--address", address, "--listen", "127.0.0.1:0", *options]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
-            assert any("http_api_started" in line for line in process.stderr), process.wait()
-            yield Client(address=listen)
+            assert process.stdout is not None
+            yield Client(address=urlsplit(process.stdout.readline().removeprefix("http-api ")).netloc)
         finally:
             process.terminate()
             process.communicate(timeout=_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""HttpApiSettings of the process, which the daemon encodes. They load no library of the HTTP API."""
+"""Settings of a web process, which the daemon encodes. They load no web library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class CertificateFiles(msgspec.Struct, frozen=True):
     key: str
 
 
-class HttpApiSettings(msgspec.Struct, frozen=True):
-    """HttpApiSettings of a process that the daemon starts."""
+class WebSettings(msgspec.Struct, frozen=True):
+    """Settings of a web process of the daemon. ``sockets`` are the descriptors that listen, ``daemon`` its address."""
 
     sockets: list[int]
     daemon: str

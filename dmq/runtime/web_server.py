@@ -1,0 +1,117 @@
+"""Server of a web process: sockets that listen already, and a certificate that may be renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import uvicorn
+import uvloop
+
+from broker_adapter.runtime.clock import SystemClock
+from dmq.config.units import Address
+from dmq.runtime.background import die_with_parent
+from dmq.runtime.log import configure
+from dmq.runtime.web_settings import CertificateFiles, WebSettings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_HEADER_BYTES_MAX: Final = 16 * 1024
+_KEEP_ALIVE_S: Final = 30
+_LOOK_S: Final = 1.0
+
+log = structlog.get_logger("dmq.web")
+
+Application = Callable[[], "AbstractAsyncContextManager[ASGIApp]"]
+
+
+def begin_child(text: str, process: str) -> tuple[WebSettings, list[socket.socket]]:
+    """Bind this process to the daemon that started it; return its settings and the sockets that it inherited."""
+    die_with_parent()
+    settings = msgspec.json.decode(text, type=WebSettings)
+    configure(settings.log_level, settings.log_format, SystemClock(), process=process)
+    return settings, [socket.socket(fileno=number) for number in settings.sockets]
+
+
+def url_of(sockets: Sequence[socket.socket], tls: CertificateFiles | None) -> str:
+    """Return the URL of the first socket."""
+    host, port = sockets[0].getsockname()[:2]
+    return f"{'http' if tls is None else 'https'}://{Address(host, port)}/"
+
+
+def serve(
+    application: Application,
+    sockets: Sequence[socket.socket],
+    tls: CertificateFiles | None,
+    *,
+    connections_max: int,
+    grace_s: int,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then answer the open requests for ``grace_s`` at most."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops at them, and raises them again at its end
+        signal.signal(number, lambda *_: None)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(application, sockets, tls, connections_max, grace_s))
+
+
+async def _serve(
+    application: Application,
+    sockets: Sequence[socket.socket],
+    tls: CertificateFiles | None,
+    connections_max: int,
+    grace_s: int,
+) -> None:
+    async with application() as app:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=connections_max,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=grace_s,
+            h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
+            ssl_certfile=tls.certificate if tls is not None else None,
+            ssl_keyfile=tls.key if tls is not None else None,
+        )
+        config.load()
+        following = asyncio.get_running_loop().create_task(_follow(config, tls)) if tls is not None else None
+        try:
+            await uvicorn.Server(config).serve(list(sockets))
+        finally:
+            if following is not None:
+                following.cancel()
+
+
+async def _follow(config: uvicorn.Config, tls: CertificateFiles) -> None:
+    """Use a renewed certificate for new connections."""
+    known = _times(tls)
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        with suppress(OSError):
+            if (now := _times(tls)) != known:
+                assert config.ssl is not None
+                try:
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)  # do they match?
+                    config.ssl.load_cert_chain(tls.certificate, tls.key)
+                except OSError as error:  # of ssl as well: the certificate before it counts
+                    log.warning("certificate_not_read", error=str(error))
+                known = now
+
+
+def _times(tls: CertificateFiles) -> list[int]:
+    return [Path(each).stat().st_mtime_ns for each in (tls.certificate, tls.key)]
