@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
 from dmq.config.units import format_time, is_loopback
 from dmq.console import shown
-from dmq.console.live import STREAMS_MAX, Feed
+from dmq.console.live import STREAMS_MAX, Feed, OverviewFeed, ScreenFeed
 from dmq.console.sessions import IDLE_S_MAX, BrowserSession, BrowserSessions, Connect
 from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
 from dmq.errors import DmqError
@@ -84,7 +85,8 @@ class Console:
         screens = [Route(each.path, partial(self._screen, each), methods=["GET"]) for each in SCREENS]
         forms = [Route(each.path, partial(self._form, partial(self._change, each)), methods=["POST"]) for each in FORMS]
         others = [
-            Route("/events", self._events, methods=["GET"]),
+            Route("/events", self._overview_events, methods=["GET"]),
+            Route("/events/screen", self._screen_events, methods=["GET"]),
             Route("/sign-in", self._sign_in_page, methods=["GET"]),
             Route("/sign-in", partial(self._form, self._sign_in), methods=["POST"]),
             Route("/sign-out", partial(self._form, self._sign_out), methods=["POST"]),
@@ -128,28 +130,49 @@ class Console:
     def _page(
         self, request: Request, session: BrowserSession, template: str, values: Values, status: int = 200
     ) -> Response:
-        common = {
-            "path": request.url.path,
+        text = self._render(template, {**self._common(session, request.url.path, request.query_params), **values})
+        response = HTMLResponse(text, status, headers={"Cache-Control": "no-store"})
+        return self._with_cookie(response, session)
+
+    def _common(self, session: BrowserSession, path: str, query: Mapping[str, str]) -> Values:
+        return {
+            "layout": "live.html.j2",
+            "path": path,
             "session": session,
             "address": self._settings.address,
             "is_read_only": self._settings.is_read_only,
             "menu": MENU,
-            "url": partial(_url, request.url.path, request.query_params),
+            "url": partial(_url, path, query),
         }
-        text = self._render(template, {**common, **values})
-        response = HTMLResponse(text, status, headers={"Cache-Control": "no-store"})
-        return self._with_cookie(response, session)
 
     def _render(self, template: str, values: Values) -> str:
         return self._templates.get_template(template).render(values)
 
-    async def _events(self, request: Request) -> Response:
+    async def _overview_events(self, request: Request) -> Response:
+        span = request.query_params.get("span", "hour")
+        return self._events(request, lambda session: OverviewFeed(session.client, self._render, span))
+
+    async def _screen_events(self, request: Request) -> Response:
+        """Send the part of the page at the address ``at`` again and again."""
+        at = urlsplit(request.query_params.get("at", ""))
+        screen = next((each for each in SCREENS if each.is_live and each.path == at.path), None)
+        if screen is None:
+            return Response("no such live page", 404)
+        query = QueryParams(at.query)
+        return self._events(request, lambda session: ScreenFeed(partial(self._part, screen, query, session)))
+
+    def _part(self, screen: Screen, query: Mapping[str, str], session: BrowserSession) -> str:
+        values = screen.view(session.client, defaultdict(str, query))
+        common = self._common(session, screen.path, query)
+        return self._render(f"{screen.template}.html.j2", {**common, **values, "layout": "part.html.j2"})
+
+    def _events(self, request: Request, feed_of: Callable[[BrowserSession], Feed]) -> Response:
         session = self._sessions.find(request.cookies.get(self._cookie, ""))
         if session is None or self._lacks_key(session):
             return Response("open a page first", 403)
         if self._streams >= STREAMS_MAX:
             return Response("too many open pages", 503)
-        feed = Feed(session.client, self._render, request.query_params.get("span", "hour"))
+        feed = feed_of(session)
 
         async def counted() -> Any:  # noqa: ANN401 - an asynchronous generator
             self._streams += 1

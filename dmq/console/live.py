@@ -1,9 +1,10 @@
-"""The overview as server-sent events, once a second."""
+"""Open pages as server-sent events, once a second."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
@@ -40,8 +41,37 @@ def rates(samples: deque[Sample]) -> dict[str, float] | None:
     return {name: (getattr(last, name) - getattr(first, name)) / seconds for name in ("accepted", "delivered", "acked")}
 
 
-class Feed:
+class Feed(ABC):
     """Events of one open page."""
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield events until the page closes the stream."""
+        yield "retry: 2000\n\n"
+        while True:
+            try:
+                found = await asyncio.to_thread(self._next)
+            except DmqError as error:
+                found = {"error": str(error)}
+            yield f"data: {json.dumps(found)}\n\n"
+            await asyncio.sleep(_INTERVAL_S)
+
+    @abstractmethod
+    def _next(self) -> dict[str, Any]:
+        """Return the parts of the page, by the id of their element."""
+
+
+class ScreenFeed(Feed):
+    """Events of a page with one part, which ``show`` returns."""
+
+    def __init__(self, show: Callable[[], str]) -> None:
+        self._show = show
+
+    def _next(self) -> dict[str, Any]:
+        return {"parts": {"part": self._show()}}
+
+
+class OverviewFeed(Feed):
+    """Events of the overview."""
 
     def __init__(self, client: AdminClient, render: Render, span: str) -> None:
         self._client = client
@@ -51,20 +81,12 @@ class Feed:
         self._count = 0
         self._dead: int | None = None
 
-    async def events(self) -> AsyncIterator[str]:
-        """Yield events until the page closes the stream."""
-        yield "retry: 2000\n\n"
-        while True:
-            try:
-                found = await asyncio.to_thread(self._next)
-            except DmqError as error:
-                self._samples.clear()
-                found = {"error": str(error)}
-            yield f"data: {json.dumps(found)}\n\n"
-            await asyncio.sleep(_INTERVAL_S)
-
     def _next(self) -> dict[str, Any]:
-        values = status_of(self._client)
+        try:
+            values = status_of(self._client)
+        except DmqError:
+            self._samples.clear()
+            raise
         status, totals = values["status"], values["status"].totals
         self._samples.append(Sample(status.now_ms, totals.accepted, totals.delivered, totals.acked))
         parts = {}

@@ -13,6 +13,9 @@
     return found;
   };
 
+  const current = document.querySelector("nav [aria-current]"), menu = current?.closest(".menu");
+  if (menu) menu.scrollLeft = current.offsetLeft - menu.offsetLeft - (menu.clientWidth - current.offsetWidth) / 2;
+
   // -- live figures
   const live = document.querySelector("[data-live]");
   if (live) {
@@ -20,6 +23,7 @@
     let samples = [];
     try { samples = JSON.parse(sessionStorage.getItem(key) || "[]"); } catch { samples = []; }
     let chart = null, source = null;
+    const shown = {};
     const box = document.getElementById("chart");
     const columns = () => [0, 1, 2, 3].map((place) => samples.map((sample) => sample[place]));
     const draw = () => {
@@ -52,8 +56,10 @@
         complain(found.error || "");
         for (const [id, html] of Object.entries(found.parts || {})) {
           const part = document.getElementById(id);
-          if (part.innerHTML === html || part.querySelector("details[open]") || part.contains(document.activeElement)) continue;
-          part.innerHTML = html;
+          const picked = getSelection();
+          const isUsed = part.contains(document.activeElement) || (!picked.isCollapsed && part.contains(picked.anchorNode));
+          if (shown[id] === html || isUsed || part.querySelector("details[open]")) continue;
+          part.innerHTML = shown[id] = html;
           localise(part);
         }
         if (found.rates) add(found.at_ms / 1000, found.rates);
@@ -66,7 +72,7 @@
     addEventListener("pageshow", () => { if (!source && !document.hidden) open(); });
     addEventListener("resize", () => chart?.setSize({ width: box.clientWidth, height: 220 }));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (chart) draw(); });
-    if (samples.length > 1 && Date.now() / 1000 - samples[samples.length - 1][0] < SAMPLES_MAX) {
+    if (box && samples.length > 1 && Date.now() / 1000 - samples[samples.length - 1][0] < SAMPLES_MAX) {
       document.getElementById("collecting")?.remove();
       draw();
     }

@@ -6,6 +6,11 @@
 ``letters``   dead letters and their redrive
 ``topics``    topics
 ``groups``    consumer groups
+``schedules`` recurring messages
+``clients``   clients of the public protocol
+``daemon``    scheduler, store, audit trail
+``operators`` activity log, settings, quotas
+``access``    calls that a key allows
 
 A module of screens has ``SCREENS``, in the order of the menu, and ``FORMS`` if it has any. ``SECTIONS`` joins the
 modules to the menu.
@@ -15,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from dmq.console.views import groups, letters, messages, overview, topics
+from dmq.console.views import clients, daemon, groups, letters, messages, operators, overview, schedules, topics
 from dmq.console.views.overview import dead_of, due_of, status_of
 from dmq.console.views.screens import Form, Query, Screen, Values
 
@@ -35,10 +40,11 @@ __all__ = [
 
 SECTIONS: Final = (
     ("Messages", (*overview.SCREENS, *messages.SCREENS, *letters.SCREENS)),
-    ("Broker", (*topics.SCREENS, *groups.SCREENS)),
+    ("Broker", (*topics.SCREENS, *groups.SCREENS, *schedules.SCREENS, *clients.SCREENS)),
+    ("Daemon", (*daemon.SCREENS, *operators.SCREENS)),
 )
 SCREENS: Final = tuple(screen for _, screens in SECTIONS for screen in screens)
-FORMS: Final = letters.FORMS
+FORMS: Final = (*letters.FORMS, *schedules.FORMS, *daemon.FORMS, *operators.FORMS)
 
 
 class MenuEntry(NamedTuple):

@@ -23,7 +23,8 @@ Act = Callable[[AdminClient, Query], str]
 class Screen(NamedTuple):
     """A page: its address, its template and its figures.
 
-    ``menu`` is its name in the menu. A page without one is below the page ``parent``, which is marked instead.
+    ``menu`` is its name in the menu. A page without one is below the page ``parent``, which is marked instead. Of a
+    live page the block ``part`` is sent once a second.
     """
 
     path: str
@@ -31,6 +32,7 @@ class Screen(NamedTuple):
     view: View
     menu: str = ""
     parent: str = ""
+    is_live: bool = False
 
 
 class Form(NamedTuple):
