@@ -147,18 +147,22 @@ def test_the_first_load_is_small(site: Site) -> None:
 
 
 def test_a_page_outlives_its_daemon(tmp_path: Path, opened: Open) -> None:
-    """After a kill the overview says so and keeps its figures; after the restart they are live again."""
+    """After a kill the live pages say so and keep their figures; after the restart they are live again."""
     with Daemon(tmp_path / "data", processes=1) as daemon, console(daemon.address) as url:
-        page = opened(url)
+        page, third = opened(url), opened(f"{url}scheduler")
         expect(page.locator("#chart canvas")).to_be_visible(timeout=PATIENCE_MS)
         daemon.kill()
-        expect(page.locator("#lost")).to_contain_text("no daemon answers", timeout=PATIENCE_MS)
+        for each in (page, third):
+            expect(each.locator("#lost")).to_contain_text("no daemon answers", timeout=PATIENCE_MS)
+            expect(each.locator(".figure").first).to_be_visible()
         other = opened(f"{url}topics")
         expect(other.get_by_role("heading", level=1)).to_have_text("The daemon does not answer")
         daemon.restart()
-        expect(page.locator("#lost")).to_be_hidden(timeout=PATIENCE_MS)
+        for each in (page, third):
+            expect(each.locator("#lost")).to_be_hidden(timeout=PATIENCE_MS)
         expect(other.get_by_role("heading", level=1)).to_have_text("Topics", timeout=PATIENCE_MS)
-        page.goto("about:blank")  # the end of the console would be an error of an open page
+        for each in (page, third):
+            each.goto("about:blank")  # the end of the console would be an error of an open page
 
 
 class TestSignIn:
