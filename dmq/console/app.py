@@ -30,6 +30,7 @@ from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
 from dmq.errors import DmqError
 
 FORM_BYTES_MAX: Final = 64 * 1024
+FORM_FIELDS_MAX: Final = 1_020  # of which 1,000 are chosen rows
 _WHY_CHARS_MAX: Final = 200
 _REFUSED_SIGN_IN_S: Final = 1.0  # a guess of a secret costs as much
 _POLICY: Final = (
@@ -113,7 +114,7 @@ class Console:
             return self._failed(request, session, error)
         except DmqError as error:
             return self._failed(request, session, error)
-        return self._page(request, session, f"{screen.template}.html.j2", values)
+        return self._page(request, session, f"{screen.template}.html.j2", values, values.get("status_code", 200))
 
     def _failed(self, request: Request, session: BrowserSession, error: Exception, status: int = 0) -> Response:
         status = status or next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
@@ -325,16 +326,19 @@ def _is_own_host(host: bytes) -> bool:
 
 
 async def _fields(request: Request) -> dict[str, str]:
+    """Return the fields of a form. The values of a name that is repeated are lines."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > FORM_BYTES_MAX:
             raise FormRejected(f"A form has up to {FORM_BYTES_MAX:,} bytes.")
     try:
-        found = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=32)
+        found = parse_qs(
+            body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=FORM_FIELDS_MAX
+        )
     except ValueError:
         raise FormRejected("The form cannot be read.") from None
-    return {name: values[-1] for name, values in found.items()}
+    return {name: "\n".join(values) for name, values in found.items()}
 
 
 def _own_path(target: str) -> str:

@@ -37,7 +37,6 @@ _NAMES: Final = ", ".join(_VALUES)
 _TERM: Final = re.compile(r'(?P<name>[^\s:"]+):(?:"(?P<quoted>(?:[^"\\]|\\["\\])*)"|(?P<plain>[^\s"]*))(?=\s|$)')
 _NAME: Final = re.compile(r"[^\s:]*")
 _ESCAPED: Final = re.compile(r'\\(["\\])')
-_MUST_BE_QUOTED: Final = re.compile(r'[\s"]|^$')
 
 
 class QueryRefused(Refused):
@@ -69,12 +68,6 @@ def resolve(request: wire.ListMessagesRequest, now_ms: int) -> wire.ListMessages
             setattr(made, field, value)
             fields.add(field)
     return made
-
-
-def query_of(**values: object) -> str:
-    """Return the query with these terms, such as ``due_after=1795219200000``; empty values are left out."""
-    terms = {name.replace("_", "-"): str(value) for name, value in values.items() if value}
-    return " ".join(f"{name}:{_quoted(value)}" for name, value in terms.items())
 
 
 def completions(text: str) -> list[str]:
@@ -131,12 +124,6 @@ def _expected(name: str) -> str:
     return (
         f"expected {', '.join(values[:-1])} or {values[-1]}" if values else f'expected {name}:VALUE or {name}:"A VALUE"'
     )
-
-
-def _quoted(value: str) -> str:
-    if not _MUST_BE_QUOTED.search(value):
-        return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 _Setter = Callable[[_Term, int], Mapping[str, object]]

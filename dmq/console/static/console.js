@@ -98,6 +98,24 @@
   showZone();
   document.addEventListener("htmx:after:swap", () => localise(document));
 
+  // -- parts that are loaded again each second, while the page is visible
+  setInterval(() => {
+    if (!document.hidden) for (const part of document.querySelectorAll("[data-tick]")) if (!part.contains(document.activeElement)) htmx.trigger(part, "tick");
+  }, 1000);
+
+  const away = document.getElementById("away");
+  if (away) {
+    for (const event of ["htmx:response:error", "htmx:error"]) document.addEventListener(event, () => { away.hidden = false; });
+    document.addEventListener("htmx:after:swap", () => { away.hidden = true; });
+  }
+
+  // -- all rows of a page
+  const all = document.querySelector("[data-all]");
+  if (all) {
+    all.hidden = false;
+    all.addEventListener("change", () => { for (const each of document.getElementsByName(all.dataset.all)) each.checked = all.checked; });
+  }
+
   // -- the command
   for (const button of document.querySelectorAll("[data-copy]")) {
     button.hidden = !navigator.clipboard;
@@ -124,7 +142,7 @@
     else if (event.key === "j") move(1);
     else if (event.key === "k") move(-1);
     else if (event.key === "?") help.showModal();
-    else if (/^[1-6]$/.test(event.key)) document.querySelectorAll("nav li a")[event.key - 1].click();
+    else if (/^[1-9]$/.test(event.key)) document.querySelectorAll("nav li a")[event.key - 1]?.click();
     else return;
     event.preventDefault();
   });

@@ -3,7 +3,9 @@
 ``screens``   values that each module uses
 ``overview``  state of the daemon, due times
 ``messages``  messages of a topic, one message
-``letters``   dead letters and their redrive
+``retries``   pending retries
+``letters``   dead letters by reason and error, one letter
+``jobs``      bulk redrives and purges
 ``topics``    topics
 ``groups``    consumer groups
 ``schedules`` recurring messages
@@ -20,7 +22,19 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from dmq.console.views import clients, daemon, groups, letters, messages, operators, overview, schedules, topics
+from dmq.console.views import (
+    clients,
+    daemon,
+    groups,
+    jobs,
+    letters,
+    messages,
+    operators,
+    overview,
+    retries,
+    schedules,
+    topics,
+)
 from dmq.console.views.overview import dead_of, due_of, status_of
 from dmq.console.views.screens import Form, Query, Screen, Values
 
@@ -39,12 +53,20 @@ __all__ = [
 ]
 
 SECTIONS: Final = (
-    ("Messages", (*overview.SCREENS, *messages.SCREENS, *letters.SCREENS)),
+    ("Messages", (*overview.SCREENS, *messages.SCREENS, *retries.SCREENS, *letters.SCREENS, *jobs.SCREENS)),
     ("Broker", (*topics.SCREENS, *groups.SCREENS, *schedules.SCREENS, *clients.SCREENS)),
     ("Daemon", (*daemon.SCREENS, *operators.SCREENS)),
 )
 SCREENS: Final = tuple(screen for _, screens in SECTIONS for screen in screens)
-FORMS: Final = (*letters.FORMS, *schedules.FORMS, *daemon.FORMS, *operators.FORMS)
+FORMS: Final = (
+    *messages.FORMS,
+    *retries.FORMS,
+    *letters.FORMS,
+    *jobs.FORMS,
+    *schedules.FORMS,
+    *daemon.FORMS,
+    *operators.FORMS,
+)
 
 
 class MenuEntry(NamedTuple):

@@ -1,42 +1,58 @@
-"""Messages of a topic, and one message."""
+"""Messages of a topic, one message, and the changes of a pending one."""
 
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import urlencode
 
+from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
+from dmq.admin.requests.message_query import QueryRefused, completions, resolve
+from dmq.config.units import After, parse_when
 from dmq.console.views.screens import (
     CALLS_PER_PAGE_MAX,
     PAGE,
+    Form,
     Query,
     Screen,
     Values,
     body_in,
     command,
-    epoch_ms_in,
+    number_in,
     topic_names,
     word_of,
 )
 
+_GROUPS_MAX: Final = 20  # of one page whose retry policies are read
+EXAMPLES: Final = ("state:waiting", "state:queued", "state:held", "due-before:+1h", "order:newest")
+_CHANGES: Final = ("cancel", "fire", "reschedule")
+_OUTCOMES: Final = frozenset(name.lower() for name in wire.ChangedMessage.Outcome.keys())  # noqa: SIM118 - an enum
+
 
 def messages(client: AdminClient, query: Query) -> Values:
     """A page of the messages of a topic."""
-    topic, state = query.get("topic", ""), query.get("state", "")
-    values: Values = {"topics": topic_names(client), "query": query, "messages": [], "token": "", "now_ms": 0}
+    topic, text = query.get("topic", ""), " ".join(query.get("q", "").split())
+    values: Values = {
+        "topics": topic_names(client),
+        "query": query,
+        "text": text,
+        "examples": EXAMPLES,
+        "messages": [],
+        "token": "",
+        "now_ms": 0,
+        "problem": "",
+        "command": command("msg", "ls", topic, *(["--query", text] if text else []))
+        if topic
+        else command("topic", "ls"),
+    }
+    request = wire.ListMessagesRequest(topic=topic, query=text, token=query.get("token", ""))
+    try:
+        resolve(request, SystemClock().now_ms())
+    except QueryRefused as error:
+        return {**values, "problem": error.why, "caret": " " * (error.position - 1) + "^", "status_code": 400}
     if not topic:
-        return {**values, "command": command("topic", "ls")}
-    due_after_ms, due_before_ms = epoch_ms_in(query, "due_after"), epoch_ms_in(query, "due_before")
-    request = wire.ListMessagesRequest(
-        topic=topic,
-        state=_state(state),
-        due_after_ms=due_after_ms,
-        due_before_ms=due_before_ms,
-        key=query.get("key", ""),
-        tag=query.get("tag", ""),
-        newest_first=query.get("newest") == "1",
-        token=query.get("token", ""),
-    )
+        return values
     found = list[wire.ListedMessage]()
     for _ in range(CALLS_PER_PAGE_MAX):
         request.limit = PAGE - len(found)
@@ -45,47 +61,82 @@ def messages(client: AdminClient, query: Query) -> Values:
         request.token = page.next_token
         if len(found) == PAGE or not page.next_token:
             break
-    options = {"--state": state, "--key": query.get("key", ""), "--tag": query.get("tag", "")}
-    options |= {"--due-after": str(due_after_ms or ""), "--due-before": str(due_before_ms or "")}
-    given = [part for name, value in options.items() if value for part in (name, value)]
-    newest = ["--newest"] if request.newest_first else []
     return {
         **values,
         "messages": [(each, "held" if each.is_held else word_of(each, "state")) for each in found],
         "token": request.token,
         "now_ms": client.now_ms(),
-        "command": command("msg", "ls", topic, *given, *newest),
     }
 
 
+def complete(client: AdminClient, query: Query) -> Values:  # noqa: ARG001 - the signature of a view
+    """Queries that continue the one in the field."""
+    return {"options": completions(query.get("q", "")), "command": ""}
+
+
 def message(client: AdminClient, query: Query) -> Values:
-    """One message: its state, that of each group, and its body."""
+    """One message: its state, that of each group, its changes and its body."""
     topic, message_id = query.get("topic", ""), query.get("id", "")
     try:
         found, is_hidden = client.message(topic, message_id, True), False
     except NotAllowed:  # a key without the right to read bodies may still read the state
         found, is_hidden = client.message(topic, message_id, False), True
-    groups = [(each, word_of(each, "state")) for each in found.groups]
+    change, outcome = query.get("change", ""), query.get("outcome", "")
     return {
         "message": found,
         "state": "held" if found.is_held else word_of(found, "state"),
-        "groups": groups,
+        "groups": [(each, word_of(each, "state"), _attempts_max(client, each)) for each in found.groups[:_GROUPS_MAX]],
+        "groups_left": max(0, len(found.groups) - _GROUPS_MAX),
         "body": body_in(found.content, query) if found.HasField("content") and not is_hidden else None,
         "is_hidden": is_hidden,
+        "change": change if change in _CHANGES and outcome in _OUTCOMES else "",
+        "outcome": outcome,
+        "outcome_at_ms": number_in(query, "at_ms"),
+        "held_by": query.get("held_by", ""),
         "query": query,
         "now_ms": client.now_ms(),
         "command": command("msg", "get", topic, message_id),
     }
 
 
-def _state(word: str) -> wire.MessageState:
-    states = {"": wire.MESSAGE_STATE_UNSPECIFIED, "waiting": wire.WAITING, "queued": wire.QUEUED}
-    if word not in states:
-        raise CallRefused(f"unknown state {word!r}; expected waiting or queued")
-    return states[word]
+def change_message(client: AdminClient, fields: Query) -> str:
+    """Cancel, deliver or reschedule one message; its page shows the outcome, and its state if it had changed."""
+    topic, message_id, change = fields.get("topic", ""), fields.get("id", ""), fields.get("change", "")
+    match change:
+        case "cancel":
+            (changed,) = client.cancel(topic, [message_id])
+        case "fire":
+            (changed,) = client.fire(topic, [message_id])
+        case "reschedule":
+            (changed,) = client.reschedule(topic, [message_id], deliver_at_ms=_deliver_at_ms(client, fields))
+        case _:
+            raise CallRefused(f"unknown change {change!r:.40}; expected {', '.join(_CHANGES)}")
+    result = {"change": change, "outcome": word_of(changed, "outcome"), "at_ms": changed.at_ms}
+    held = {"held_by": word_of(changed, "held_by")} if changed.held_by else {}
+    return "/message?" + urlencode({"topic": topic, "id": message_id, **result, **held})
+
+
+def _deliver_at_ms(client: AdminClient, fields: Query) -> int:
+    try:
+        when = parse_when(fields.get("at", ""))
+    except ValueError as error:
+        raise CallRefused(f"invalid delivery time {fields.get('at', '')!r:.60}: {error}") from None
+    return client.now_ms() + when.delay_ms if isinstance(when, After) else when.epoch_ms
+
+
+def _attempts_max(client: AdminClient, group: wire.GroupState) -> int:
+    """Return the attempts that the policy of the group allows; 0 without another one, or if the key may not read it."""
+    if group.state not in {wire.RETRYING, wire.LEASED, wire.READY}:
+        return 0
+    try:
+        return client.group(group.group).policy.max_attempts
+    except CallRefused:
+        return 0
 
 
 SCREENS: Final = (
     Screen("/messages", "messages", messages, menu="Messages"),
+    Screen("/complete", "complete", complete, parent="/messages"),
     Screen("/message", "message", message, parent="/messages"),
 )
+FORMS: Final = (Form("/message", change_message, "changed in the console"),)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 from support.rigs.browsers import chromium
-from support.rigs.consoles import Open, Site, console, fill
+from support.rigs.consoles import Open, Site, console, fail, fill
 from support.rigs.daemon import Daemon
 
 
@@ -17,6 +17,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A console of a daemon without access keys."""
     with Daemon(tmp_path_factory.mktemp("console") / "data", processes=1) as daemon:
         dead = fill(daemon.address)
+        fail(daemon.address)
         with console(daemon.address) as url:
             yield Site(url, daemon, dead)
 

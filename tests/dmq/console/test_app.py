@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from support.rigs.consoles import GROUP, Site, console
+from support.rigs.consoles import GROUP, TOPIC, Site, console
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
@@ -83,6 +83,29 @@ def test_no_link_changes_anything(site: Site, form: dict[str, str]) -> None:
     assert outcome_of(site) == ""
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "text"),
+    [
+        ("/message", {"topic": TOPIC, "id": "x", "change": "drop"}, 400, "expected cancel, fire, reschedule"),
+        ("/message", {"topic": TOPIC, "id": "x", "change": "reschedule", "at": "soon"}, 400, "invalid delivery time"),
+        ("/retries", {"group": GROUP, "change": "run-now"}, 400, "no retry is chosen"),
+        ("/retries", {"group": GROUP, "change": "drop", "entry": "x"}, 400, "expected run-now or to-dead"),
+        ("/bulk", {"group": GROUP, "kind": "purge"}, 400, "needs a reason"),
+        ("/bulk", {"group": GROUP, "kind": "redrive", "rate": "fast"}, 400, "invalid rate"),
+        ("/bulk", {"group": GROUP, "kind": "redrive", "count": "1001"}, 400, "type the name of the group, billing"),
+        ("/job", {"id": "99", "change": "stop"}, 404, "no job has this number"),
+        ("/job", {"id": "1", "change": "drop"}, 400, "expected stop or resume"),
+    ],
+)
+def test_an_invalid_change_is_explained(
+    site: Site, form: dict[str, str], path: str, fields: dict[str, str], status: int, text: str
+) -> None:
+    """Nothing is done; the answer names the value and the allowed ones."""
+    headers = {"cookie": form["cookie"], "origin": form["origin"]}
+    answer = ask(site.url, "POST", path, urlencode({**fields, "token": form["token"]}), **headers)
+    assert (answer.status, text in answer.text) == (status, True), answer.text
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""])
 def test_another_host_name_is_refused(site: Site, host: str) -> None:
     """A name of another site that resolves to this host reads nothing."""
@@ -105,8 +128,12 @@ def test_each_response_has_the_policy(site: Site, path: str) -> None:
     ("path", "status", "text"),
     [
         ("/messages?topic=nothing", 404, "nothing"),
-        ("/messages?topic=orders&state=lost", 400, "expected waiting or queued"),
-        ("/messages?topic=orders&due_after=soon", 400, "not a whole number"),
+        ("/messages?topic=orders&q=state:lost", 400, "position 7: unknown state"),
+        ("/messages?topic=orders&q=due-after:soon", 400, "not a time"),
+        ("/bulk?group=billing&kind=drop", 400, "expected redrive or purge"),
+        ("/bulk?group=billing&error=Unknown", 404, "no dead letter with this error"),
+        ("/job?id=99", 404, "not among the 100 newest jobs"),
+        ("/retries?group=nothing", 404, "nothing"),
         ("/messages?topic=orders&token=%00", 400, ""),
         ("/dead?group=billing&reason=bad", 400, "expected one of sent_here"),
         ("/letter?group=billing&id=unknown", 404, "not a dead letter"),

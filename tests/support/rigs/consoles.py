@@ -11,16 +11,21 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from playwright.sync_api import Page
-from support.clients.wire_client import Received, WireClient, a_message
+from support.clients.wire_client import Received, WireClient, a_message, a_receive, received_of
 from support.rigs.daemon import Daemon
 
 from broker_adapter.contracts.message_id import new_message_id
+from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.signature import Signer
+from dmq.admin import admin_v1 as admin_wire
+from dmq.admin.client.client import AdminClient
 
 MINUTE_MS: Final = 60_000
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
+FAILED_TOPIC: Final = "parcels"
+FAILED_GROUP: Final = "shipping"  # its failed messages wait for an hour
 HOSTILE: Final = '<script>alert("1")</script><img src=x onerror=alert(2)>"\'&\u202e'
 
 Open = Callable[..., Page]  # opens an address in a window of its own
@@ -84,6 +89,43 @@ def fill(address: str, signer: Signer | None = None, *, dead: int = 3, delayed: 
                 ),
             )
     return [each.message_id for each in held]
+
+
+def fail(address: str, number: int = 3) -> list[str]:
+    """Send messages that their group fails with a reported reason; return their ids, which wait for a retry."""
+    with AdminClient(address) as admin, WireClient(address, "packer-1") as client:
+        policy = admin_wire.Policy(fixed=admin_wire.FixedBackoff(delay_ms=60 * MINUTE_MS), max_attempts=4)
+        admin.set_group(FAILED_GROUP, policy=policy)
+        admin.create_topic(FAILED_TOPIC, queues=1)
+        for place in range(number):
+            _accepted(client, a_message(FAILED_TOPIC, message_id(2000 + place), b'{"parcel": 7}'))
+        failed: list[Received] = []
+        while len(failed) < number:
+            request = a_receive(FAILED_TOPIC, FAILED_GROUP, batch=32, wait_s=2)
+            request.auto_renew = True  # as a push consumer, whose failures follow the policy of the group
+            received = received_of(client.frames("ReceiveMessage", request))
+            for each in received:
+                _report(client, each)
+                client.change_invisible(FAILED_TOPIC, FAILED_GROUP, each, 1_000)
+            failed += received
+        while admin.group(FAILED_GROUP).waiting < number:
+            time.sleep(0.05)
+    return [each.message_id for each in failed]
+
+
+def _report(client: WireClient, delivery: Received) -> None:
+    method = consumer_v1.METHODS["ReportFailure"]
+    request = consumer_v1.ReportFailureRequest(
+        group=FAILED_GROUP,
+        receipt_handle=delivery.receipt_handle,
+        error_type="CourierError",
+        error_text=f"no courier {HOSTILE}",
+        host="packer-host",
+    )
+    call = client.channel.unary_unary(
+        method.path, consumer_v1.ReportFailureRequest.SerializeToString, consumer_v1.ReportFailureResponse.FromString
+    )
+    assert call(request, timeout=30, metadata=client._metadata).status.code == wire.OK
 
 
 def _accepted(client: WireClient, message: wire.Message) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.requests.message_query import QUERY_CHARS_MAX, QueryRefused, completions, query_of, resolve
+from dmq.admin.requests.message_query import QUERY_CHARS_MAX, QueryRefused, completions, resolve
 
 pytestmark = pytest.mark.unit
 NOW = 1_795_219_200_000
@@ -84,12 +84,6 @@ def test_any_text_is_a_query_or_an_error(text: str) -> None:
     except QueryRefused as error:
         position = error.position
     assert 1 <= position <= len(text) + 1
-
-
-@given(st.text(min_size=1).filter(lambda text: len(text) < 100))
-def test_a_value_of_any_characters_can_be_written(value: str) -> None:
-    """What is written is read again."""
-    assert fields(query_of(tag=value, due_after=0)) == {"tag": value}
 
 
 def test_the_next_word_is_completed() -> None:
