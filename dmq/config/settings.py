@@ -31,6 +31,7 @@ from pydantic_settings import (
 )
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
+from dmq.config.destinations import Destination, NotificationTopic, WebhookUrl, parse_destination
 from dmq.config.units import (
     DELAY_LEVELS_DEFAULT,
     Address,
@@ -63,6 +64,7 @@ _WRITTEN_NONE = {
     "disk_low_water_bytes": "auto",
     "acl": "off",
     "clock_jump_max": "off",
+    **dict.fromkeys(("on_dead_letter", "on_overdue", "webhook_secret_file"), "none"),
 }
 # Not read by the daemon, but by the command line, its shell completion, and tests.
 _OTHER_VARIABLES = frozenset(
@@ -204,6 +206,10 @@ def _replica_url(value: object) -> object:
     return text.rstrip("/")
 
 
+def _destination(value: object) -> object:
+    return value if isinstance(value, Destination) else parse_destination(str(_text(value)))
+
+
 def _delay_levels(value: object) -> object:
     if isinstance(value, tuple):
         return value
@@ -276,6 +282,7 @@ _OptionalSize = Annotated[int | None, Field(gt=0, le=_WHOLE_MAX), _or_none("none
 _PathOrSwitch = Annotated[Path | Literal["auto", "off"], _path_or("auto", "off")]
 _OptionalPath = Annotated[Path | None, _or_none("none", _path)]
 _Acl = Annotated[Path | None, _or_none("off", _path)]
+_Destination = Annotated[Destination | None, _or_none("none", _destination)]
 _Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
 _Topics = Annotated[TopicPatterns, BeforeValidator(_topic_patterns)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
@@ -414,6 +421,14 @@ class DaemonConfig(BaseSettings):
     replica_when_unreachable: Literal["hold", "local_only"] = "hold"
     replica_lag_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
     replica_verify_every: Annotated[_SwitchedDuration, _at_least(timedelta(minutes=1))] = timedelta(days=1)  # None: off
+
+    # -- notifications
+    on_dead_letter: _Destination = None
+    on_overdue: _Destination = None
+    overdue_after: Annotated[_Duration, _between(timedelta(minutes=1), timedelta(days=1))] = timedelta(minutes=1)
+    notification_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=1))] = timedelta(minutes=5)
+    webhook_secret_file: _OptionalPath = None
+    webhook_private_addresses: bool = False
 
     # -- logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -616,6 +631,18 @@ class DaemonConfig(BaseSettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _check_notifications(self) -> DaemonConfig:
+        """Raise for a webhook without a secret, and for a secret without a webhook."""
+        webhooks = [key for key in ("on_dead_letter", "on_overdue") if isinstance(getattr(self, key), WebhookUrl)]
+        if webhooks and self.webhook_secret_file is None:
+            raise ValueError(
+                f"{webhooks[0]} is a URL and needs webhook_secret_file, the secret that signs its webhooks"
+            )
+        if self.webhook_secret_file is not None and not webhooks:
+            raise ValueError("webhook_secret_file requires a URL in on_dead_letter or on_overdue")
+        return self
+
     @property
     def metrics_listen_is_explicit(self) -> bool:
         """True if the metrics address is configured. If not, a busy port is replaced by another one."""
@@ -740,7 +767,7 @@ def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
     origin = origins.get(key, "default")
     if details["type"] == "extra_forbidden":  # the value is left out, because a misspelt key may hold a secret
         return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
-    if key in {"cluster_secret_key", "replica_url"}:  # a URL may hold a password
+    if key in {"cluster_secret_key", "replica_url", "on_dead_letter", "on_overdue"}:  # a URL may hold a password
         return f"{origin}: {key}: {_allowed(details)}"
     shown = repr(_shown(details["input"]))
     if len(shown) > _VALUE_CHARS_MAX:
@@ -777,7 +804,7 @@ def _shown(value: object) -> object:
             return ";".join(map(str, value)) or "none"
         case tuple() if not isinstance(value, Address):
             return format_delay_levels(tuple(level // timedelta(milliseconds=1) for level in value))
-        case Address() | Path() | SecretStr():  # a secret prints as stars
+        case Address() | Path() | SecretStr() | WebhookUrl() | NotificationTopic():  # a secret prints as stars
             return str(value)
         case _:
             return value

@@ -26,6 +26,7 @@ from dmq.daemon.opening import require_trail
 from dmq.daemon.replica import require_replica
 from dmq.daemon.web import require_web
 from dmq.errors import AddressInUse, DmqError, StartRefused
+from dmq.notifications import check_notifications, check_receivers
 from dmq.recovery import check_backup_dir
 from dmq.store.files.cell import holder_of
 from dmq.store.schema.files import CELL_FILE
@@ -42,7 +43,10 @@ def refuse_start(config: DaemonConfig, clock: Clock) -> None:
 
 def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
     """Return all faults, one line each. Addresses are skipped if a daemon runs on the same directory."""
-    checks: list[Callable[[], object]] = [*_of_files(config, clock), partial(_check_trail, config)]
+    checks: list[Callable[[], object]] = [
+        *_of_files(config, clock),
+        *(partial(_check_trail, config), partial(check_receivers, config)),
+    ]
     if holder_of(config.data) is None:
         checks += _of_addresses(config)
     return _found(checks)
@@ -100,6 +104,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
         if (authority := getattr(config, key)) is not None:
             yield partial(_check_authority, key, authority)
     yield partial(require_web, config)
+    yield partial(check_notifications, config)
     if config.replica != "off":
         yield partial(require_replica, config)
     yield partial(rule_of, config)

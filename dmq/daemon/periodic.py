@@ -1,4 +1,4 @@
-"""Periodic work of a daemon: retention, snapshots, backups."""
+"""Periodic work of a daemon: retention, snapshots, backups, notifications."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dmq.admin.operations.backups import Backups
 from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
+from dmq.metrics.registry import Metrics
+from dmq.notifications import notifiers_of
 from dmq.recovery import BackupFolder, Snapshots
 from dmq.store import Store
 
@@ -29,9 +31,18 @@ async def backups_of(
 
 
 def start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic: PeriodicBackups | None) -> None:
-    """Start the periodic work of a daemon."""
+    """Start the periodic work on the store of a daemon."""
     broker.retention.start()
     if snapshots is not None:
         snapshots.start(broker.subscriptions)
     if periodic is not None:
         periodic.start()
+
+
+def start_notifications(config: DaemonConfig, broker: EmbeddedBroker, metrics: Metrics, stack: AsyncExitStack) -> None:
+    """Start the configured notifications. ``stack`` ends them."""
+    notifiers = notifiers_of(config, broker)
+    metrics.notifications.follow(lambda: {each.kind: each.totals for each in notifiers})
+    for each in notifiers:
+        stack.push_async_callback(each.close)
+        each.start()

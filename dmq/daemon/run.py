@@ -29,7 +29,7 @@ from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import WatchedFiles
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
-from dmq.daemon.periodic import backups_of, start_periodic
+from dmq.daemon.periodic import backups_of, start_notifications, start_periodic
 from dmq.daemon.standby import StandbyPort, start_metrics
 from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.daemon.web import require_web, start_web
@@ -136,6 +136,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         cell.listen = str(Address(config.listen.host, port))
         cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
+        start_notifications(config, broker, metrics, stack)
         await start_web(config, port, clock, stack)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -34,6 +34,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.config.units import Address
 from dmq.errors import AddressInUse, DmqError
 from dmq.metrics.counting import CallCounts, Spread
+from dmq.metrics.notifications import NotificationCounts
 from dmq.metrics.usage import ProcessStatus
 
 # 0.5 ms to 1 h. Below 50 ms the steps are fine, because these buckets measure the objective (p99 <= 5 ms).
@@ -348,6 +349,9 @@ class ReplicaMetrics:
         )
 
 
+_COLLECTORS = CallsMetric | GroupLags | NotificationCounts | Oldest | Processes | Refusals | Total | Distribution
+
+
 class Metrics:
     """All metrics of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
@@ -375,7 +379,7 @@ class Metrics:
         self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")
         self.oldest = Oldest()
         self.lag = GroupLags()
-        self.processes = Processes()
+        self.processes, self.notifications = Processes(), NotificationCounts()
         self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
         self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
@@ -396,7 +400,7 @@ class Metrics:
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
         for collector in vars(self).values():
-            if isinstance(collector, CallsMetric | GroupLags | Oldest | Processes | Refusals | Total | Distribution):
+            if isinstance(collector, _COLLECTORS):
                 registry.register(collector)
 
         gauge = partial(_gauge, registry)

@@ -33,6 +33,7 @@ from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
 from dmq.store.schema.index import decode_index, failed_topic_id
 from dmq.store.schema.keys import Family
 from dmq.store.schema.ledger import Term
+from dmq.store.schema.notified import notified_key
 from dmq.store.schema.orders import Procedure, decode_procedure, encode_procedure
 from dmq.store.schema.own_keys import row_of
 from dmq.store.schema.record import (
@@ -191,6 +192,7 @@ class Procedures(BrokerPart):
                     for key_of in (keys.begin_key, keys.bound_key)
                     for each in range(topic.queues)
                 ]
+                + [Delete(Family.META, notified_key(topic.topic_id))]
             )
             await self._commit(
                 [Delete(Family.META, keys.reset_key(group.group_id, topic.topic_id)) for group in groups]

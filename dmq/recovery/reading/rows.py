@@ -170,6 +170,7 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_BYTES_HEAD: (keys.unpack_pair, "figure"),
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_BOUND: (keys.unpack_u64, "figure"),
+    keys.META_NOTIFIED: (keys.unpack_u64, "figure"),
     keys.META_JOB: (decode_job, "job"),
     keys.META_ACTIVITY: (partial(decode_activity, 0), "activity"),
     keys.META_RESET: (keys.unpack_u64, "reset"),

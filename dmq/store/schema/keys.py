@@ -82,6 +82,7 @@ META_SCHEDULE = b"r"  # schedule of a recurring message
 META_PROGRESS = b"s"  # progress of a schedule
 META_RECURRING = b"y"  # message that a schedule sends
 META_OWN_KEY = b"x"  # pending message of a topic under a sender's own key
+META_NOTIFIED = b"d"  # position of notifications in a dead-letter queue
 META_HELD = b"v"  # number of held entries of a topic
 META_BYTES = b"z"  # number of pending bytes of a scope
 META_SPOOL_TOTAL = b"w"  # a producer store's totals of a type; never in a daemon's store

@@ -17,6 +17,7 @@ from dmq.store.schema import group as of_group
 from dmq.store.schema import index, keys, outbox, record
 from dmq.store.schema.identity import Identity
 from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.notified import notified_key
 from dmq.store.schema.spool import spool_total_key
 from dmq.trail import events
 
@@ -184,6 +185,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "activity": keys.activity_key(job),
         "begin": keys.begin_key(name, 1),
         "bound": keys.bound_key(name, 1),
+        "notified": notified_key(name),
         "procedure": keys.procedure_key(name, scope),
         "reset": keys.reset_key(name, scope),
         "spool total": spool_total_key(name),

@@ -50,6 +50,7 @@ from dmq.store.schema.ledger import (
     unpack_ledger_key,
 )
 from dmq.store.schema.names import GROUPED, Keep
+from dmq.store.schema.notified import notified_key
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.schema.own_keys import (
     KeyHolder,
@@ -785,6 +786,7 @@ def meta() -> list[Case]:
         *_schedules(),
         Case("begin", keys.begin_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("bound", keys.bound_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
+        Case("notified", notified_key(TOPIC), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case(
             "ledger",
             keys.META_LEDGER + pack_pair(TOPIC, GROUP),
