@@ -65,7 +65,7 @@ def scheduler_of(broker: EmbeddedBroker, observe: Observe = lambda *_: None) -> 
         placement,
         broker.checks,
         on_failure=lambda error: say(error=str(error)),
-        observe=lambda late_ms: observe(placement.moved, late_ms),
+        observe=lambda late_ms, _: observe(placement.moved, late_ms),
     )
     scheduler.start()
     try:

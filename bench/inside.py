@@ -127,7 +127,7 @@ async def burst(data: Path, count: int) -> None:
         lateness: list[int] = []
         loop, is_done = asyncio.get_running_loop(), asyncio.Event()
 
-        def observe(batch: Sequence[int]) -> None:
+        def observe(batch: Sequence[int], _: Sequence[int]) -> None:
             lateness.extend(batch)
             if len(lateness) >= count:
                 loop.call_soon_threadsafe(is_done.set)
@@ -151,7 +151,7 @@ async def lateness(data: Path, count: int) -> None:
     late_ms: list[int] = []
     loop, is_done = asyncio.get_running_loop(), asyncio.Event()
 
-    def observe(batch: Sequence[int]) -> None:
+    def observe(batch: Sequence[int], _: Sequence[int]) -> None:
         late_ms.extend(batch)
         if len(late_ms) >= count:
             loop.call_soon_threadsafe(is_done.set)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker import EmbeddedBroker
+from dmq.broker.topics import Names
+from dmq.metrics.counting import OTHERS
 from dmq.metrics.registry import Metrics, ReplicaMetrics
 from dmq.store import Store
 from dmq.trail.export import Exporter
@@ -27,6 +29,11 @@ def follow(
     metrics.repeated.follow(lambda: broker.sends.repeated_total)
     metrics.refused.follow(lambda: broker.sends.refused_total)
     metrics.over_quota.follow(lambda: broker.quotas.refused)
+    metrics.topics.follow(
+        accepted=broker.sends.accepted.read,
+        delivered=broker.deliveries.handed_out.read,
+        dead=broker.outcomes.dead.read,
+    )
     metrics.delivered.follow(lambda: broker.deliveries.handed_out_total)
     metrics.pulled.follow(lambda: broker.pulls.pulled_total)
     metrics.acked.follow(lambda: broker.deliveries.acked_total)
@@ -71,6 +78,17 @@ def follow(
 
     metrics.disk_free_bytes.set_function(free_bytes)
     metrics.disk_low_water_bytes.set_function(lambda: disk.low_water_bytes if (disk := store.disk()) else 0)
+
+
+def observer(metrics: Metrics, names: Names) -> Callable[[Sequence[int], Sequence[int]], None]:
+    """Return the observer of a scheduler: it gets the lateness of messages in ms, and the ids of their topics."""
+    topics = names.topics_by_id
+
+    def observe(lateness_ms: Sequence[int], topic_ids: Sequence[int]) -> None:
+        known = (topics.get(each) for each in topic_ids)  # a lane may have been removed meanwhile
+        metrics.became_visible(lateness_ms, [each.name if each is not None else OTHERS for each in known])
+
+    return observe
 
 
 def follow_replica(metrics: ReplicaMetrics, replica: Callable[[], wire.Replica | None]) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_FENCED = 8
+_HTTP2 = "compiled" if is_compiled else "python"
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -106,8 +107,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
         await MovedTopics(broker).settle()
-        scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
-        stack.callback(scheduler.close)
+        scheduler = _scheduler(store, broker, metrics, fail, stack)
         cell = Cell(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
         cell.periodic, cell.replica, cell.sources = periodic, opened.replica_status, sources
         gauges.follow(metrics, store, broker, exporter, periodic, opened.replica_status)
@@ -141,8 +141,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)
-        http2 = "compiled" if is_compiled else "python"
-        log.info("serving", listen=cell.listen, metrics=cell.metrics_listen or "off", cell=store.cell_id, http2=http2)
+        log.info("serving", listen=cell.listen, metrics=cell.metrics_listen or "off", cell=store.cell_id, http2=_HTTP2)
         failure = await ending.reason
         cell.state = wire.STOPPING if failure is None else wire.NOT_SERVING
         metrics.set_state("stopping" if failure is None else "not_serving")
@@ -196,6 +195,20 @@ def _metrics(store: Store) -> Metrics:
         ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
     )
     return metrics
+
+
+def _scheduler(
+    store: Store,
+    broker: EmbeddedBroker,
+    metrics: Metrics,
+    on_failure: Callable[[StoreError], None],
+    stack: AsyncExitStack,
+) -> Scheduler:
+    """Return the scheduler, which is not started; ``stack`` closes it."""
+    observe = gauges.observer(metrics, broker.names)
+    scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=on_failure, observe=observe)
+    stack.callback(scheduler.close)
+    return scheduler
 
 
 async def _front(

@@ -17,6 +17,8 @@ CALL_BOUNDS_S: Final = (
     *(0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0),
 )
+TOPICS_MAX: Final = 1_000  # with a count of their own
+OTHERS: Final = "(others)"  # no valid name of a topic
 _CALLS_AT_ONCE: Final = 128  # counted in batches: one by one costs three times as much
 
 
@@ -176,3 +178,31 @@ class CallCounts:
         self._count()
         with self._lock:
             return sorted(self._counts.items()), sorted(self._seconds.items())
+
+
+class TopicCounts:
+    """Counts of messages by topic. One thread adds; any thread may read.
+
+    The first topics of a run have counts of their own, and all later ones one in common. So no count ever falls, as it
+    would if the busiest topics had them.
+    """
+
+    def __init__(self, topics_max: int = TOPICS_MAX) -> None:
+        self._counts: dict[str, int] = {}
+        self._topics_max = topics_max
+
+    def add(self, topic: str, count: int = 1) -> None:
+        """Add messages of a topic."""
+        counts = self._counts
+        if topic not in counts and len(counts) >= self._topics_max:
+            topic = OTHERS
+        counts[topic] = counts.get(topic, 0) + count
+
+    def read(self) -> dict[str, int]:
+        """Return the count of each topic."""
+        return self._counts.copy()
+
+    @property
+    def total(self) -> int:
+        """Sum of all topics."""
+        return sum(self._counts.copy().values())

@@ -35,6 +35,7 @@ from dmq.config.units import Address
 from dmq.errors import AddressInUse, DmqError
 from dmq.metrics.counting import CallCounts, Spread
 from dmq.metrics.notifications import NotificationCounts
+from dmq.metrics.topics import TopicFigures
 from dmq.metrics.usage import ProcessStatus
 
 # 0.5 ms to 1 h. Below 50 ms the steps are fine, because these buckets measure the objective (p99 <= 5 ms).
@@ -349,7 +350,10 @@ class ReplicaMetrics:
         )
 
 
-_COLLECTORS = CallsMetric | GroupLags | NotificationCounts | Oldest | Processes | Refusals | Total | Distribution
+_COLLECTORS = (
+    *(CallsMetric, GroupLags, NotificationCounts, Oldest, Processes, Refusals, TopicFigures),
+    *(Total, Distribution),
+)
 
 
 class Metrics:
@@ -378,7 +382,7 @@ class Metrics:
         self.removed_unread = Total("dmq_messages_expired", "Messages removed before everybody, or anybody, read them.")
         self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")
         self.oldest = Oldest()
-        self.lag = GroupLags()
+        self.lag, self.topics = GroupLags(), TopicFigures()
         self.processes, self.notifications = Processes(), NotificationCounts()
         self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
         self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
@@ -437,9 +441,10 @@ class Metrics:
         self.commit_seconds.observe(seconds)
         self.sync_seconds.observe(sync_seconds)
 
-    def became_visible(self, lateness_ms: Sequence[int]) -> None:
-        """Record the lateness of a batch of delayed messages that became visible, in ms."""
+    def became_visible(self, lateness_ms: Sequence[int], topics: Sequence[str]) -> None:
+        """Record the lateness of a batch of delayed messages that became visible, in ms, and their topics."""
         self.dispatched.inc(len(lateness_ms))
+        self.topics.became_visible(lateness_ms, topics)
         self.lateness.observe_batch(lateness_ms, 0.001)
 
     def was_forwarded(self, lateness_ms: Sequence[int]) -> None:

@@ -74,8 +74,9 @@ class Read(NamedTuple):
 class Scheduler:
     """Hands due entries over. ``turn`` does one step and never waits; ``start`` runs turns until ``close``.
 
-    ``observe`` gets the lateness of each message in ms, one batch per call: the time from its delivery timestamp until
-    it is durable in its queue. It is called in the scheduler's thread.
+    ``observe`` gets the lateness of each message in ms, one batch per call, and the id of its topic or retry lane. The
+    lateness is the time from its delivery timestamp until it is durable in its queue. It is called in the scheduler's
+    thread.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Scheduler:
         checks: Checks,
         *,
         on_failure: Callable[[StoreError], None],
-        observe: Callable[[Sequence[int]], None] = lambda _: None,
+        observe: Callable[[Sequence[int], Sequence[int]], None] = lambda _, __: None,
     ) -> None:
         self._store = store
         self._marks = store.marks
@@ -166,11 +167,13 @@ class Scheduler:
             self._checks.planned(checked, receipts[len(made) :][: len(checked)])
         done_ms = self._clock.now_ms()
         self._turn_s = self._clock.monotonic_s() - began_s
-        late_ms = [done_ms - op.deliver_at_ms for op in moved]
+        late_ms, topic_ids = [done_ms - op.deliver_at_ms for op in moved], [op.topic_id for op in moved]
         if schedules:
-            late_ms += [done_ms - op.due_ms for op in made if isinstance(op, Recur) and op.occurrences]
+            occurred = [op for op in made if isinstance(op, Recur) and op.occurrences]
+            late_ms += [done_ms - op.due_ms for op in occurred]
+            topic_ids += [op.topic_id for op in occurred]
         self.handed_over_total += len(late_ms)
-        self._observe(late_ms)
+        self._observe(late_ms, topic_ids)
         return Turn(len(rows) + len(held), done_ms)
 
     def _with_occurrences(

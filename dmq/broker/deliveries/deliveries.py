@@ -22,6 +22,7 @@ from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
 from dmq.broker.limits import GroupFlows
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.errors import StoreError
+from dmq.metrics.counting import TopicCounts
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind, with_reason
@@ -68,8 +69,13 @@ class Deliveries(BrokerPart):
             shared, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
         )
         self.flows = GroupFlows(self._names, self._clock)
-        self.handed_out_total = 0
+        self.handed_out = TopicCounts()
         self.acked_total = 0
+
+    @property
+    def handed_out_total(self) -> int:
+        """Number of messages handed out, of all topics."""
+        return self.handed_out.total
 
     async def receive(
         self,
@@ -102,7 +108,7 @@ class Deliveries(BrokerPart):
                     return []
                 deliveries, passed_over, look = looked
                 if deliveries:
-                    self.handed_out_total += len(deliveries)
+                    self.handed_out.add(subscription.topic, len(deliveries))
                     return deliveries
                 if passed_over is not None and found.has_available(queue_id):
                     await self._commits.committed(passed_over)  # limits a scan to the rate at which it becomes durable

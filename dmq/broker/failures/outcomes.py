@@ -17,6 +17,7 @@ from dmq.broker.failures.failure_log import FailureLog
 from dmq.broker.groups import ATTEMPT_MAX, Lease, SubscribedQueue, Subscriptions
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.config.units import format_time
+from dmq.metrics.counting import TopicCounts
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import ExceptionRow
 from dmq.store.schema.index import failed_id
@@ -67,7 +68,16 @@ class Outcomes(BrokerPart):
         self._rng = Random()  # jitter only
         self._log = FailureLog(self._clock)
         self.retried_total = 0
-        self.dead_total = 0
+        self.dead = TopicCounts()
+
+    @property
+    def dead_total(self) -> int:
+        """Number of new dead letters of all topics."""
+        return self.dead.total
+
+    def count_dead(self, topic_id: int, count: int = 1) -> None:
+        """Count new dead letters of a topic."""
+        self.dead.add(self._names.topics_by_id[topic_id].name, count)
 
     def decide(
         self, policy: RetryPolicy, failure: Failure, attempt: int, now_ms: int, *, since_ms: int, not_after_ms: int
@@ -90,7 +100,7 @@ class Outcomes(BrokerPart):
     def ops(self, failed: FailedMessage, outcome: RetryAt | DeadLetter, now_ms: int, *, code: int = 0) -> list[Op]:
         """Return the ops of an outcome, except for the end of the original. ``code`` is that of a cluster's refusal."""
         if isinstance(outcome, DeadLetter):
-            self.dead_total += 1
+            self.count_dead(failed.topic_id)
             ops, letter = self.bury(failed, outcome.reason, now_ms, code=code)
             return [*ops, letter]
         self.retried_total += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -161,7 +162,7 @@ class WaitingRetries(BrokerPart):
             event = encode_event(EventKind.RETRY_MOVED, *place, retry.due_at_ms, retry.message.message_id)
             return [], [Append(found.group_id, retry.index_id, retry.lane_id, 0, retry.value, event)]
 
-        return await self._withdraw(found, entries, moved)
+        return (await self._withdraw(found, entries, moved))[0]
 
     async def end(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
         """Move pending retries to the group's dead-letter queue, durable on return."""
@@ -173,22 +174,29 @@ class WaitingRetries(BrokerPart):
             before, copy = self._outcomes.bury(failed, Reason.OPERATOR, self._store.clock.now_ms())
             return before, [copy, Tally(retry.history.topic_id, found.group_id, Term.DEAD_WAITING, 1)]
 
-        outcomes = await self._withdraw(found, entries, ended)
-        self._outcomes.dead_total += outcomes.moved
+        outcomes, by_topic = await self._withdraw(found, entries, ended)
+        for topic_id, count in by_topic.items():
+            self._outcomes.count_dead(topic_id, count)
         return outcomes
 
-    async def _withdraw(self, group: Group, entries: Sequence[str], instead: _Instead) -> RetryOutcomes:
-        """Withdraw retries from the timeline in small units, each together with its replacement ops."""
+    async def _withdraw(
+        self, group: Group, entries: Sequence[str], instead: _Instead
+    ) -> tuple[RetryOutcomes, Counter[int]]:
+        """Withdraw retries from the timeline in small units, each together with its replacement ops.
+
+        Return the outcomes, and the number of withdrawn retries by topic.
+        """
         keys = list(dict.fromkeys(_key_of(entry) for entry in entries))
-        moved = 0
+        moved = Counter[int]()
         for start in range(0, len(keys), ENTRIES_PER_UNIT_MAX):
             moved += await self._withdraw_unit(group, keys[start : start + ENTRIES_PER_UNIT_MAX], instead)
-        return RetryOutcomes(moved=moved, gone=len(keys) - moved)
+        return RetryOutcomes(moved=moved.total(), gone=len(keys) - moved.total()), moved
 
-    async def _withdraw_unit(self, group: Group, keys: Sequence[bytes], instead: _Instead) -> int:
+    async def _withdraw_unit(self, group: Group, keys: Sequence[bytes], instead: _Instead) -> Counter[int]:
         loop = asyncio.get_running_loop()
         values = await loop.run_in_executor(None, self._store.get_many, Family.TIMELINE, keys)
         ops: list[Op] = []
+        topic_ids: list[int] = []  # of each op
         for key, value in zip(keys, values, strict=True):
             entry = decode_waiting(value) if value is not None else None
             if value is None or entry is None or entry.kind != EntryKind.RETRY or entry.scope != group.group_id:
@@ -204,9 +212,11 @@ class WaitingRetries(BrokerPart):
                     if_gone=IfKnown.ANSWER,
                 )
             )
+            topic_ids += [retry.history.topic_id] * (len(before) + 1)
         # Also without ops: a unit that is not durable yet may have removed the retries.
         receipts = await self._commits.commit(ops)
-        return sum(receipt.state is EntryState.WITHDRAWN for receipt in receipts)
+        told = zip(topic_ids, receipts, strict=True)
+        return Counter(topic_id for topic_id, receipt in told if receipt.state is EntryState.WITHDRAWN)
 
 
 def next_of(store: Store, scope: int, at: bytes) -> bytes:

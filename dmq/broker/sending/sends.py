@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from broker_adapter.contracts.deferred import Deferred
@@ -13,6 +14,7 @@ from dmq.broker.limits import SendQuotas
 from dmq.broker.sending.placement import Placement, wrong_type
 from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import MessageIdTaken, OverBound, StoreError
+from dmq.metrics.counting import TopicCounts
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
@@ -29,12 +31,17 @@ class Sends(BrokerPart):
 
     def __init__(self, shared: SharedParts, placement: Placement, handles: EntryHandles, quotas: TopicQuotas) -> None:
         super().__init__(shared)
-        self.accepted_total = 0  # messages, without repeated and absorbed ones
+        self.accepted = TopicCounts()  # messages, without repeated and absorbed ones
         self.repeated_total = 0
         self.refused_total = 0  # by a quota, low disk space or a busy store
         self._placement = placement
         self._handles = handles
         self.quotas = SendQuotas(self._names, self._clock, quotas)
+
+    @property
+    def accepted_total(self) -> int:
+        """Number of accepted messages of all topics."""
+        return self.accepted.total
 
     def count_refused(self, messages: int) -> None:
         """Count messages that another path refused at a limit."""
@@ -121,11 +128,14 @@ class Sends(BrokerPart):
                 else:
                     sent.fail(failure_of(unit.error))
                 return
-            receipts, repeated, absorbed = _receipts(self._handles, envelopes, ops, unit.receipts)
+            receipts, repeated = _receipts(self._handles, envelopes, ops, unit.receipts)
             if repeated and asked.spent:
                 quotas.give_back_repeated(asked, [receipt.repeated for receipt in receipts], sent_to)
             self.repeated_total += repeated
-            self.accepted_total += len(receipts) - repeated - absorbed
+            told = zip(envelopes, unit.receipts, strict=False)
+            new = Counter(each.topic for each, stored in told if not stored.repeated and stored.state is not ABSORBED)
+            for name, count in new.items():
+                self.accepted.add(name, count)
             sent.settle(receipts)
 
         try:
@@ -161,7 +171,7 @@ class _OneSent(Deferred[Sequence[SendReceipt]]):
         if stored.repeated:
             self._sends.repeated_total += 1
         elif stored.state is not ABSORBED:
-            self._sends.accepted_total += 1
+            self._sends.accepted.add(self._envelope.topic)
         self.settle([_receipt(self._handles, self._envelope, self._op, stored)])
 
 
@@ -176,17 +186,14 @@ def failure_of(error: StoreError | None) -> BrokerError:
 
 def _receipts(
     handles: EntryHandles, envelopes: Sequence[Envelope], ops: Sequence[Schedule | Append], stored: Sequence[Stored]
-) -> tuple[list[SendReceipt], int, int]:
-    """Return the receipts of a send, the number of repeated messages, and the number of absorbed ones."""
+) -> tuple[list[SendReceipt], int]:
+    """Return the receipts of a send, and the number of repeated messages."""
     receipts: list[SendReceipt] = []
-    repeated = absorbed = 0
+    repeated = 0
     for envelope, op, told in zip(envelopes, ops, stored, strict=False):
         receipts.append(_receipt(handles, envelope, op, told))
-        if told.repeated:
-            repeated += 1
-        elif told.state is ABSORBED:
-            absorbed += 1
-    return receipts, repeated, absorbed
+        repeated += told.repeated
+    return receipts, repeated
 
 
 def _receipt(handles: EntryHandles, envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:

@@ -108,7 +108,11 @@ async def _play(path: Path, seed: int) -> None:
     try:
         broker = EmbeddedBroker(store)
         scheduler = Scheduler(
-            store, broker.placement, broker.checks, on_failure=failures.append, observe=late_ms.extend
+            store,
+            broker.placement,
+            broker.checks,
+            on_failure=failures.append,
+            observe=lambda late, _: late_ms.extend(late),
         )
         scheduler.start()
         clients = Clients(broker, clock, seed)

@@ -112,7 +112,7 @@ def test_calls_are_counted_by_rpc_and_code() -> None:
 def test_a_batch_of_lateness_counts_each_message() -> None:
     """Milliseconds become seconds; a bucket takes its own upper bound."""
     metrics = Metrics(process=False)
-    metrics.became_visible([0, 1, 1, 5, 4_000_000])
+    metrics.became_visible([0, 1, 1, 5, 4_000_000], ["orders"] * 5)
     found = samples(metrics)
     assert found["dmq_lateness_seconds_bucket<=0.0005"] == 1
     assert found["dmq_lateness_seconds_bucket<=0.001"] == 3
@@ -177,7 +177,7 @@ def test_counts_from_many_threads_add_up() -> None:
     def work() -> None:
         for _ in range(500):
             metrics.accepted.inc()
-            metrics.became_visible([1, 2])
+            metrics.became_visible([1, 2], ["orders"] * 2)
             metrics.calls.call_done("AckMessage", 20000, 0.1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

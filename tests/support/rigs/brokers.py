@@ -153,7 +153,7 @@ class EmbeddedRig:
             self.broker.placement,
             self.broker.checks,
             on_failure=self.failures.append,
-            observe=self.late_ms.extend,
+            observe=lambda late_ms, _: self.late_ms.extend(late_ms),
         )
 
     async def close(self) -> None:

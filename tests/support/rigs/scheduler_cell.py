@@ -53,7 +53,7 @@ class Cell:
         self.failures.append(error)
         self.failed.set()
 
-    def _observe(self, late_ms: object) -> None:
+    def _observe(self, late_ms: object, topic_ids: object) -> None:
         assert isinstance(late_ms, list)
         self.late_ms += late_ms
         self.delivered.set()
