@@ -19,9 +19,7 @@ admin = true
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +32,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.acl.rules import ACTIONS, ADMIN, ADMINISTRATOR, GROUP, OPERATE, OPERATOR, ROLES, TOPIC, AccessKey, Rule
 from dmq.config.units import parse_duration
 from dmq.errors import DmqError
+from dmq.runtime.secret_file import read_secret_file
 
 log = structlog.get_logger("dmq.acl")
 
@@ -101,20 +100,11 @@ class KeyFile:
 def read(path: Path) -> Keys:
     """Read a file of access keys that only its owner, and at most its group, can read. Raises ``AclError``."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
-                raise AclError(f"{path} is not a regular file")
-            if state.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-                mode = stat.S_IMODE(state.st_mode)
-                raise AclError(
-                    f"{path} contains secrets and others can access it (mode {mode:04o}); run: chmod 600 {path}"
-                )
-            content = file.read(_BYTES_MAX + 1)
+        content = read_secret_file(path, _BYTES_MAX)
     except OSError as error:
         raise AclError(f"the file of access keys {path} cannot be read: {error.strerror}") from error
-    if len(content) > _BYTES_MAX:
-        raise AclError(f"{path} is larger than {_BYTES_MAX} bytes")
+    except ValueError as error:
+        raise AclError(str(error)) from None
     try:
         return parse(content.decode())
     except UnicodeDecodeError:
@@ -214,10 +204,6 @@ def _check_names(table: Mapping[str, Any], known: set[str], where: str) -> None:
     for name in table:
         if name not in known:
             raise ValueError(f"{where + ': ' if where else ''}unknown key {name!r}; known: {', '.join(sorted(known))}")
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would block until it has a writer
 
 
 def _stamp_of(path: Path) -> _Stamp | None:

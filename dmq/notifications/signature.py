@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from dmq.errors import DmqError
+from dmq.runtime.secret_file import read_secret_file
 
 _PREFIX: Final = "whsec_"
 _BYTES_MIN, _BYTES_MAX = 24, 64
@@ -25,15 +26,16 @@ _EXPECTED: Final = "expected whsec_ and 24 to 64 random bytes in base64, one sec
 def read_secrets(path: Path) -> list[bytes]:
     """Return the secrets of a file, at least one. Raise ``DmqError``, which never shows the content."""
     try:
-        with path.open("rb") as file:
-            text = file.read(_FILE_BYTES_MAX + 1).decode("ascii")
+        text = read_secret_file(path, _FILE_BYTES_MAX).decode("ascii")
     except OSError as error:
         raise DmqError(f"webhook_secret_file: {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError:
         raise DmqError(f"webhook_secret_file: {path} is no text: {_EXPECTED}") from None
+    except ValueError as error:
+        raise DmqError(f"webhook_secret_file: {error}") from None
     secrets = [_secret(path, number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not secrets or len(text) > _FILE_BYTES_MAX:
-        raise DmqError(f"webhook_secret_file: {path} is {'too long' if secrets else 'empty'}: {_EXPECTED}")
+    if not secrets:
+        raise DmqError(f"webhook_secret_file: {path} is empty: {_EXPECTED}")
     return secrets
 
 

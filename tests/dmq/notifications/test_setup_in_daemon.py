@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from support.clients.wire_client import WireClient, a_message
 from support.rigs.daemon import START_S_MAX, Daemon, free_port
+from support.rigs.replica_pair import Pair
 from support.rigs.webhooks import answer, is_signed, receiving, secret_file
 
 from broker_adapter.runtime.clock import SystemClock
@@ -95,3 +97,25 @@ def test_the_check_finds_what_would_fail(tmp_path: Path, settings: dict[str, obj
     }
     problems = problems_of(load({**usual, **settings}), SystemClock())
     assert [expected in each for each in problems] == [True] * bool(expected)
+
+
+def test_a_standby_notifies_after_its_takeover(tmp_path: Path) -> None:
+    """Not before; and a notification that the lost primary could not deliver comes with its id."""
+    with receiving() as receiver:
+        env = {
+            "DMQ_ON_DEAD_LETTER": receiver.url,
+            "DMQ_WEBHOOK_SECRET_FILE": str(secret_file(tmp_path)),
+            "DMQ_WEBHOOK_PRIVATE_ADDRESSES": "true",
+        }
+        with closing(Pair(tmp_path, env=env)) as pair:
+            receiver.answers.put(answer(503))
+            die(pair.primary, "m-1")
+            pair.primary.wait_for("notification_failed", timeout_s=START_S_MAX)
+            assert not pair.standby.events("notification_failed")
+            pair.primary.kill()
+            pair.take_over()
+            pair.primary.wait_for("notification_sent", timeout_s=START_S_MAX)
+            first, second = receiver.next(), receiver.next()
+        assert first.headers["webhook-id"] == second.headers["webhook-id"]
+        assert first.data == second.data
+        assert receiver.webhooks.empty()

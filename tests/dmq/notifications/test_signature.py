@@ -37,7 +37,7 @@ def test_each_secret_of_the_file_signs(tmp_path: Path) -> None:
         (b"whsec_c2hvcnQ=\n", "line 1"),
         (b"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n", "line 1"),
         (SECRET.encode() + b"\nwhsec_no base64\n", "line 2"),
-        (SECRET.encode() + b"\n" * 5000, "is too long"),
+        (SECRET.encode() + b"\n" * 5000, "is larger than 4096 bytes"),
         (b"whsec_\xff\n", "is no text"),
     ],
 )
@@ -45,10 +45,19 @@ def test_a_wrong_secret_is_refused_and_not_shown(tmp_path: Path, content: bytes,
     """The error names the file and the line, never the text."""
     path = tmp_path / "secret"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(DmqError, match=expected) as caught:
         read_secrets(path)
     assert str(path) in str(caught.value)
     assert "MfKQ" not in str(caught.value)
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """With the command that protects it."""
+    path = secret_file(tmp_path)
+    path.chmod(0o644)
+    with pytest.raises(DmqError, match=r"webhook_secret_file: .* others can access it \(mode 0644\); run: chmod 600"):
+        read_secrets(path)
 
 
 def test_a_missing_secret_file_is_named(tmp_path: Path) -> None:

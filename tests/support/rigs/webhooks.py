@@ -125,4 +125,5 @@ def secret_file(folder: Path, *secrets: str) -> Path:
     """Write a file of secrets."""
     path = folder / "webhook-secret"
     path.write_text("\n".join(secrets or (SECRET,)) + "\n", encoding="utf-8")
+    path.chmod(0o600)
     return path
