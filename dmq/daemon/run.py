@@ -136,7 +136,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         cell.listen = str(Address(config.listen.host, port))
         cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
-        start_notifications(config, broker, metrics, stack)
+        start_notifications(cell, metrics, stack)
         await start_web(config, port, clock, stack)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -59,6 +59,8 @@ class WebhookChannel:
 
     async def deliver(self, notification: Notification, progress: Sequence[Put]) -> None:
         """As ``Channel.deliver``."""
+        if progress and (obstacle := self._broker.store.write_obstacle()):  # it would be delivered again and again
+            raise NotDelivered(f"{self._url}: {obstacle}")
         await _in_thread(partial(self._post, notification, self._broker.store.clock.now_ms() // 1000))
         if progress:
             await self._broker.commits.commit(progress)

@@ -50,6 +50,7 @@ class Notifier:
     def __init__(self, kind: str, source: Source, channel: Channel, clock: Clock, *, every_s: float) -> None:
         self.kind = kind
         self.totals = NotifierTotals()
+        self.problem = ""  # why the last attempt failed; empty if it did not
         self._source = source
         self._channel = channel
         self._clock = clock
@@ -105,9 +106,11 @@ class Notifier:
             now_s = self._clock.monotonic_s()
             subject.next_s = now_s + _pause_s(subject.failures)
             self._next_s = now_s + _pause_s(self._failures)
+            self.problem = f"notifications of kind {self.kind} are not delivered: {error}"
             retry_in_s = max(subject.next_s, self._next_s) - now_s
             log.warning("notification_failed", **place, error=str(error), retry_in_s=retry_in_s)
             return
+        self.problem = ""
         self._source.delivered(report)
         self.totals.sent += 1
         self.totals.suppressed += report.events - 1

@@ -22,7 +22,7 @@ from dmq.errors import DmqError
 
 DEADLINE_S: Final = 10.0  # from the first connection attempt to the status of the answer
 _ADDRESSES_MAX: Final = 4
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_WITH_IPV4 = tuple(ipaddress.IPv6Network(each) for each in ("64:ff9b::/96", "::/96"))  # NAT64, IPv4-compatible
 _IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -47,7 +47,7 @@ def is_public(text: str) -> bool:
     address: _IpAddress = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if inner is None and address in _NAT64:
+        if inner is None and any(address in each for each in _WITH_IPV4):
             inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         address = inner or address
     return address.is_global and not address.is_multicast

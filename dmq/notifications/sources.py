@@ -9,9 +9,10 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from broker_adapter.contracts.message import unpack_id
-from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
+from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.broker import EmbeddedBroker
 from dmq.broker.io import Place
+from dmq.broker.pulling import Tail
 from dmq.notifications.notification import (
     SAMPLES_MAX,
     DeadLetterRange,
@@ -65,7 +66,13 @@ class _LetterQueue:
     topic_id: int
     group: str
     position: int
-    end: int  # when the queue was found; its tail knows of later letters
+    end_at_first: int  # when the queue was found
+    tail: Tail  # of later letters
+
+    @property
+    def end(self) -> int:
+        """Offset after the last letter."""
+        return max(self.end_at_first, self.tail.end)
 
 
 class DeadLetterSource:
@@ -84,9 +91,8 @@ class DeadLetterSource:
         """As ``Source.report``."""
         await self._find_queues()
         for queue in list(self._queues.values()):
-            end = self._end(queue)
-            if queue.position < end and is_due(queue.group):
-                report = await self._report(queue, end)
+            if queue.position < queue.end and is_due(queue.group):
+                report = await self._report(queue, queue.end)
                 if report is not None:
                     self._queues[queue.topic_id] = self._queues.pop(queue.topic_id)
                     return report
@@ -98,9 +104,6 @@ class DeadLetterSource:
             if queue.group == report.subject:
                 queue.position = max(queue.position, *(unpack_u64(each.value) for each in report.progress))
 
-    def _end(self, queue: _LetterQueue) -> int:
-        return max(queue.end, self._broker.pulls.tails.of(Place(queue.topic_id, 0)).end)
-
     async def _find_queues(self) -> None:
         """Add new dead-letter queues, and drop removed ones."""
         topics = self._broker.names.topics
@@ -110,14 +113,17 @@ class DeadLetterSource:
         new = [topic_id for topic_id in there if topic_id not in self._queues]
         if not new:
             return
-        for topic_id in new:
-            self._broker.pulls.tails.of(Place(topic_id, 0))  # before the read: no later letter is missed
+        # Tails before the read: no later letter is missed.
+        tails = {topic_id: self._broker.pulls.tails.of(Place(topic_id, 0)) for topic_id in new}
         for topic_id, position, end in await self._broker.reader.run(lambda store: _positions(store, new)):
             group = there[topic_id].removeprefix(DEAD_LETTER_PREFIX)
-            self._queues[topic_id] = _LetterQueue(topic_id, group, position, end)
+            self._queues[topic_id] = _LetterQueue(topic_id, group, position, end, tails[topic_id])
 
     async def _report(self, queue: _LetterQueue, end: int) -> NotificationReport | None:
         broker = self._broker
+        topic = broker.names.topics.get(dead_letter_topic(queue.group))
+        if topic is None or topic.topic_id != queue.topic_id:  # removed since the queue was found
+            return None
         page = await broker.dead_letters.page(
             queue.group, _ALL, offset=queue.position, limit=LETTERS_READ_MAX, with_outcome=False
         )

@@ -41,6 +41,7 @@ class Cell:
     processes: Callable[[], Sequence[ProcessStatus]] = tuple  # from any thread
     say_cluster: Callable[[], str] = str
     say_files: Callable[[], str] = str  # errors in files that are reloaded during operation
+    say_notifications: Callable[[], str] = str  # why they are not delivered; from any thread
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
     replica: Callable[[], wire.Replica | None] = lambda: None  # from any thread
@@ -85,7 +86,7 @@ class Cell:
             broker_name=self.config.broker_name,
             pid=os.getpid(),
             state=self.state if failure is None and not self._is_held() else wire.NOT_SERVING,
-            state_reason=with_advice(failure) if failure is not None else store.write_obstacle() or self.say_files(),
+            state_reason=with_advice(failure) if failure is not None else self._problem(),
             started_at_ms=self.started_at_ms,
             now_ms=now_ms,
             listen=self.listen,
@@ -160,10 +161,13 @@ class Cell:
     def _is_held(self) -> bool:
         return bool(self.store.stalled_s or self.store.replica_obstacle())
 
+    def _problem(self) -> str:
+        return self.store.write_obstacle() or self.say_files() or self.say_notifications()
+
     def remark(self) -> str:
         """Return warnings in addition to the health status, one per line; empty if there are none."""
         clock = self.store.clock.status()
-        said = [self.store.write_obstacle(), self.say_files(), self.say_cluster()]
+        said = [self.store.write_obstacle(), self.say_files(), self.say_notifications(), self.say_cluster()]
         if self.periodic is not None and self.periodic.error:
             said.append("backups: the last attempt failed; see dmq status")
         replica = self.replica()

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from dmq.broker.pulling.members import Members
 from dmq.broker.pulling.pulls import Pulls
-from dmq.broker.pulling.tail_waiters import Tails
+from dmq.broker.pulling.tail_waiters import Tail, Tails
 
-__all__ = ["Members", "Pulls", "Tails"]
+__all__ = ["Members", "Pulls", "Tail", "Tails"]

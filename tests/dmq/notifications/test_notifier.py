@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support.forges.letters import REDRIVE, a_message, die, die_many, finish, forward
 from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, receive
 from support.rigs.stores import all_rows
-from support.rigs.webhooks import SECRET, Receiver, answer, is_signed, receiving, secret_file
+from support.rigs.webhooks import PATIENCE_S, SECRET, Receiver, answer, is_signed, receiving, secret_file
 
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -312,3 +314,42 @@ async def test_held_messages_are_not_overdue(rig: EmbeddedRig) -> None:
     rig.clock.advance(10 * MINUTE_MS)
     await made.look()
     assert made.totals.sent == 0
+
+
+@every_durable_broker(queues=1)
+async def test_letters_during_a_delivery_are_in_the_next_notification(rig: EmbeddedRig) -> None:
+    """The counts of all notifications add up to the dead letters."""
+    release = threading.Event()
+
+    def hold(connection: socket.socket) -> None:
+        release.wait(PATIENCE_S)
+        connection.sendall(answer(200))
+
+    with receiving() as receiver:
+        receiver.answers.put(hold)
+        made = notifier(rig, rig._path, receiver)
+        await die_many(rig, 2)
+        looking = asyncio.ensure_future(made.look())
+        first = await asyncio.to_thread(receiver.next)
+        await die_many(rig, 3, first=2)
+        release.set()
+        await looking
+        rig.clock.advance(int(EVERY_S * 1000))
+        await made.look()
+        second = receiver.next()
+    assert [each.data["count"] for each in (first, second)] == [2, 3]
+
+
+@every_durable_broker(queues=1)
+async def test_nothing_is_sent_while_its_position_cannot_be_stored(rig: EmbeddedRig) -> None:
+    """Else a full disk or an unreachable copy would repeat one notification until it ends."""
+    with receiving() as receiver:
+        made = notifier(rig, rig._path, receiver)
+        await die_many(rig, 1)
+        with patch.object(rig.store, "write_obstacle", return_value="the disk is full"):
+            await made.look()
+        assert (receiver.connections, made.totals.failed) == (0, 1)
+        assert made.problem.endswith("the disk is full")
+        rig.clock.advance(5_000)
+        await made.look()
+        assert (receiver.connections, made.totals.sent, made.problem) == (1, 1, "")

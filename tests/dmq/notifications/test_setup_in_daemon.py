@@ -56,6 +56,8 @@ def test_a_daemon_notifies_over_kills(tmp_path: Path, monkeypatch: pytest.Monkey
             die(daemon, "m-1")
             failed = daemon.wait_for("notification_failed", timeout_s=START_S_MAX)
             assert failed["error"].endswith("answered with status 503")
+            with urlopen(f"http://127.0.0.1:{metrics}/healthz", timeout=START_S_MAX) as page:
+                assert "notifications of kind dead_letter are not delivered" in page.read().decode()
             daemon.kill()
             daemon.restart()
             daemon.wait_for("notification_sent", timeout_s=START_S_MAX)
