@@ -7,9 +7,10 @@ import json
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from dmq.admin.client.client import AdminClient, NotAllowed
+from dmq.admin.client.rates import Sample, rates, sample_of
 from dmq.console.views import Values, dead_of, due_of, status_of
 from dmq.errors import DmqError
 
@@ -19,26 +20,6 @@ _RATE_SAMPLES: Final = 6  # rates are those of the last five seconds
 _SLOW_EVERY: Final = 5  # the histogram and the dead letters: every fifth event
 
 Render = Callable[[str, Values], str]
-
-
-class Sample(NamedTuple):
-    """Totals of the daemon at a time."""
-
-    at_ms: int
-    accepted: int
-    delivered: int
-    acked: int
-
-
-def rates(samples: deque[Sample]) -> dict[str, float] | None:
-    """Return the messages per second between the first and the last sample; None without two of one run."""
-    if len(samples) < 2:
-        return None
-    first, last = samples[0], samples[-1]
-    seconds = (last.at_ms - first.at_ms) / 1000
-    if seconds <= 0 or last.accepted < first.accepted:  # the clock was set, or the daemon was restarted
-        return None
-    return {name: (getattr(last, name) - getattr(first, name)) / seconds for name in ("accepted", "delivered", "acked")}
 
 
 class Feed(ABC):
@@ -87,8 +68,8 @@ class OverviewFeed(Feed):
         except DmqError:
             self._samples.clear()
             raise
-        status, totals = values["status"], values["status"].totals
-        self._samples.append(Sample(status.now_ms, totals.accepted, totals.delivered, totals.acked))
+        status = values["status"]
+        self._samples.append(sample_of(status))
         parts = {}
         if self._count % _SLOW_EVERY == 0:
             try:

@@ -200,14 +200,16 @@ def test_a_quota_is_set_and_the_ledger_verified(keyed: Keyed, opened: Open) -> N
 
 def test_a_page_offers_the_changes_that_the_key_allows(keyed: Keyed, opened: Open) -> None:
     """The daemon refuses the others, also if a page sends their form with its token."""
-    offered = {}
+    offered, pages = {}, []
     for key in (BOSS, ON_CALL, VIEWER):
         page = signed_in(opened, keyed, key, "schedule?name=other")
+        pages.append(page)
         offered[key.access_key] = [page.get_by_role("button", name="Pause").count()]
         for path, name in (("schedule?name=hourly", "Pause"), ("quotas", "Set"), ("audit", "Verify now")):
             page.goto(keyed.url + path)
             offered[key.access_key].append(page.get_by_role("button", name=name, exact=True).count())
     assert offered == {"boss": [1, 1, 1, 1], "on-call": [0, 1, 0, 0], "viewer": [0, 0, 0, 0]}
+    page = pages[-1]
     token = page.locator("input[name=token]").first.input_value()
     for path, fields in (("schedules/pause", "name=hourly"), ("quotas/set", "kind=key&name=a&quota=topics&limit=1")):
         answer = page.request.post(

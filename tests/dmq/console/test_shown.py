@@ -1,12 +1,9 @@
-"""Texts of values on the pages, and the rates of the overview."""
+"""Texts of values on the pages."""
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
 
-from dmq.console.live import Sample, rates
 from dmq.console.shown import BODY_BYTES_MAX, body_of, count, distance, duration, size, visible
 
 
@@ -42,12 +39,3 @@ def test_a_long_body_is_cut() -> None:
     found = body_of(b"a" + "ü".encode() * BODY_BYTES_MAX, "json", is_plain=True)
     assert (found.form, found.is_cut, len(found.text)) == ("text", True, BODY_BYTES_MAX // 2)
     assert body_of(b"abc", "text", is_plain=False).form == "hex"
-
-
-def test_rates_need_two_samples_of_one_run() -> None:
-    """After a restart, or with a clock that was set back, there are none."""
-    first, second = Sample(1_000, 10, 5, 5), Sample(3_000, 30, 5, 6)
-    assert rates(deque([first])) is None
-    assert rates(deque([first, second])) == {"accepted": 10.0, "delivered": 0.0, "acked": 0.5}
-    assert rates(deque([second, first])) is None
-    assert rates(deque([first, Sample(5_000, 0, 0, 0)])) is None
