@@ -159,7 +159,7 @@ def ls(
             for each in found
         ),
         numbers=("OCCURRENCES",),
-        details=("OCCURRENCES", "LAST", "STATE"),
+        details=("OCCURRENCES", "LAST"),
     )
     if after and not session.as_json:
         out.note(f"there may be more: --after {after}")

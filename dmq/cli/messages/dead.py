@@ -19,7 +19,7 @@ from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
-from dmq.cli.output.facts import content_facts, failure_facts, reason_of
+from dmq.cli.output.facts import content_facts, failure_facts, flow_word, reason_of
 from dmq.cli.output.files import lines_into
 from dmq.cli.output.times import past_ms
 from dmq.cli.session.options import (
@@ -154,7 +154,7 @@ def groups(session: Session) -> None:
     session.show_table(
         [{"group": group.name, "dead": group.dead, "removed": group.is_removed} for group in found],
         ("GROUP", "DEAD", "STATE"),
-        [(group.name, f"{group.dead:,}", "removed" * group.is_removed) for group in found],
+        [(group.name, f"{group.dead:,}", flow_word(group)) for group in found],
         numbers=("DEAD",),
     )
 

@@ -13,6 +13,7 @@ from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import refused
+from dmq.cli.output.facts import flow_word
 from dmq.cli.output.histogram import show_due
 from dmq.cli.session.options import (
     Consent,
@@ -113,8 +114,11 @@ def stats(
         {"group": each.name, "waiting": each.waiting, "next_due_at_ms": next_due_ms[each.name], "due": each.due}
         for each in groups
     ]
-    rows = [(each.name, f"{each.waiting:,}", out.distance(next_due_ms[each.name], now_ms)) for each in groups]
-    session.show_table(plain, ("GROUP", "RETRYING", "NEXT DUE"), rows, numbers=("RETRYING",))
+    rows = [
+        (each.name, flow_word(each), f"{each.waiting:,}", out.distance(next_due_ms[each.name], now_ms))
+        for each in groups
+    ]
+    session.show_table(plain, ("GROUP", "STATE", "RETRYING", "NEXT DUE"), rows, numbers=("RETRYING",))
     if not session.as_json:
         due = [(bucket.until_ms, bucket.count) for each in groups for bucket in each.due]
         show_due("RETRIES", due, sum(each.waiting for each in groups), now_ms)

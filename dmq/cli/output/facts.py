@@ -30,7 +30,9 @@ def content_facts(content: wire.Content) -> list[tuple[str, str]]:
 
 
 def flow_word(found: wire.Topic | wire.Group) -> str:
-    """Return one word for a pause or a rate of a topic or a group."""
+    """Return one word for the state of a topic or a group: removed, paused, its rate, or active."""
+    if getattr(found, "is_removed", False):
+        return "removed"
     if found.paused_since_ms:
         return "paused"
     return f"{found.deliver_rate:,}/s" if found.deliver_rate else "active"

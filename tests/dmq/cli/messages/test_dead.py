@@ -54,12 +54,13 @@ def cut_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_groups_with_dead_letters(daemon: LiveCell) -> None:
-    """Those without are left out; one that was removed is there, and says so."""
+    """Those without are left out; one that is removed or paused is there, with its state."""
     daemon.run("group", "create", "idle")
+    daemon.run("group", "pause", GROUP)
     daemon.do(die(daemon.rig, *(a_message(each, topic="other") for each in ("G1", "G2")), group="gone"))
     assert daemon.run("group", "rm", "gone", "--force", "--yes").exit_code == 0
     lines = [line.split() for line in daemon.run("dead", "groups").stdout.splitlines()]
-    assert lines == [["GROUP", "DEAD", "STATE"], [GROUP, "3"], ["gone", "2", "removed"]]
+    assert lines == [["GROUP", "DEAD", "STATE"], [GROUP, "3", "paused"], ["gone", "2", "removed"]]
     assert json.loads(daemon.run("dead", "groups", "-o", "json").stdout) == [
         {"group": GROUP, "dead": 3, "removed": False},
         {"group": "gone", "dead": 2, "removed": True},

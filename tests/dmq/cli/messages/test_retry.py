@@ -85,11 +85,15 @@ def test_a_truncated_list_is_marked(daemon: LiveCell) -> None:
 
 
 def test_statistics_of_all_groups_that_wait(daemon: LiveCell) -> None:
-    """How many, when the next, and how many when; groups without retries are left out unless one is named."""
+    """How many, when the next, and how many when; groups without retries are left out unless one is named.
+
+    A paused group gets none of them.
+    """
     daemon.run("group", "create", "shipping")
+    daemon.run("group", "pause", "billing")
     assert daemon.run("retry", "stats").stdout.splitlines() == [
-        "GROUP    RETRYING  NEXT DUE",
-        "billing         3  now",
+        "GROUP    STATE   RETRYING  NEXT DUE",
+        "billing  paused         3  now",
         "",
         "DUE            RETRIES",
         "within 25s           2  ########################################",
@@ -100,7 +104,7 @@ def test_statistics_of_all_groups_that_wait(daemon: LiveCell) -> None:
     assert [bucket["count"] for bucket in found["due"]] == [2, 1]
     found = json.loads(daemon.run("retry", "stats", "shipping", "-o", "json").stdout)
     assert found == [{"group": "shipping", "waiting": 0, "next_due_at_ms": 0, "due": []}]
-    assert daemon.run("retry", "stats", "shipping").stdout.splitlines()[1:] == ["shipping         0"]
+    assert daemon.run("retry", "stats", "shipping").stdout.splitlines()[1:] == ["shipping  active         0"]
     assert daemon.run("retry", "stats", "nobody").exit_code == 3
 
 
