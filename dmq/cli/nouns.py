@@ -15,8 +15,11 @@ NOUNS = {
     "console": "Serve the console until SIGTERM or Ctrl-C.",
     "demo": "Kill a daemon during a run and check that no message is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
+    "top": "Show the daemon live: rates, due messages, lateness, topics, groups.",
+    "check": "Check one figure of the daemon for Nagios and compatible monitors.",
     "ledger": "Show message counts by state; exit with 4 if they do not balance.",
     "find": "Find messages in all topics by id, own key or message key.",
+    "tail": "Print new messages of a topic as they become visible.",
     "topic": "Topics.",
     "msg": "Messages.",
     "cron": "Recurring messages.",
@@ -40,9 +43,9 @@ NOUNS = {
 
 # The package of ``dmq.cli`` with the module of each command.
 _HOMES = {
-    "service": "serve http-api config console demo status clock spool store replica",
+    "service": "serve http-api config console demo status top check clock spool store replica",
     "trail": "ledger activity audit",
-    "messages": "find msg cron retry dead backoff broker replay",
+    "messages": "find tail msg cron retry dead backoff broker replay",
     "objects": "topic group client quota context acl",
 }
 

@@ -15,7 +15,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.session.cluster import Cluster, with_cluster
-from dmq.cli.session.options import GroupArgument, Session, TopicArgument
+from dmq.cli.session.options import GroupArgument, Session, TopicArgument, with_watch
 
 if TYPE_CHECKING:
     from broker_adapter.contracts.classic import Filter, HeldQueue
@@ -38,6 +38,7 @@ _QUEUE = ("TOPIC", "BROKER", "QUEUE")
 
 
 @app.command()
+@with_watch
 @with_cluster
 def routes(
     session: Session,
@@ -85,6 +86,7 @@ def routes(
 
 
 @app.command()
+@with_watch
 @with_cluster
 def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
     """Show the offset range and last write time of each queue."""
@@ -112,6 +114,7 @@ def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
 
 
 @app.command()
+@with_watch
 @with_cluster
 def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None:
     """Show the committed offset and the lag of a group in each queue.
@@ -147,6 +150,7 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
 
 
 @app.command()
+@with_watch
 @with_cluster
 def consumers(
     session: Session,

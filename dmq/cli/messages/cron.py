@@ -25,6 +25,7 @@ from dmq.cli.session.options import (
     Session,
     with_reason,
     with_session,
+    with_watch,
 )
 from dmq.config.units import format_duration, parse_duration
 
@@ -130,6 +131,7 @@ def add(
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,

@@ -35,6 +35,7 @@ from dmq.cli.session.options import (
     Session,
     with_reason,
     with_session,
+    with_watch,
 )
 from dmq.errors import DmqError
 from retry.failure_reason import NOT_REPORTED
@@ -146,6 +147,7 @@ DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; th
 
 
 @app.command()
+@with_watch
 @with_session
 def groups(session: Session) -> None:
     """List the groups that have dead letters, removed groups included."""
@@ -160,6 +162,7 @@ def groups(session: Session) -> None:
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,
@@ -413,6 +416,7 @@ def purge(
 
 
 @app.command()
+@with_watch
 @with_session
 def jobs(
     session: Session,

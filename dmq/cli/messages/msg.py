@@ -30,6 +30,7 @@ from dmq.cli.session.options import (
     TopicArgument,
     with_reason,
     with_session,
+    with_watch,
 )
 from dmq.config.units import After, At, parse_duration, parse_when
 from dmq.states import MessageState
@@ -383,6 +384,7 @@ class State(StrEnum):
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,

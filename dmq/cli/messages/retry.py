@@ -24,6 +24,7 @@ from dmq.cli.session.options import (
     Session,
     with_reason,
     with_session,
+    with_watch,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class RetrySelection(OptionGroup):
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,
@@ -94,6 +96,7 @@ def ls(
 
 
 @app.command()
+@with_watch
 @with_session
 def stats(
     session: Session,

@@ -13,7 +13,7 @@ import typer
 
 from dmq.cli.nouns import noun
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused
-from dmq.cli.session.options import Session, with_output
+from dmq.cli.session.options import Session, with_output, with_watch
 
 if TYPE_CHECKING:
     from dmq.acl.file import Keys
@@ -31,6 +31,7 @@ _BARE_TOML_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @app.command()
+@with_watch
 @with_output
 def ls(session: Session, *, file: FileOption = None) -> None:
     """List the access keys and their rules, without their secrets."""

@@ -10,7 +10,7 @@ from broker_adapter.wire.plain import to_plain
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed
-from dmq.cli.session.options import Session, with_reason, with_session
+from dmq.cli.session.options import Session, with_reason, with_session, with_watch
 
 app = noun("client")
 
@@ -20,6 +20,7 @@ _OK = 20000
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,

@@ -16,7 +16,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.session.completion import contexts
-from dmq.cli.session.options import AddressOption, ConnectionOptions, Session, with_output
+from dmq.cli.session.options import AddressOption, ConnectionOptions, Session, with_output, with_watch
 from dmq.config.contexts import (
     ADDRESS_DEFAULT,
     Chosen,
@@ -79,6 +79,7 @@ def add(
 
 
 @app.command()
+@with_watch
 @with_output
 def ls(session: Session) -> None:
     """List the contexts, without secrets; a star marks the current one."""

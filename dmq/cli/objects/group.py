@@ -21,6 +21,7 @@ from dmq.cli.session.options import (
     TopicArgument,
     with_reason,
     with_session,
+    with_watch,
 )
 from dmq.cli.session.policy_options import PolicyOptions
 from dmq.config.units import format_duration, format_time
@@ -45,6 +46,7 @@ class Retries(StrEnum):
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(session: Session) -> None:
     """List the consumer groups with their lag, retries and policy.

@@ -9,7 +9,7 @@ import typer
 
 from dmq.cli.nouns import noun
 from dmq.cli.output.errors import refusing
-from dmq.cli.session.options import Session, with_reason, with_session
+from dmq.cli.session.options import Session, with_reason, with_session, with_watch
 from dmq.config.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ QuotaArgument = Annotated[
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(session: Session) -> None:
     """List the quotas that are in use or were set, by key and address.

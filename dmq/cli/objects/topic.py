@@ -21,6 +21,7 @@ from dmq.cli.session.options import (
     TopicArgument,
     with_reason,
     with_session,
+    with_watch,
 )
 from dmq.config.units import format_duration, format_size, format_time, parse_duration, parse_size
 
@@ -140,6 +141,7 @@ def flow_facts(topic: wire.Topic) -> list[tuple[str, str]]:
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(session: Session) -> None:
     """List the topics with their type, queues, messages and quotas."""

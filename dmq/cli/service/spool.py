@@ -40,6 +40,7 @@ from dmq.cli.session.options import (
     session_of,
     with_options,
     with_output,
+    with_watch,
 )
 from dmq.config.units import format_size, parse_size
 
@@ -145,6 +146,7 @@ class _Reader:
 
 
 @app.command()
+@with_watch
 @with_options
 def ls(
     ctx: typer.Context,
@@ -207,6 +209,7 @@ def show(
 
 
 @app.command()
+@with_watch
 @with_output
 def stats(session: Session, *, root: RootOption = _ROOT) -> None:
     """Count the entries of each directory by type and due time.

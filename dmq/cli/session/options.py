@@ -16,6 +16,7 @@ import typer
 
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.output.watch import INTERVAL_DEFAULT, interval_s, repeat
 from dmq.cli.session.completion import contexts, groups, topics
 from dmq.config.contexts import (
     ADDRESS_DEFAULT,
@@ -86,6 +87,13 @@ AfterOption = Annotated[
 OutFileOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
+]
+IntervalOption = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help=f"Time between two refreshes.  [default: {INTERVAL_DEFAULT}]"),
+]
+_WatchOption = Annotated[
+    bool, typer.Option("--watch", "-w", help="Repeat the list until Ctrl-C or q; with -o json, one line each time.")
 ]
 BodyOption = Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")]
 
@@ -342,6 +350,40 @@ def with_output(command: Callable[..., None]) -> Callable[..., None]:
 def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
     """Like ``with_session``, for a command that contacts another server than the daemon: without ``--address``."""
     return _with(command, {**_OUTPUT, "timeout": TimeoutOption})
+
+
+def with_watch(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--watch`` to a list, which repeats it until Ctrl-C. It stands above the decorators of other options."""
+    own = signature(command)
+
+    @wraps(command)
+    def run(
+        ctx: typer.Context,
+        *,
+        watch: bool,
+        interval: str | None,
+        **given: Any,  # noqa: ANN401 - the command's
+    ) -> None:
+        if not watch:
+            if interval is not None:
+                raise refused("it requires --watch", "--interval")
+            command(ctx, **given)
+            return
+        as_json = bool(given.get("json")) or "json" in {session_of(ctx).output, given.get("output")}
+        seconds = interval_s(interval or INTERVAL_DEFAULT)
+        repeat(lambda: command(ctx, **given), seconds, _command_line(ctx), as_json=as_json)
+
+    added = (("watch", _WatchOption, False), ("interval", IntervalOption, None))
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=each) for name, each, default in added
+    ]
+    return _signed(run, [*own.parameters.values(), *options])
+
+
+def _command_line(ctx: typer.Context) -> str:
+    """Return the command with its arguments."""
+    arguments = [each.name for each in ctx.command.params if each.param_type_name == "argument"]
+    return " ".join([ctx.command_path, *(str(ctx.params[name]) for name in arguments if name and ctx.params.get(name))])
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

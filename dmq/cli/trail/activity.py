@@ -10,7 +10,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode
 from dmq.cli.output.times import instant_ms
-from dmq.cli.session.options import LimitOption, Session, with_session
+from dmq.cli.session.options import LimitOption, Session, with_session, with_watch
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -21,6 +21,7 @@ _PAGE = 1_000
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,

@@ -22,7 +22,7 @@ from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.output.times import point_ms
 from dmq.cli.session.cluster import ClusterAccess
 from dmq.cli.session.offline import stopped
-from dmq.cli.session.options import OptionGroup, Session, with_output, with_session
+from dmq.cli.session.options import OptionGroup, Session, with_output, with_session, with_watch
 from dmq.cli.trail.engines import Engine, chosen, run_here
 from dmq.cli.trail.spark import (
     MEANINGS,
@@ -295,6 +295,7 @@ def _local_trail(trail: str | None, data: Path, config: Path | None) -> Path:
 
 
 @app.command()
+@with_watch
 @with_session
 def ls(
     session: Session,
