@@ -142,6 +142,7 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
             for queue, each in found.items()
         ],
         numbers=("QUEUE", "BROKER OFFSET", "COMMITTED", "LAG"),
+        details=("BROKER OFFSET", "COMMITTED"),
     )
     if not session.as_json:
         typer.echo()
@@ -180,6 +181,7 @@ def consumers(
             for each in found
         ],
         numbers=("MEMBERS", "RETRIES", "TOPICS", "LAG"),
+        details=("RETRIES", "CONSUMES", "MODEL"),
     )
 
 
@@ -353,6 +355,7 @@ def _show_shares(shares: QueueShares) -> None:
             for each in members
         ],
         numbers=("QUEUES", "HELD"),
+        details=("VERSION", "LANGUAGE", "ORDER", "STARTED", "SEEN BY", "ADDRESS"),
     )
     typer.echo()
     out.show_table(("TOPIC", "FILTER", "SUBSCRIBED TO BY"), _wanted(shares))

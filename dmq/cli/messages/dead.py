@@ -191,7 +191,7 @@ def ls(
             progress.show(f"{number:,} found")
         now_ms = 0 if session.as_json else client.now_ms()
     if by_error:
-        _show_errors(session, errors, limit)
+        _show_errors(session, errors, limit, now_ms)
         return
     headings = ["DEAD", "LAST FAILED", "TOPIC", "MESSAGE ID", "REASON", "ATTEMPTS", "TAG", "KEYS"]
     rows = [_cells(letter, now_ms) for letter in found]
@@ -201,7 +201,7 @@ def ls(
     if any(reason_of(letter.failure).error for letter in found):
         headings.append("ERROR")
         rows = [(*row, _error(letter)) for row, letter in zip(rows, found, strict=True)]
-    session.show_table(found, headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS"))
+    session.show_table(found, headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS", "KEYS"))
     if len(found) == limit and not session.as_json:
         out.note(f"the first {limit:,}; --limit shows more")
 
@@ -291,18 +291,19 @@ class _Error:
         self.last_dead_at_ms, self.message_id = letter.dead_at_ms, letter.message_id
 
 
-def _show_errors(session: Session, errors: dict[str, _Error], limit: int) -> None:
+def _show_errors(session: Session, errors: dict[str, _Error], limit: int, now_ms: int) -> None:
     most = sorted(errors.items(), key=lambda each: (-each[1].count, each[0]))
     rows = [
         (
-            *(f"{found.count:,}", out.when(found.first_dead_at_ms), out.when(found.last_dead_at_ms)),
+            f"{found.count:,}",
+            *(out.distance(each, now_ms) for each in (found.first_dead_at_ms, found.last_dead_at_ms)),
             *(found.message_id, error or "not known"),
         )
         for error, found in most[:limit]
     ]
     headings = ("LETTERS", "FIRST DEATH", "LAST DEATH", "LAST MESSAGE ID", "ERROR")
     plain = [{"error": error, **vars(found)} for error, found in most[:limit]]
-    session.show_table(plain, headings, rows, numbers=("LETTERS",))
+    session.show_table(plain, headings, rows, numbers=("LETTERS",), details=("FIRST DEATH",))
     if len(most) > limit and not session.as_json:
         out.note(f"the first {limit:,} of {len(most):,} errors; --limit shows more")
 

@@ -257,6 +257,7 @@ def stats(session: Session, *, root: RootOption = _ROOT) -> None:
             for each in figures or [TypeFigures("", 0, 0, 0, 0, 0, [])]
         ],
         numbers=("WAITING", "PARKED", "BYTES", "DEAD"),
+        details=("BYTES", "PARKED"),
     )
     every = [each for _, _, figures in known for each in figures]
     if not session.as_json:

@@ -325,7 +325,8 @@ def ls(
         for each in found
     ]
     numbers = [heading for heading in headings if heading not in {"CELL", "ROLE", "UNTIL"}]
-    session.show_table({"trail": where, "cells": [each.plain() for each in found]}, headings, rows, numbers=numbers)
+    plain = {"trail": where, "cells": [each.plain() for each in found]}
+    session.show_table(plain, headings, rows, numbers=numbers, details=("FIRST", "NEWEST", "FILES", "ROLE"))
     for each in found if not session.as_json else ():
         for first, last in each.gaps[:_GAPS_SHOWN]:
             out.note(f"{each.cell}: events {first:,} to {last:,} are missing")

@@ -32,6 +32,10 @@ LISTS = {
     "client ls": 1,
     "quota ls": 0,
     "activity ls": 0,
+    "dead ls billing --by-error": 0,
+    "dead ls billing --all-outcomes": 2,
+    "audit ls": 1,
+    "top --once --interval 100ms": 0,
 }
 SHOWS = ("ledger --groups", "topic show orders", "group show billing")
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -79,6 +83,7 @@ def _fill(address: str, env: Mapping[str, str]) -> None:
         "topic create a-topic-of-the-north",
         "cron add nightly-settlement-of-accounts orders body --cron 0_3_*_*_1-5 --zone Europe/Berlin",
         "quota set key billing-service bytes 1073741824",
+        "audit snapshot",
         f"dead redrive billing --id {held[0].message_id} --yes",
     ):
         done = run_command(*(word.replace("_", " ") for word in command.split()), env=env)
