@@ -37,7 +37,7 @@ ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
 .PHONY: help env demo demo-failover demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
-	clients client-programs collected node-client go-client java-client rust-client versitygw-client chromium
+	clients client-programs collected node-client go-client java-client rust-client versitygw-client otelcol-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -163,7 +163,7 @@ $(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dm
 	@touch $@
 
 # What the tests use beside our own packages needs none of them, so both are made beside each other.
-CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client chromium
+CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client otelcol-client chromium
 
 client-programs:
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS)
@@ -199,8 +199,9 @@ $(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lo
 	@cd $(NODE_DIR) && npm ci --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
 	@touch $@
 
-# The programs around the official Go, Java and Rust clients, and a server of objects; their first use in a test builds them as well.
-go-client java-client rust-client versitygw-client:
+# The programs around the official Go, Java and Rust clients, a server of objects and a collector of spans; their first use in a test
+# builds them as well.
+go-client java-client rust-client versitygw-client otelcol-client:
 	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed" >&2; exit 1; }
 	@PYTHONPATH=tests "$(PYTHON)" -m support.clients.client_builds $(@:-client=)
 
@@ -220,9 +221,9 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && "$(PYTHON)" -m venv "$$tmp" && \
 	"$$tmp/bin/python" -m pip --disable-pip-version-check --no-input --quiet install uv && \
 	echo "locking locks/run.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra console --extra classic --extra replica --extra demo -o locks/run.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra console --extra otel --extra classic --extra replica --extra demo -o locks/run.txt && \
 	echo "locking locks/dev.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra console --extra classic --extra replica --extra demo --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra http --extra console --extra otel --extra classic --extra replica --extra demo --extra audit-local --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
 	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt && \
 	echo "locking locks/compile.txt" && \

@@ -94,7 +94,14 @@ VERSITYGW = Build(
     ("go.mod", "go.sum"),
     (*GO.command[:4], "-o", ".cache/versitygw", "github.com/versity/versitygw/cmd/versitygw"),
 )
-BUILDS = {build.name: build for build in (GO, JAVA, RUST, VERSITYGW)}
+OTELCOL = Build(
+    "otelcol",  # no client: an OpenTelemetry collector, for traces
+    ("go",),
+    ("main.go", "go.mod", "go.sum"),
+    (*GO.command[:4], "-o", ".cache/collector", "."),
+    is_required=False,
+)
+BUILDS = {build.name: build for build in (GO, JAVA, RUST, VERSITYGW, OTELCOL)}
 
 
 def earlier_go(version: str, *tags: str) -> Build:

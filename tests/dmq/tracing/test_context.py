@@ -1,0 +1,86 @@
+"""The trace context of a wire message: where it is found, and that nothing else is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from broker_adapter.contracts.schedules import SCHEDULE
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.tracing import TracedMessage, may_be_traced, traced
+from retry.dead_letter import PARENT_MESSAGE_ID
+
+pytestmark = pytest.mark.unit
+
+TRACE_ID, SPAN_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
+NO_PROPERTIES: Mapping[str, str] = {}
+SAMPLED = f"00-{TRACE_ID:032x}-{SPAN_ID:016x}-01"
+
+
+def payload(field: str = "", *, body: bytes = b"body", properties: Mapping[str, str] = NO_PROPERTIES) -> bytes:
+    """Return a wire message with a trace context in the protocol's field, in properties, or nowhere."""
+    message = wire.Message(
+        topic=wire.Resource(name="orders"), body=body, user_properties={"color": "red", **properties}
+    )
+    message.system_properties.message_id = "m-1"
+    message.system_properties.tag = "blue"
+    if field:
+        message.system_properties.trace_context = field
+    return message.SerializeToString()
+
+
+def in_property(text: str) -> bytes:
+    """Return a wire message with a trace context in its property."""
+    return payload(properties={"traceparent": text})
+
+
+@pytest.mark.parametrize(
+    "found", [payload(SAMPLED), in_property(SAMPLED), payload(SAMPLED, properties={"traceparent": "x"})]
+)
+def test_a_sampled_context_is_found_in_the_field_and_in_the_property(found: bytes) -> None:
+    """The field of the protocol wins; other flags do not matter."""
+    assert traced(found) == TracedMessage(TRACE_ID, SPAN_ID)
+    assert traced(payload(SAMPLED.removesuffix("01") + "03")) == TracedMessage(TRACE_ID, SPAN_ID)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        payload(),
+        payload(SAMPLED.removesuffix("01") + "00"),
+        in_property(SAMPLED.removesuffix("01") + "fe"),
+        payload("trace"),
+        in_property(""),
+        b"",
+        b"\x92\x01\x3700-",
+    ],
+)
+def test_an_unsampled_message_costs_no_parse(value: bytes) -> None:
+    """Neither a message without a context nor one that its producer does not sample is parsed."""
+    assert not may_be_traced(value)
+    assert traced(value) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        payload(body=payload(SAMPLED)),
+        payload(body=b"\n\x0btraceparent\x12\x37" + SAMPLED.encode()),
+        payload(f"00-{0:032x}-{SPAN_ID:016x}-01"),
+        payload(f"00-{TRACE_ID:032x}-{0:016x}-01"),
+        payload(SAMPLED.upper()),
+        payload(SAMPLED, properties={SCHEDULE: "nightly"}),
+        b"\xff" + payload(SAMPLED),
+    ],
+)
+def test_bytes_like_a_context_are_none(value: bytes) -> None:
+    """A body with a traced message in it, an invalid context, an occurrence of a schedule, and damage."""
+    assert may_be_traced(value)
+    assert traced(value) is None
+
+
+def test_a_redriven_message_names_its_dead_letter() -> None:
+    """The redrive is linked to it."""
+    found = traced(payload(SAMPLED, properties={PARENT_MESSAGE_ID: "m-0"}))
+    assert found == TracedMessage(TRACE_ID, SPAN_ID, "m-0")
