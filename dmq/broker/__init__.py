@@ -13,13 +13,15 @@ from broker_adapter.runtime.exports import lazy_exports
 if TYPE_CHECKING:
     from dmq.broker.broker import EmbeddedBroker
     from dmq.broker.in_process_client import EmbeddedClassic
+    from dmq.broker.message_spans import MessageSpans
 
-__all__ = ["EmbeddedBroker", "EmbeddedClassic"]
+__all__ = ["EmbeddedBroker", "EmbeddedClassic", "MessageSpans"]
 
 __getattr__ = lazy_exports(
     __name__,
     {
         "dmq.broker.broker": "EmbeddedBroker",
         "dmq.broker.in_process_client": "EmbeddedClassic",
+        "dmq.broker.message_spans": "MessageSpans",
     },
 )

@@ -22,6 +22,7 @@ from dmq.broker.failures import Failures, Outcomes, WaitingRetries
 from dmq.broker.groups import LeaseEnds, Subscriptions
 from dmq.broker.handles import EntryHandles, ReceiptHandles
 from dmq.broker.io import Commits, Reader
+from dmq.broker.message_spans import MessageSpans, SendCall
 from dmq.broker.operations import KEEP_DEFAULT, DeadLetters, Operator, Procedures, Retention
 from dmq.broker.pulling import Pulls
 from dmq.broker.sending import Placement, Sends
@@ -42,6 +43,7 @@ from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.store import Store
 from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
 from dmq.store.writer.operations import Appended
+from dmq.tracing import EmitSpan
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
 CHECKS_DEFAULT = CheckOptions()
@@ -66,10 +68,11 @@ class EmbeddedBroker:
         delay_max_ms: int | None = None,
         quotas: TopicQuotas = NO_QUOTAS,
         failure_reasons: bool = True,
+        emit_span: EmitSpan | None = None,
     ) -> None:
         """``stay``: patterns of the topics of this broker; the forwarder sends messages of all others to a cluster.
 
-        ``quotas``: defaults for topics without quotas of their own.
+        ``quotas``: defaults for topics without quotas of their own. ``emit_span`` gets the spans of traced messages.
         """
         self.store = store
         self.on_group_changed: Callable[[str], None] = lambda _: None
@@ -87,6 +90,7 @@ class EmbeddedBroker:
         self.lease_ends = ends = LeaseEnds(store.clock)
         self.subscriptions = subscriptions = Subscriptions(shared, ends, group_start=group_start)
         self.placement = placement = Placement(names)
+        self.spans = spans = MessageSpans(names, store.clock, emit_span) if emit_span is not None else None
         # One part for each kind of client or operator call.
         self.sends = Sends(shared, placement, handles, quotas)
         self.quotas = self.sends.quotas
@@ -98,11 +102,11 @@ class EmbeddedBroker:
         )
         self.outcomes = outcomes = Outcomes(shared, subscriptions, levels_ms=delay_levels_ms)
         self.failures = failures = Failures(
-            *(shared, subscriptions, ends, receipts), outcomes=outcomes, keeps_reasons=failure_reasons
+            *(shared, subscriptions, ends, receipts), outcomes=outcomes, keeps_reasons=failure_reasons, spans=spans
         )
         self.note_failure = failures.reasons.note
         self.retries = WaitingRetries(shared, outcomes)
-        self.leases = Leases(store, ends, failures)
+        self.leases = Leases(store, ends, failures, spans)
         self.deliveries = deliveries = Deliveries(
             shared,
             subscriptions=subscriptions,
@@ -110,10 +114,11 @@ class EmbeddedBroker:
             receipts=receipts,
             failures=failures,
             leases=self.leases,
+            spans=spans,
         )
         self.flows = deliveries.flows
         self.pulls = Pulls(shared, filters=deliveries.filters, settled=subscriptions.settled)
-        self.dead_letters = DeadLetters(shared, subscriptions=subscriptions, placement=placement)
+        self.dead_letters = DeadLetters(shared, subscriptions=subscriptions, placement=placement, spans=spans)
         self._add_calls(shared, delay_levels_ms)
         self._add_upkeep(shared, keep, keep_forwarded, schedules)
         store.attach(loop, self._on_appended)
@@ -121,7 +126,8 @@ class EmbeddedBroker:
     def _add_calls(self, shared: SharedParts, levels_ms: Sequence[int]) -> None:
         """Add the calls of ``PopBroker`` that one part serves, and the parts for ``dmq.broker.in_process_client``."""
         deliveries, ends = self.deliveries, self.lease_ends
-        self.send, self.recall = self.sends.send, self.recalls.recall
+        self.send: SendCall = self.sends.send if self.spans is None else self.spans.of_sends(self.sends.send)
+        self.recall = self.recalls.recall
         self.ack, self.not_taken = deliveries.ack, deliveries.not_taken
         self.change_invisible, self.dead_letter = deliveries.change_invisible, deliveries.dead_letter
         self.send_back = deliveries.send_back

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from broker_adapter.runtime.log import LibraryLog
+from dmq.broker import MessageSpans
 from dmq.broker.schedules import Recurring
 from dmq.broker.sending import Placement, message_group_of
 from dmq.broker.transactions import Checks
@@ -87,6 +88,7 @@ class Scheduler:
         *,
         on_failure: Callable[[StoreError], None],
         observe: Callable[[Sequence[int], Sequence[int]], None] = lambda _, __: None,
+        spans: MessageSpans | None = None,
     ) -> None:
         self._store = store
         self._marks = store.marks
@@ -100,6 +102,7 @@ class Scheduler:
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="dmq-scheduler", daemon=True)
         self._observe = observe
+        self._spans = spans
         self.handed_over_total = 0
         self._is_behind = False
         self._skip_ms = 0  # by how much the live cursor skipped in the last turn
@@ -157,7 +160,8 @@ class Scheduler:
             is_done = is_live_done and is_backlog_done and not has_moves
             return Turn(int(has_moves), self._next_due_ms(now_ms) if is_done else now_ms)
         staying = [row for row in rows if stays(row[1])]
-        moved = self._placement.hand_over([row for row in rows if not stays(row[1])] if staying else rows, now_ms)
+        moving = [row for row in rows if not stays(row[1])] if staying else rows
+        moved = self._placement.hand_over(moving, now_ms)
         schedules = [row for row in staying if is_recurring(row[1])]
         halves = [row for row in staying if not is_recurring(row[1])]
         checked = self._checks.plan(halves, now_ms, self._store.get_many) if halves else []
@@ -174,6 +178,8 @@ class Scheduler:
             topic_ids += [op.topic_id for op in occurred]
         self.handed_over_total += len(late_ms)
         self._observe(late_ms, topic_ids)
+        if self._spans is not None:
+            self._spans.handed_over(moving, done_ms)
         return Turn(len(rows) + len(held), done_ms)
 
     def _with_occurrences(

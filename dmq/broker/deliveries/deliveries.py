@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from typing import NamedTuple
@@ -20,10 +20,12 @@ from dmq.broker.filters import Filters
 from dmq.broker.groups import ATTEMPT_MAX, IN_HAND_SHARE, Lease, LeaseEnds, SubscribedQueue, Subscription, Subscriptions
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
 from dmq.broker.limits import GroupFlows
+from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.errors import StoreError
 from dmq.metrics.counting import TopicCounts
 from dmq.store.schema.failure_reason import encode_reason
+from dmq.store.schema.index import Receipt as Stored
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind, with_reason
 from retry.flow import Failure, GivenUp, Nacked, SentBack, Unwanted
@@ -56,8 +58,10 @@ class Deliveries(BrokerPart):
         receipts: ReceiptHandles,
         failures: Failures,
         leases: Leases,
+        spans: MessageSpans | None = None,
     ) -> None:
         super().__init__(shared)
+        self._spans = spans
         self.filters = Filters(self._clock)
         self._subscriptions = subscriptions
         self._ends = ends
@@ -66,7 +70,7 @@ class Deliveries(BrokerPart):
         self._reasons = failures.reasons
         self._leases = leases
         self._hand_out = HandOut(
-            shared, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts
+            shared, filters=self.filters, ends=ends, settled=subscriptions.settled, receipts=receipts, spans=spans
         )
         self.flows = GroupFlows(self._names, self._clock)
         self.handed_out = TopicCounts()
@@ -223,13 +227,23 @@ class Deliveries(BrokerPart):
                 ops.append(_new_tuple(Emit, (event, offset)))
         if finished:
             # Also without ops: an offset found finished may come from an ack that is not durable yet.
-            for queue, places in finished.items():
-                ops += queue.finish(places)
-            done = self._commits.submit(ops)
+            done = self._submit_finished(ops, finished)
             found.release_after(done, [(queue, offset) for queue, places in finished.items() for offset in places])
             await self._commits.committed(done)
             self.acked_total += sum(map(len, finished.values()))
         return results
+
+    def _submit_finished(
+        self, ops: list[Op], finished: Mapping[SubscribedQueue, Collection[int]]
+    ) -> asyncio.Future[list[Stored]]:
+        """Submit ``ops`` with the ends of the offsets in ``finished``."""
+        ends = self._spans.acked(finished) if self._spans is not None else ()
+        for queue, offsets in finished.items():
+            ops += queue.finish(offsets)
+        done = self._commits.submit(ops)
+        if ends and self._spans is not None:
+            self._spans.ended_after(done, ends)
+        return done
 
     async def refused(self, group: str, topic: str, receipt_handle: str, code: int, why: str) -> None:
         """Turn a delivery that a cluster permanently refuses into a dead letter of the group, durable on return."""

@@ -17,6 +17,7 @@ from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_i
 from dmq.broker.filters import Filters, Passes
 from dmq.broker.groups import Lease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of
+from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, Names, SharedParts
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.record import QueuedMessage
@@ -70,8 +71,10 @@ class HandOut(BrokerPart):
         ends: LeaseEnds,
         settled: Settled,
         receipts: ReceiptHandles,
+        spans: MessageSpans | None,
     ) -> None:
         super().__init__(shared)
+        self._spans = spans
         self._filters = filters
         self._ends = ends
         self._settled = settled
@@ -224,6 +227,8 @@ class HandOut(BrokerPart):
         place = queue.group_id, queue.topic_id, queue_id, offset
         receipt = _new_tuple(Receipt, (*place, lease.epoch, lease.attempt, lease.is_push, name))
         handle = lease.handle = self._receipts.encode(receipt)
+        if self._spans is not None:
+            lease.traced = self._spans.handed_out(payload)
         end = facts_of(self._catalog.names, record) if history is not None else None
         # fmt: off
         return _new_tuple(Delivery, (

@@ -11,6 +11,7 @@ import structlog
 from broker_adapter.contracts.errors import BrokerError
 from dmq.broker.failures import POSTPONED_MS, Failures, come_back
 from dmq.broker.groups import Ended, Lease, LeaseEnds, SubscribedQueue
+from dmq.broker.message_spans import MessageSpans
 from dmq.errors import StoreError
 from dmq.store import Store
 from dmq.store.schema.index import Receipt as Stored
@@ -27,8 +28,9 @@ _FAULT_PAUSE_S = 1.0
 class Leases:
     """Expiry of all leases of the broker, in a task of its own. It belongs to the event loop."""
 
-    def __init__(self, store: Store, ends: LeaseEnds, failures: Failures) -> None:
+    def __init__(self, store: Store, ends: LeaseEnds, failures: Failures, spans: MessageSpans | None = None) -> None:
         self._store = store
+        self._spans = spans
         self._clock = store.clock
         self._ends = ends
         self._failures = failures
@@ -105,6 +107,8 @@ class Leases:
             planned.append((each, attempt))
         done = self._store.commit_async(ops, is_urgent=True)
         done.add_done_callback(lambda future: _come_back(planned, future))
+        if self._spans is not None:
+            self._spans.ended_after(done, self._spans.returned(leases, is_expired=kind is EventKind.LEASE_EXPIRED))
         return done
 
 

@@ -29,6 +29,7 @@ from dmq.broker.failures.failure_reasons import FailureReasons
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes, come_back
 from dmq.broker.groups import ATTEMPT_MAX, Lease, LeaseEnds, SubscribedQueue, Subscriptions
 from dmq.broker.handles import ReceiptHandles
+from dmq.broker.message_spans import DeliveryEnd, MessageSpans
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
@@ -80,8 +81,10 @@ class Failures(BrokerPart):
         *,
         outcomes: Outcomes,
         keeps_reasons: bool,
+        spans: MessageSpans | None = None,
     ) -> None:
         super().__init__(shared)
+        self._spans = spans
         self._subscriptions = subscriptions
         self._ends = ends
         self._receipts = receipts
@@ -176,20 +179,21 @@ class Failures(BrokerPart):
         stored = await self._stored_reasons(batch)
         ops: list[Op] = []
         handled: list[tuple[FailedDelivery, int]] = []
+        ends: list[DeliveryEnd] = []
         for each, record in zip(batch, records, strict=True):
             if not _still_fails(each):
                 handled.append((each, _NOT_OURS))
                 continue
             try:
-                each.lease.know(record)
-                before = stored.get(each.queue.exception_key(each.offset))
-                more, attempt = self._plan(each, record, self._reason_of(each, before), before)
+                more, attempt = self._decide(each, record, stored.get(each.queue.exception_key(each.offset)), ends)
             except Exception as error:  # noqa: BLE001 - one failure without an outcome must not fail the others
                 self._give_up(each, error)
                 continue
             ops += more
             handled.append((each, attempt))
         done = self._commits.submit(ops)
+        if self._spans is not None:
+            self._spans.ended_after(done, ends)
 
         def settle(written: asyncio.Future[list[Stored]]) -> None:
             error = None if written.cancelled() else written.exception()
@@ -228,11 +232,24 @@ class Failures(BrokerPart):
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
+    def _decide(
+        self, failed: FailedDelivery, record: QueuedMessage, before: ExceptionRow | None, ends: list[DeliveryEnd]
+    ) -> tuple[list[Op], int]:
+        """Return the ops and the next attempt of ``_plan``; add the end of a traced delivery to ``ends``."""
+        failed.lease.know(record)
+        reason = self._reason_of(failed, before)
+        ops, attempt, outcome = self._plan(failed, record, reason, before)
+        if self._spans is not None:
+            facts = record.payload, failed.failure, outcome, reason or FailureReason()
+            end = self._spans.failed(failed.queue, failed.lease, *facts)
+            ends += [end._replace(attempt=max(end.attempt, failed.attempts_told))] if end is not None else []
+        return ops, attempt
+
     def _plan(
         self, failed: FailedDelivery, record: QueuedMessage, reason: FailureReason | None, before: ExceptionRow | None
-    ) -> tuple[list[Op], int]:
+    ) -> tuple[list[Op], int, Outcome]:
         """Return the ops of the outcome, and the next attempt of a message that becomes available once they are
-        durable, else 0.
+        durable, else 0. The outcome that is returned is the applied one.
         """
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         now = moment(self._clock)
@@ -241,17 +258,17 @@ class Failures(BrokerPart):
         message = self._failed_message(failed, record, reason, now.wall_ms)
         match outcome:
             case ComeBack():
-                return come_back(queue, offset, lease, now.wall_ms, reason=reason, before=before)
+                return *come_back(queue, offset, lease, now.wall_ms, reason=reason, before=before), outcome
             case RetryAt(at_ms) if record.message_group or record.is_dead or is_disk_low:
                 self._outcomes.log_retry(message, at_ms)
-                return self._hide(failed, record, now, max(0, at_ms - now.wall_ms), reason), 0
+                return self._hide(failed, record, now, max(0, at_ms - now.wall_ms), reason), 0, outcome
             case DeadLetter() if is_disk_low:
-                return self._hide(failed, record, now, POSTPONED_MS, reason), 0
+                return self._hide(failed, record, now, POSTPONED_MS, reason), 0, RetryAt(now.wall_ms + POSTPONED_MS)
             case DeadLetter() if isinstance(failed.failure, Unwanted):
                 code = failed.failure.code
                 record = record._replace(payload=_refused(record.payload, failed.failure))
                 message = message._replace(record=record)
-        return [*self._outcomes.ops(message, outcome, now.wall_ms, code=code), *queue.leave(offset)], 0
+        return [*self._outcomes.ops(message, outcome, now.wall_ms, code=code), *queue.leave(offset)], 0, outcome
 
     def _hide(
         self, failed: FailedDelivery, record: QueuedMessage, now: Moment, for_ms: int, reason: FailureReason | None

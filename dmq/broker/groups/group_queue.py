@@ -43,6 +43,7 @@ from dmq.store.schema.keys import Family, pack_u64, unpack_u64
 from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Delete, Op, Put, Tally
+from dmq.tracing import TracedDelivery
 
 LEASES_MAX = 10_000
 ATTEMPT_MAX = 0xFFFF  # maximum of the 16-bit field in the row
@@ -89,6 +90,7 @@ class Lease:
     is_coming_back: bool = False  # that end makes its message available again at once
     is_changed: bool = False  # its consumer received it and changed its end, or failed
     has_reason: bool = False  # its row has the reason of the preceding failure
+    traced: TracedDelivery | None = None  # only while spans are exported
 
     @property
     def attempts(self) -> int:

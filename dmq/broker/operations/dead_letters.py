@@ -33,6 +33,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
 from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.io import look_at
+from dmq.broker.message_spans import MessageSpans
 from dmq.broker.sending import Placement
 from dmq.broker.topics import FORWARDER_GROUP, BrokerPart, Group, SharedParts, Topic
 from dmq.broker.transactions import GIVEN_UP_GROUP
@@ -101,8 +102,10 @@ class DeadLetters(BrokerPart):
         *,
         subscriptions: Subscriptions,
         placement: Placement,
+        spans: MessageSpans | None = None,
     ) -> None:
         super().__init__(shared)
+        self._spans = spans
         self._subscriptions = subscriptions
         self._settled = subscriptions.settled
         self._placement = placement
@@ -386,12 +389,16 @@ class DeadLetters(BrokerPart):
         meant, after = _look(job, settled, partial(self._is_possible, job), rows, done_max)
         self._make_lanes(job, meant)
         ops: list[Op] = [_job_row(after)]
+        redriven: list[Callable[[], None]] = []  # emit their spans
         for row in meant:
-            ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
+            is_redrive = job.kind is JobKind.REDRIVE
+            ops += self._redriven(topic, job, row, redriven) if is_redrive else self._purged(topic, job, row)
         for row in meant:
             ops += settled.finish((row.offset,))
         self._jobs[job.job_id] = after
         await self._commits.commit(ops)
+        for emit in redriven:
+            emit()
         if job.kind is JobKind.REDRIVE:
             self.redriven_total += len(meant)
         else:
@@ -439,7 +446,7 @@ class DeadLetters(BrokerPart):
         is_sent_back = row.message is not None and row.message.system_properties.delivery_attempt > 0
         return self._names.topics.get(retry_topic(job.group)) if is_sent_back else None
 
-    def _redriven(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
+    def _redriven(self, topic: Topic, job: Job, row: _Row, spans: list[Callable[[], None]]) -> list[Op]:
         message = row.message
         assert message is not None
         now_ms = self._clock.now_ms()
@@ -458,6 +465,9 @@ class DeadLetters(BrokerPart):
         retries = self._retry_topic(job, row)
         message.system_properties.ClearField("delivery_attempt")
         envelope = to_envelope(message)._replace(own_key="", keeps_first=False)  # a pending message there is newer
+        if self._spans is not None:
+            emit = self._spans.redriven(envelope.payload, target.name, job.group, message_id)
+            spans += [emit] if emit is not None else []
         note = f"{target.name} {message_id}"
         if self._is_for_group(job, row):
             if retries is None:

@@ -37,6 +37,7 @@ from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import META_IDENTITY, Family
 from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
 from dmq.store.store import Store, StoreOptions
+from dmq.tracing import EmitSpan
 from dmq.trail.events import gap_event
 from dmq.trail.ledger import LEDGER_KINDS
 from retry.policy import RetryPolicy, Table
@@ -131,6 +132,7 @@ class EmbeddedRig:
         self._options = replace(options or StoreOptions(gap_event=gap_event), ledger_kinds=LEDGER_KINDS)
         self._wrap = wrap
         self.quotas = quotas  # of the next run
+        self.emit_span: EmitSpan | None = None  # likewise
 
     async def open(self) -> None:
         engine: Engine = RocksEngine(self._database) if self._on_disk else self.memory
@@ -146,6 +148,7 @@ class EmbeddedRig:
             group_start=self._group_start,
             stay=self.stay,
             quotas=self.quotas,
+            emit_span=self.emit_span,
         )
         self.broker.leases._task.cancel()  # leases end when a test says so, not when a nap in real time is over
         self.scheduler = Scheduler(
@@ -154,6 +157,7 @@ class EmbeddedRig:
             self.broker.checks,
             on_failure=self.failures.append,
             observe=lambda late_ms, _: self.late_ms.extend(late_ms),
+            spans=self.broker.spans,
         )
 
     async def close(self) -> None:
