@@ -16,7 +16,7 @@ def require(what: str, extra: str, *modules: str) -> None:
     The modules are not imported (except the parents of a dotted name).
     """
     for module in modules:
-        if not _is_there(module):
+        if not is_installed(module):
             raise ExtraMissing(f"{what} needs {module}, which is missing: {command(extra)}", name=module)
 
 
@@ -25,7 +25,8 @@ def command(extra: str) -> str:
     return f"pip install 'rock-dmq[{extra}]'"
 
 
-def _is_there(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return True if ``module`` can be imported; it is not (except the parents of a dotted name)."""
     try:
         return sys.modules.get(module) is not None or find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # missing parent; blocked module

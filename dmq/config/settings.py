@@ -31,6 +31,7 @@ from pydantic_settings import (
 )
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
+from broker_adapter.runtime.extras import is_installed
 from dmq.config.destinations import Destination, NotificationTopic, WebhookUrl, parse_destination
 from dmq.config.units import (
     DELAY_LEVELS_DEFAULT,
@@ -50,6 +51,8 @@ from dmq.config.units import (
 ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
 CONSOLE_DEFAULT = Address("127.0.0.1", 8082)  # of an automatic console
+# The standard variable stands for otel_endpoint, if the extra is there: platforms set it for each of their containers.
+OTEL_ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # Text of a key whose value is None.
 _WRITTEN_NONE = {
     **dict.fromkeys(("metrics_listen", "http_api", "console"), "off"),
@@ -58,6 +61,7 @@ _WRITTEN_NONE = {
     **dict.fromkeys(("backup_every", "backup_at"), "off"),
     "backup_dir": "none",
     "replica_url": "none",
+    "otel_endpoint": "none",
     "replica_verify_every": "off",
     **dict.fromkeys(("topic_max_pending", "topic_max_pending_bytes", "topic_send_rate"), "none"),
     **dict.fromkeys(("cluster_access_key", "cluster_secret_key", "cluster_tls_ca"), "none"),
@@ -208,6 +212,20 @@ def _replica_url(value: object) -> object:
 
 def _destination(value: object) -> object:
     return value if isinstance(value, Destination) else parse_destination(str(_text(value)))
+
+
+def _otel_endpoint(value: object) -> object:
+    """Check the form of the URL; the text of an error never shows it, since it may hold a password."""
+    text = str(_text(value))
+    try:
+        parts = urlsplit(text)
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_valid = is_valid and parts.username is None and not parts.query and not parts.fragment
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError("the URL of a collector without credentials is expected, such as http://127.0.0.1:4318")
+    return text.rstrip("/")
 
 
 def _delay_levels(value: object) -> object:
@@ -430,7 +448,8 @@ class DaemonConfig(BaseSettings):
     webhook_secret_file: _OptionalPath = None
     webhook_private_addresses: bool = False
 
-    # -- logs
+    # -- logs and traces
+    otel_endpoint: Annotated[str | None, _or_none("none", _otel_endpoint)] = None  # None: no spans
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON elsewhere
 
@@ -694,6 +713,9 @@ def load_with_origins(
     for key, value in EnvSettingsSource(DaemonConfig)().items():
         values[key] = value
         origins[key] = ENV_PREFIX + key.upper()
+    if OTEL_ENDPOINT_VARIABLE in os.environ and "otel_endpoint" not in values and is_installed("opentelemetry.sdk"):
+        values["otel_endpoint"] = os.environ[OTEL_ENDPOINT_VARIABLE] or "none"
+        origins["otel_endpoint"] = OTEL_ENDPOINT_VARIABLE
     for key, value in (flags or {}).items():
         if value is not None:
             values[key] = value
@@ -767,7 +789,13 @@ def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
     origin = origins.get(key, "default")
     if details["type"] == "extra_forbidden":  # the value is left out, because a misspelt key may hold a secret
         return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
-    if key in {"cluster_secret_key", "replica_url", "on_dead_letter", "on_overdue"}:  # a URL may hold a password
+    if key in {
+        "cluster_secret_key",
+        "replica_url",
+        "on_dead_letter",
+        "on_overdue",
+        "otel_endpoint",
+    }:  # a password in a URL
         return f"{origin}: {key}: {_allowed(details)}"
     shown = repr(_shown(details["input"]))
     if len(shown) > _VALUE_CHARS_MAX:

@@ -11,11 +11,12 @@ from dmq.config.settings import DaemonConfig
 from dmq.config.units import ALL_TOPICS
 from dmq.store import Store
 from dmq.store.schema.names import Keep, TopicQuotas
+from dmq.tracing import EmitSpan
 
 FORWARDED_KEPT = timedelta(minutes=10)  # messages of the cluster are not needed here; kept long enough for inspection
 
 
-def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
+def broker_of(config: DaemonConfig, store: Store, emit_span: EmitSpan | None = None) -> EmbeddedBroker:
     """Return the broker on ``store``. Call it on the event loop that will use the broker."""
     return EmbeddedBroker(
         store,
@@ -39,6 +40,7 @@ def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         delay_max_ms=config.delay_max_ms,
         failure_reasons=config.failure_reasons == "on",
         quotas=TopicQuotas(config.topic_max_pending, config.topic_max_pending_bytes, config.topic_send_rate),
+        emit_span=emit_span,
     )
 
 

@@ -24,6 +24,7 @@ from dmq.config.units import Address
 from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.daemon.replica import require_replica
+from dmq.daemon.tracing import require_tracing
 from dmq.daemon.web import require_web
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.notifications import check_notifications, check_receivers
@@ -105,6 +106,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
             yield partial(_check_authority, key, authority)
     yield partial(require_web, config)
     yield partial(check_notifications, config)
+    yield partial(require_tracing, config)
     if config.replica != "off":
         yield partial(require_replica, config)
     yield partial(rule_of, config)

@@ -23,7 +23,7 @@ from dmq.broker import EmbeddedBroker
 from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon import gauges
+from dmq.daemon import gauges, tracing
 from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import WatchedFiles
@@ -88,6 +88,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
     loop = asyncio.get_running_loop()
     ending = _Ending()
     require_web(config)
+    tracing.require_tracing(config)
     descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
         fail = ending.storage_failed
@@ -103,7 +104,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         backups, periodic = await backups_of(config, store, stack)
         verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
         metrics = _metrics(store)
-        broker = broker_of(config, store)
+        broker = broker_of(config, store, tracing.start_tracing(config, store.cell_id, metrics, stack))
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
         await MovedTopics(broker).settle()
@@ -206,7 +207,8 @@ def _scheduler(
 ) -> Scheduler:
     """Return the scheduler, which is not started; ``stack`` closes it."""
     observe = gauges.observer(metrics, broker.names)
-    scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=on_failure, observe=observe)
+    own = store, broker.placement, broker.checks
+    scheduler = Scheduler(*own, on_failure=on_failure, observe=observe, spans=broker.spans)
     stack.callback(scheduler.close)
     return scheduler
 

@@ -316,6 +316,20 @@ def _registry(*, process: bool) -> CollectorRegistry:
     return registry
 
 
+def _trail_totals() -> tuple[Total, Total]:
+    return (
+        Total("dmq_audit_events_exported", "Audit events written to the trail."),
+        Total("dmq_audit_export_failures", "Failed attempts to write the trail."),
+    )
+
+
+def _span_totals() -> tuple[Total, Total]:
+    return (
+        Total("dmq_spans_exported", "Spans that the collector accepted."),
+        Total("dmq_spans_dropped", "Spans dropped: the queue was full, or the collector did not accept them."),
+    )
+
+
 def _disk_gauges(registry: CollectorRegistry) -> tuple[Gauge, Gauge, Gauge]:
     return (
         _gauge(registry, "disk_free_bytes", "Free space of the file system with the store."),
@@ -384,8 +398,8 @@ class Metrics:
         self.oldest = Oldest()
         self.lag, self.topics = GroupLags(), TopicFigures()
         self.processes, self.notifications = Processes(), NotificationCounts()
-        self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
-        self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
+        self.exported, self.export_failures = _trail_totals()
+        self.spans_exported, self.spans_dropped = _span_totals()
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
 
         self.forwarded = Total("dmq_messages_forwarded", "Messages that went from here to the cluster.")
