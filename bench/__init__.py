@@ -14,14 +14,15 @@ round in turn, because a machine's speed drifts: read ratios.
 ``echo`` ``echo_http2``   floors: servers that do nothing, on grpcio and on our transport
 ``rocketmq``   the peer: Apache RocketMQ, with ``--peer``
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
-``inside_receive`` ``inside_costs`` ``inside_nack`` ``inside_fairness`` ``inside_neighbours`` ``inside_hook``
-               ``inside_spool`` ``inside_replica``   more of it, made of ``cell``, ``consumer`` and ``retries``
+``inside_receive`` ``inside_costs`` ``inside_indexing`` ``inside_nack`` ``inside_fairness`` ``inside_neighbours``
+               ``inside_hook`` ``inside_spool`` ``inside_replica``   more of it, made of ``cell``, ``consumer``
+               and ``retries``
 ``cluster`` ``cluster_away`` ``queue_clients``   figures with ``--peer``; ``queue_client`` is a client that is measured,
                ``QueueClient.java`` the same with Apache's
 ``trail_maker`` ``trail_files``   long audit trails; ``audit_peer`` is what DuckDB makes of them
-``enqueue`` ``send`` ``receive`` ``lateness`` ``wakeup`` ``burst`` ``overload`` ``costs`` ``pending`` ``sizes``   the
-               figures of the page; ``nack`` ``fairness`` ``neighbours`` ``hook`` ``audit`` ``replica``   those
-               measured by name, or with --all
+``enqueue`` ``send`` ``receive`` ``lateness`` ``wakeup`` ``burst`` ``overload`` ``costs`` ``pending`` ``sizes``
+               ``indexing``   the figures of the page; ``nack`` ``fairness`` ``neighbours`` ``hook`` ``audit``
+               ``replica``   those measured by name, or with --all
 ``object_server``   an object store whose puts take a given time, for ``replica``
 """
 

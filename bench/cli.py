@@ -23,6 +23,7 @@ from bench import (
     fronts,
     hook,
     hostile,
+    indexing,
     lateness,
     nack,
     neighbours,
@@ -62,6 +63,7 @@ class Name(StrEnum):
     BURST = "burst"
     OVERLOAD = "overload"
     COSTS = "costs"
+    INDEXING = "indexing"
     PENDING = "pending"
     SIZES = "sizes"
     NACK = "nack"
@@ -87,6 +89,7 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.BURST: burst.measure,
     Name.OVERLOAD: overload.measure,
     Name.COSTS: costs.measure,
+    Name.INDEXING: indexing.measure,
     Name.PENDING: pending.measure,
     Name.SIZES: sizes.measure,
     Name.NACK: nack.measure,

@@ -31,6 +31,7 @@ from bench.cell import broker_in, quantiles, say
 from bench.inside_costs import assembler_of, costs
 from bench.inside_fairness import fairness
 from bench.inside_hook import hook_drain, hook_send, hook_spool
+from bench.inside_indexing import indexed
 from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
 from bench.inside_neighbours import neighbours
 from bench.inside_receive import receive
@@ -212,6 +213,7 @@ _ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "fill": fill,
     "receive": receive,
     "costs": costs,
+    "indexed": indexed,
     "nack": nack,
     "ack": ack,
     "raw_nack": raw_nack,

@@ -508,7 +508,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own", "paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas")
+    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own", "paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas", "index_properties")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +528,7 @@ class Topic(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     queues: int
     stored: int
@@ -547,7 +548,8 @@ class Topic(_message.Message):
     held: int
     pending_bytes: int
     quotas: _containers.RepeatedCompositeFieldContainer[Quota]
-    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., held: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ...) -> None: ...
+    index_properties: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., held: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., index_properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeepChange(_message.Message):
     __slots__ = ("time_ms", "size_bytes", "unread")
@@ -606,7 +608,7 @@ class CreateTopicResponse(_message.Message):
     def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetTopicRequest(_message.Message):
-    __slots__ = ("topic", "queues", "type", "keep", "is_paused", "deliver_rate", "max_pending", "max_pending_bytes", "send_rate")
+    __slots__ = ("topic", "queues", "type", "keep", "is_paused", "deliver_rate", "max_pending", "max_pending_bytes", "send_rate", "index_properties", "no_index_properties")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -616,6 +618,8 @@ class SetTopicRequest(_message.Message):
     MAX_PENDING_FIELD_NUMBER: _ClassVar[int]
     MAX_PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEND_RATE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    NO_INDEX_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     type: str
@@ -625,7 +629,9 @@ class SetTopicRequest(_message.Message):
     max_pending: int
     max_pending_bytes: int
     send_rate: int
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ..., max_pending: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., send_rate: _Optional[int] = ...) -> None: ...
+    index_properties: _containers.RepeatedScalarFieldContainer[str]
+    no_index_properties: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ..., max_pending: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., send_rate: _Optional[int] = ..., index_properties: _Optional[_Iterable[str]] = ..., no_index_properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetTopicResponse(_message.Message):
     __slots__ = ("topic",)
@@ -894,6 +900,52 @@ class ListedMessage(_message.Message):
     content: Content
     is_held: bool
     def __init__(self, state: _Optional[_Union[MessageState, str]] = ..., message_id: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ...) -> None: ...
+
+class FindMessagesRequest(_message.Message):
+    __slots__ = ("topic", "property", "value", "token", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PROPERTY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    property: str
+    value: str
+    token: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., property: _Optional[str] = ..., value: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class FindMessagesResponse(_message.Message):
+    __slots__ = ("messages", "next_token")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[FoundMessage]
+    next_token: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[FoundMessage, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
+
+class FoundMessage(_message.Message):
+    __slots__ = ("state", "group", "message_id", "at_ms", "queue_id", "queue_offset", "content", "is_held", "is_half", "outcome")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
+    IS_HALF_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    state: MessageState
+    group: str
+    message_id: str
+    at_ms: int
+    queue_id: int
+    queue_offset: int
+    content: Content
+    is_held: bool
+    is_half: bool
+    outcome: str
+    def __init__(self, state: _Optional[_Union[MessageState, str]] = ..., group: _Optional[str] = ..., message_id: _Optional[str] = ..., at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ..., is_half: _Optional[bool] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("tag", "keys", "properties", "message_group", "born_at_ms", "born_host", "body_encoding", "body_bytes", "body")
@@ -2014,6 +2066,7 @@ class AdminCalls:
     def count(self, topic: _Union[CountMessagesRequest, str, None] = ...) -> CountMessagesResponse: ...
     def peek(self, topic: _Union[PeekMessagesRequest, str, None] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ...) -> PeekMessagesResponse: ...
     def messages(self, topic: _Union[ListMessagesRequest, str, None] = ..., state: _Optional[_Union[MessageState, str]] = ..., due_after_ms: _Optional[int] = ..., due_before_ms: _Optional[int] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., newest_first: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ..., own_key: _Optional[str] = ..., query: _Optional[str] = ..., message_id: _Optional[str] = ..., only_held: _Optional[bool] = ...) -> ListMessagesResponse: ...
+    def find_messages(self, topic: _Union[FindMessagesRequest, str, None] = ..., property: _Optional[str] = ..., value: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> FindMessagesResponse: ...
     def list_groups(self, with_removed: _Union[ListGroupsRequest, bool, None] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> ListGroupsResponse: ...
     def group(self, group: _Union[GetGroupRequest, str, None] = ..., with_unread: _Optional[bool] = ...) -> Group: ...
     def set_group(self, group: _Union[SetGroupRequest, str, None] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., retries: _Optional[str] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ...) -> Group: ...
@@ -2029,7 +2082,7 @@ class AdminCalls:
     def back_up(self, folder: _Union[BackUpStoreRequest, str, None] = ...) -> BackUpStoreResponse: ...
     def topic(self, topic: _Union[GetTopicRequest, str, None] = ...) -> Topic: ...
     def create_topic(self, topic: _Union[CreateTopicRequest, str, None] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ...) -> Topic: ...
-    def set_topic(self, topic: _Union[SetTopicRequest, str, None] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ..., max_pending: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., send_rate: _Optional[int] = ...) -> Topic: ...
+    def set_topic(self, topic: _Union[SetTopicRequest, str, None] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ..., max_pending: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., send_rate: _Optional[int] = ..., index_properties: _Optional[_Iterable[str]] = ..., no_index_properties: _Optional[_Iterable[str]] = ...) -> Topic: ...
     def remove_topic(self, topic: _Union[RemoveTopicRequest, str, None] = ..., force: _Optional[bool] = ...) -> RemoveTopicResponse: ...
     def create_group(self, group: _Union[CreateGroupRequest, str, None] = ...) -> Group: ...
     def remove_group(self, group: _Union[RemoveGroupRequest, str, None] = ..., force: _Optional[bool] = ..., with_dead_letters: _Optional[bool] = ...) -> RemoveGroupResponse: ...

@@ -160,6 +160,13 @@ ROUTES: Final[Sequence[ApiRoute]] = (
         check=_must_be_known,
     ),
     _rpc(
+        "GET",
+        f"{_TOPIC}/indexed-messages",
+        "FindMessages",
+        "Find messages by a value of an indexed user property",
+        required=("property", "value"),
+    ),
+    _rpc(
         "POST", f"{_MESSAGES}/cancel", "ChangeMessages", "Cancel delayed messages", without=_OTHER_CHANGES, cancel=True
     ),
     _rpc(

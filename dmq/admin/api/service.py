@@ -21,6 +21,7 @@ from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.letters import LetterCalls
 from dmq.admin.operations.messages import MessageCalls
+from dmq.admin.operations.property_search import PropertyCalls
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.operations.replays import ReplayCalls
 from dmq.admin.operations.schedules import ScheduleCalls
@@ -68,6 +69,7 @@ class AdminService:
             TopicCalls(store, broker),
             self.groups,
             messages,
+            PropertyCalls(broker),
             ChangeCalls(broker),
             self.letters,
             self.schedules,

@@ -18,7 +18,18 @@ from dmq.admin.operations.topic_quotas import quotas_of, with_halves
 from dmq.admin.requests import mapping, validate
 from dmq.broker import EmbeddedBroker
 from dmq.broker.groups import edges
-from dmq.broker.topics import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, Group, KeepChange, QuotaChange, Topic
+from dmq.broker.topics import (
+    FLOW_STAYS,
+    INDEX_STAYS,
+    KEEP_STAYS,
+    QUOTAS_STAY,
+    FlowChange,
+    Group,
+    IndexChange,
+    KeepChange,
+    QuotaChange,
+    Topic,
+)
 from dmq.runtime.slices import in_slices
 from dmq.store import Store
 from dmq.store.schema.names import MIXED, TopicSettings
@@ -69,11 +80,12 @@ class TopicCalls:
         name, settings = check_topic(request.topic), _settings_of(request.type) if request.type else None
         keep, flow = _keep_of(request.keep), FlowChange(*validate.given(request, *FlowChange._fields))
         quotas = QuotaChange(*validate.given(request, *QuotaChange._fields))
-        stays = keep == KEEP_STAYS and flow == FLOW_STAYS and quotas == QUOTAS_STAY
+        index = IndexChange(tuple(request.index_properties), tuple(request.no_index_properties))
+        stays = keep == KEEP_STAYS and flow == FLOW_STAYS and quotas == QUOTAS_STAY and index == INDEX_STAYS
         if settings is None and not request.queues and stays:
             raise Refused(Rule.REQUEST, "the request changes nothing")
         await self._broker.operator.set_topic(
-            name, queues=request.queues, settings=settings, keep=keep, flow=flow, quotas=quotas
+            name, queues=request.queues, settings=settings, keep=keep, flow=flow, quotas=quotas, index=index
         )
         return wire.SetTopicResponse(topic=await self._topic_of(name))
 
@@ -149,6 +161,7 @@ class TopicCalls:
             held=held.get(topic.topic_id, 0),
             pending_bytes=with_halves(sizes, topic),
             quotas=quotas_of(self._broker, topic, pending, sizes),
+            index_properties=topic.index_properties,
         )
 
     def _retry_topic(self, group: Group, lane_ids: Collection[int], pending: dict[int, int]) -> wire.Topic:

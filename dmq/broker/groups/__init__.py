@@ -19,6 +19,7 @@ from dmq.broker.groups.queue_front import (
     readers_from,
     size_of,
     sizes,
+    step_end,
 )
 from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.groups.subscription import SubscribedQueue, Subscription, due_of
@@ -48,4 +49,5 @@ __all__ = [
     "readers_from",
     "size_of",
     "sizes",
+    "step_end",
 ]

@@ -15,7 +15,7 @@ from dmq.broker.io import Place, begin_of, messages_from
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
 from dmq.store.schema.group import GROUPS_END, committed_range, group_queue_range, unpack_group_key
-from dmq.store.schema.keys import Family, pack_queue_key, unpack_u64
+from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of, unpack_u64
 from dmq.store.schema.record import QUEUED_HEADER_BYTES, QueuedMessage, body_header_bytes, decode_queued, encode_history
 
 ROWS_PER_STEP_MAX = 512
@@ -121,12 +121,26 @@ class Finished(NamedTuple):
     size_bytes: int
 
 
-def finished(store: Store, place: Place, group_id: int, floor: int) -> Finished:
-    """Return the finished part of a lane: all below ``floor``, or below the stored floor if ``floor`` is 0."""
+def finished(store: Store, place: Place, group_id: int, floor: int, *, is_read: bool = False) -> Finished:
+    """Return the finished part of a lane: all below ``floor``, or below the stored floor if ``floor`` is 0.
+
+    With ``is_read``, for messages that the writer reads before their removal, it ends after one step.
+    """
     begin = store.queue_begin(*place)
     stored = progress(store, group_id, place) if not floor else None
     end = max(begin, floor, stored.floor if stored is not None else 0)
+    end = step_end(store, place, begin, end) if is_read else end
     return Finished(begin, end, _size(store, place, Edges(begin, end, 0)))
+
+
+def step_end(store: Store, place: Place, begin: int, end: int) -> int:
+    """Return the offset after the last message of ``[begin, end)`` that one unit may remove if the writer reads it.
+
+    It is ``begin`` if there is none.
+    """
+    start, stop = pack_queue_key(*place, begin), pack_queue_key(*place, end)
+    rows = store.scan(Family.QUEUE, start, stop, limit=ROWS_PER_STEP_MAX, bytes_max=BYTES_PER_STEP_MAX).rows
+    return queue_offset_of(rows[-1][0]) + 1 if rows else begin
 
 
 def sizes(store: Store, topic_id: int, ends: Sequence[Edges]) -> list[int]:

@@ -18,11 +18,13 @@ from dmq.broker.operations.retention import Retention
 from dmq.broker.schedules import Schedules
 from dmq.broker.topics import (
     FLOW_STAYS,
+    INDEX_STAYS,
     KEEP_STAYS,
     QUOTAS_STAY,
     BrokerPart,
     FlowChange,
     Group,
+    IndexChange,
     KeepChange,
     QuotaChange,
     ScheduleLimits,
@@ -34,7 +36,7 @@ from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.store import Store
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
-from dmq.store.writer.operations import Emit
+from dmq.store.writer.operations import Emit, IndexProperties
 from dmq.trail.events import subscribed_event
 
 BEGIN, END = -1, -2  # reset targets other than a time
@@ -101,6 +103,7 @@ class Operator(BrokerPart):
         keep: KeepChange = KEEP_STAYS,
         flow: FlowChange = FLOW_STAYS,
         quotas: QuotaChange = QUOTAS_STAY,
+        index: IndexChange = INDEX_STAYS,
     ) -> None:
         """Change a topic. ``queues`` 0 and ``settings`` None leave these unchanged; of ``settings``, only the type is
         used.
@@ -111,10 +114,8 @@ class Operator(BrokerPart):
         topic = self._catalog.known_topic(name)
         if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
             raise Refused(Rule.TOPIC, "only the retention of a dead-letter queue can be changed", value=name)
-        if flow != FLOW_STAYS and self._names.is_derived(name):
-            raise Refused(Rule.TOPIC, "a retry or dead-letter topic cannot be paused; pause its group", value=name)
-        if quotas != QUOTAS_STAY and self._names.is_derived(name):
-            raise Refused(Rule.TOPIC, "a retry or dead-letter topic has no quotas", value=name)
+        if self._names.is_derived(name):
+            _check_derived(name, flow, quotas, index)
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic) if queues > topic.queues else []
         while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
@@ -131,7 +132,11 @@ class Operator(BrokerPart):
         changed = changed._replace(keep=keep.applied_to(changed.keep))
         changed = flow.applied_to(changed, self._commits.store.clock.now_ms())
         changed = changed._replace(quotas=quotas.applied_to(changed.quotas))
-        ops = self._names.plan_change(changed, " ".join(filter(None, (flow.said(), quotas.said()))))
+        changed = changed._replace(index_properties=index.applied_to(changed.index_properties))
+        told = filter(None, (flow.said(), quotas.said(), index.said()))
+        ops = self._names.plan_change(changed, " ".join(told))
+        if changed.index_properties != topic.index_properties:
+            ops.append(IndexProperties(topic.topic_id, changed.index_properties))
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
         loaded = self._subscriptions.to(topic.topic_id)
         for group_id in sorted(group_ids | {found.group_id for found in loaded if found.has_queues}):
@@ -306,3 +311,14 @@ def _check_queues(queues: int, least: int) -> None:
         raise Refused(
             Rule.REQUEST, "the number of queues is out of range (queues cannot be removed)", value=queues, limit=limit
         )
+
+
+def _check_derived(name: str, flow: FlowChange, quotas: QuotaChange, index: IndexChange) -> None:
+    """Raise ``Refused(TOPIC)`` for a change that a retry or dead-letter topic cannot have."""
+    if flow != FLOW_STAYS:
+        raise Refused(Rule.TOPIC, "a retry or dead-letter topic cannot be paused; pause its group", value=name)
+    if quotas != QUOTAS_STAY:
+        raise Refused(Rule.TOPIC, "a retry or dead-letter topic has no quotas", value=name)
+    if index != INDEX_STAYS:
+        why = "retries and dead letters are indexed with the topic that their messages were sent to"
+        raise Refused(Rule.TOPIC, why, value=name)

@@ -20,9 +20,9 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
-from dmq.broker.groups import GroupQueue, Subscription, Subscriptions
+from dmq.broker.groups import NOBODY, GroupQueue, Subscription, Subscriptions, step_end
 from dmq.broker.handles import ReceiptHandles
-from dmq.broker.io import look_at
+from dmq.broker.io import Place, look_at
 from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.pulling import Tails
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
@@ -36,6 +36,7 @@ from dmq.store.schema.ledger import Term
 from dmq.store.schema.notified import notified_key
 from dmq.store.schema.orders import Procedure, decode_procedure, encode_procedure
 from dmq.store.schema.own_keys import row_of
+from dmq.store.schema.properties import scope_place, starts_range
 from dmq.store.schema.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
@@ -212,6 +213,9 @@ class Procedures(BrokerPart):
             while unit := list(islice(committed, ROWS_PER_UNIT_MAX)):
                 await self._commit(unit)
             await self._commit([Delete(Family.META, *keys.reset_range(group.group_id))])
+        for key in names.lanes_of(procedure.topic_id or procedure.group_id):
+            if names.topics_by_id[key[1]].index_properties:
+                await self._shorten_lane(names.lanes[key])
         ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue in [queue for found in left for queue in found.queues]:
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
@@ -220,6 +224,8 @@ class Procedures(BrokerPart):
         if procedure.topic_id:  # of a dead-letter queue: the settled letters and their outcomes
             first, last = (group_queue_range(NO_GROUP, procedure.topic_id, number) for number in (0, 0xFFFF))
             ops.append(Delete(Family.GROUP, first[0], last[1]))
+        if procedure.group_id:
+            ops.append(Delete(Family.PROPERTY, *starts_range(scope_place(procedure.group_id))))
         for key in names.lanes_of(procedure.topic_id or procedure.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
@@ -385,8 +391,17 @@ class Procedures(BrokerPart):
                         ops.append(Emit(event, offset))
                     at = offset + 1
                 first = keys.pack_queue_key(topic.topic_id, queue_id, 0)
-                ops.append(Delete(Family.QUEUE, first, keys.pack_queue_key(topic.topic_id, queue_id, at)))
+                removed = stop if is_complete else keys.pack_queue_key(topic.topic_id, queue_id, at)
+                ops.append(Delete(Family.QUEUE, first, removed))
                 await self._commit(ops)
+
+    async def _shorten_lane(self, lane: Topic) -> None:
+        """Delete the messages of a lane in small units: the writer reads them for their indexed properties."""
+        place, at = Place(lane.topic_id, 0), 0
+        while (stop := await self._reader.run(partial(step_end, place=place, begin=at, end=NOBODY - 1))) > at:
+            rows = Delete(Family.QUEUE, keys.pack_queue_key(*place, at), keys.pack_queue_key(*place, stop))
+            await self._commit([rows, Put(Family.META, keys.begin_key(*place), keys.pack_u64(stop))])
+            at = stop
 
     # -- resets and skipped messages ----------------------------------------------------------------------------------
 

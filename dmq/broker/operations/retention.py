@@ -342,7 +342,8 @@ class Retention(BrokerPart):
         if known is not None and (known.lane is None or not known.is_loaded.is_set()):
             return _NOTHING
         floor = known.lane.floor if known is not None and known.lane is not None else 0
-        found = await self._reader.run(partial(finished, place=place, group_id=key[0], floor=floor))
+        is_read = bool(topic.index_properties)
+        found = await self._reader.run(partial(finished, place=place, group_id=key[0], floor=floor, is_read=is_read))
         if not self._is_free(topic) or found.begin == found.end:
             return _NOTHING
         step = _Step(

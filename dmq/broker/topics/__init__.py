@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
     from dmq.broker.topics.settings import (
         FLOW_STAYS,
+        INDEX_STAYS,
         KEEP_STAYS,
         QUOTAS_STAY,
         FlowChange,
+        IndexChange,
         KeepChange,
         QuotaChange,
         paused_since,
@@ -37,6 +39,7 @@ __all__ = [
     "DEFAULT_POLICY",
     "FLOW_STAYS",
     "FORWARDER_GROUP",
+    "INDEX_STAYS",
     "KEEP_STAYS",
     "LIMITS_DEFAULT",
     "QUEUES_DEFAULT",
@@ -46,6 +49,7 @@ __all__ = [
     "Catalog",
     "FlowChange",
     "Group",
+    "IndexChange",
     "KeepChange",
     "Names",
     "QuotaChange",
@@ -66,7 +70,7 @@ __getattr__ = lazy_exports(
         "dmq.broker.topics.part": "BrokerPart SharedParts",
         "dmq.broker.topics.registry": "FORWARDER_GROUP Group Names Topic",
         "dmq.broker.topics.settings": (
-            "FLOW_STAYS FlowChange KEEP_STAYS KeepChange QUOTAS_STAY QuotaChange paused_since"
+            "FLOW_STAYS FlowChange INDEX_STAYS IndexChange KEEP_STAYS KeepChange QUOTAS_STAY QuotaChange paused_since"
         ),
     },
 )

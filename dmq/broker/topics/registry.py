@@ -36,7 +36,7 @@ from dmq.store.schema.names import (
     TopicQuotas,
     TopicSettings,
 )
-from dmq.store.writer.operations import Delete, Emit, Op, Put
+from dmq.store.writer.operations import Delete, Emit, IndexProperties, Op, Put
 from dmq.trail.events import EventKind, name_event
 from retry.policy import RetryPolicy
 
@@ -50,7 +50,7 @@ class Topic(NamedTuple):
 
     ``holds`` records whether it ever received messages with, or without, a message group. ``keep`` is its retention and
     ``quotas`` its quotas, as far as they are set. Due messages are held while it is paused, and above ``deliver_rate``
-    messages a second.
+    messages a second. Messages are found by the values of ``index_properties``.
     """
 
     topic_id: int
@@ -63,6 +63,7 @@ class Topic(NamedTuple):
     paused_since_ms: int | None = None
     deliver_rate: int | None = None
     quotas: TopicQuotas = NO_QUOTAS
+    index_properties: tuple[str, ...] = ()
 
     @property
     def is_fifo(self) -> bool:
@@ -276,11 +277,13 @@ class Names:
 
         Its id keeps its name, for the audit trail and for its dead letters.
         """
+        rows: list[Op] = []
         if isinstance(found, Topic):
             name_id, kind = found.topic_id, EventKind.TOPIC_REMOVED
+            rows += [IndexProperties(name_id, ())] if found.index_properties else []
         else:
             name_id, kind = found.group_id, EventKind.GROUP_REMOVED
-        rows = [Delete(Family.META, keys.settings_key(name_id)), Delete(Family.META, keys.holds_key(name_id))]
+        rows += [Delete(Family.META, keys.settings_key(name_id)), Delete(Family.META, keys.holds_key(name_id))]
         record = _record(found, is_removed=True)
         return [Put(Family.META, keys.name_key(name_id), record), *rows, Emit(name_event(kind, name_id))]
 
@@ -361,7 +364,7 @@ class Names:
 
 
 def _topic_rows(topic: Topic) -> list[Op]:
-    settings = TopicSettings(topic.message_type, topic.keep, topic.paused_since_ms, topic.deliver_rate, topic.quotas)
+    settings = TopicSettings(*topic[5:])
     rows: list[Op] = [Put(Family.META, keys.name_key(topic.topic_id), _record(topic))]
     if settings != MIXED:
         rows.append(Put(Family.META, keys.settings_key(topic.topic_id), schema.encode_topic_settings(settings)))

@@ -1,7 +1,8 @@
-"""Changes of topic settings by operators: retention, delivery rate and quotas."""
+"""Changes of topic settings by operators: retention, delivery rate, quotas and indexed properties."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from broker_adapter.contracts.errors import Refused, Rule
@@ -117,3 +118,36 @@ class QuotaChange(NamedTuple):
 
 
 QUOTAS_STAY = QuotaChange()
+INDEX_PROPERTIES_MAX = 8
+_PROPERTY_NAME_BYTES_MAX = 255
+
+
+class IndexChange(NamedTuple):
+    """Change of a topic's indexed properties: the names to add and those to remove."""
+
+    added: Sequence[str] = ()
+    removed: Sequence[str] = ()
+
+    def applied_to(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the names after the change, sorted; raise ``Refused(REQUEST)`` for an invalid name or too many."""
+        for name in self.added:
+            if not name.isprintable() or "=" in name or not 0 < len(name.encode()) <= _PROPERTY_NAME_BYTES_MAX:
+                limit = f"1 to {_PROPERTY_NAME_BYTES_MAX} bytes of printable text without '='"
+                raise Refused(Rule.REQUEST, "not the name of a property to index", value=name, limit=limit)
+        for name in self.removed:
+            if name not in names or name in self.added:
+                why = "the property is to be indexed, too" if name in self.added else "the property is not indexed"
+                raise Refused(Rule.REQUEST, why, value=name, limit=", ".join(names))
+        changed = {*names, *self.added} - set(self.removed)
+        if len(changed) > INDEX_PROPERTIES_MAX:
+            why = "too many indexed properties in one topic"
+            raise Refused(Rule.REQUEST, why, value=len(changed), limit=INDEX_PROPERTIES_MAX)
+        return tuple(sorted(changed))
+
+    def said(self) -> str:
+        """Return the text of the change for the audit trail."""
+        told = [("index_property", self.added), ("no_index_property", self.removed)]
+        return " ".join(f"{key}={','.join(names)}" for key, names in told if names)
+
+
+INDEX_STAYS = IndexChange()

@@ -1,4 +1,4 @@
-"""``dmq find``: a message by its id or a key, in all topics."""
+"""``dmq find``: a message by its id, a key or an indexed user property, in all topics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ app = single()
 
 _PAGE = 100
 _CALLS_MAX = 500  # of one command; each call reads a bounded number of rows
-_KINDS = ("topic", "retries", "dead")
+_KINDS = ("property", "topic", "retries", "dead")
+_PROPERTY, _TOPIC, _RETRIES, _DEAD = range(4)
 
 
 class Match(NamedTuple):
@@ -38,7 +39,7 @@ class Match(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Places that are searched by key, in the order of these fields; ``token`` continues a search."""
+    """Places that are searched by property or key, in the order of these fields; ``token`` continues a search."""
 
     kind: int  # in _KINDS
     name: str
@@ -58,31 +59,44 @@ class _Page(NamedTuple):
 def find(
     session: Session,
     *,
-    wanted: Annotated[str, typer.Argument(metavar="ID|KEY", help="Message id, own key or message key.")],
+    wanted: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|KEY|NAME=VALUE", help="Message id, own key, message key, or value of an indexed user property."
+        ),
+    ],
     scan: Annotated[
-        bool, typer.Option("--scan", help="Also search the message keys if an index contains the id or own key.")
+        bool, typer.Option("--scan", help="Also search the message keys if an index contains the argument.")
     ] = False,
     limit: LimitOption = 50,
     after: AfterOption = "",
 ) -> None:
-    """Find messages in all topics by id, own key or message key.
+    """Find messages in all topics by id, own key, indexed user property or message key.
 
-    Each topic has an index of ids and own keys. If no index contains ID|KEY, the command searches the message keys:
-    queued and delayed messages, waiting retries, then dead letters. One command makes at most 500 bounded calls to
-    the daemon, and prints where the next command continues. The exit code is 3 if nothing was found.
+    Each topic has an index of ids and own keys, and of the properties that 'dmq topic set --index-property' chose.
+    If no index contains the argument, the command searches the message keys: queued and delayed messages, waiting
+    retries, then dead letters. One command makes at most 500 bounded calls to the daemon, and prints where the next
+    command continues. The exit code is 3 if nothing was found.
     """
     start = _place_of(after) if after else None
     found: list[Match] = []
     following = ""
     with session.connect() as client, Progress("find", quiet=session.as_json) as progress:
-        topics = sorted(each.name for each in client.topics() if not each.name.startswith("%"))
+        known = sorted((each for each in client.topics() if not each.name.startswith("%")), key=lambda each: each.name)
+        topics = [each.name for each in known]
         if start is None:
             for number, topic in enumerate(topics):
                 found += _by_index(client, topic, wanted)
                 progress.show(topic, done=number, of=len(topics))
-        is_known = bool(found)
-        if scan or not is_known:
-            following = _scan(client, topics, wanted, start, limit, found, progress)
+        name, equals, _ = wanted.partition("=")
+        indexed = [each.name for each in known if equals and name in each.index_properties]
+        search = _Search(client, wanted, limit, found, progress)
+        if indexed and (start is None or start.kind == _PROPERTY):
+            following = search.run((_Place(_PROPERTY, each) for each in indexed), start)
+        is_known = bool(found) or (start is not None and start.kind == _PROPERTY)
+        start = start if start is not None and start.kind != _PROPERTY else None
+        if not following and (scan or not is_known):
+            following = search.run(_places(client, topics), start)
         now_ms = client.now_ms()
     if session.as_json:
         out.show_json({"matches": [each._asdict() for each in found], "next": following or None})
@@ -93,7 +107,7 @@ def find(
         ]
         out.show_table(("STATE", "TOPIC", "GROUP", "MESSAGE ID", "WHEN", "KEYS"), rows, details=("WHEN", "KEYS"))
         if is_known and not scan:
-            out.note("found by the index of ids and own keys; --scan searches message keys as well")
+            out.note("found by an index; --scan searches message keys as well")
     if following:
         out.note(f"there may be more: --after {following}")
     if not found:
@@ -119,50 +133,56 @@ def _by_index(client: AdminClient, topic: str, wanted: str) -> Iterator[Match]:
             return
 
 
-def _scan(  # noqa: PLR0917 - what is searched, and how far
-    client: AdminClient,
-    topics: Sequence[str],
-    wanted: str,
-    start: _Place | None,
-    limit: int,
-    found: list[Match],
-    progress: Progress,
-) -> str:
-    """Search message keys from ``start`` on, add matches to ``found``, and return where the next command continues."""
-    calls = 0
-    for first in _places(client, topics):
-        place = first
-        if start is not None and start[:2] > place[:2]:
-            continue
-        if start is not None and start[:2] == place[:2]:
-            place = start
-        while True:
-            if calls == _CALLS_MAX or len(found) >= limit:
-                return str(place)
-            page = _search(client, place, wanted, min(_PAGE, limit - len(found)))
-            calls += 1
-            found += page.matches
-            progress.show(f"{place.name}, {len(found):,} found")
-            if not page.next_token:
-                break
-            place = place._replace(token=page.next_token)
-    return ""
+class _Search:
+    """Search of places page by page. It adds matches to ``found``, with at most ``_CALLS_MAX`` calls in all."""
+
+    def __init__(self, client: AdminClient, wanted: str, limit: int, found: list[Match], progress: Progress) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._limit = limit
+        self._found = found
+        self._progress = progress
+        self._calls = 0
+
+    def run(self, places: Iterator[_Place], start: _Place | None) -> str:
+        """Search the places from ``start`` on, and return where the next command continues; empty at the end."""
+        for first in places:
+            place = first
+            if start is not None and start[:2] > place[:2]:
+                continue
+            if start is not None and start[:2] == place[:2]:
+                place = start
+            while True:
+                if self._calls == _CALLS_MAX or len(self._found) >= self._limit:
+                    return str(place)
+                page = _search(self._client, place, self._wanted, min(_PAGE, self._limit - len(self._found)))
+                self._calls += 1
+                self._found += page.matches
+                self._progress.show(f"{place.name}, {len(self._found):,} found")
+                if not page.next_token:
+                    break
+                place = place._replace(token=page.next_token)
+        return ""
 
 
 def _places(client: AdminClient, topics: Sequence[str]) -> Iterator[_Place]:
     from dmq.admin.client.client import NotAllowed
 
-    yield from (_Place(0, each) for each in topics)
+    yield from (_Place(_TOPIC, each) for each in topics)
     with suppress(NotAllowed):  # the access key has rights on topics only
         groups = client.groups(with_removed=True)
-        yield from (_Place(1, each.name) for each in groups if each.waiting)
-        yield from (_Place(2, each.name) for each in groups)
+        yield from (_Place(_RETRIES, each.name) for each in groups if each.waiting)
+        yield from (_Place(_DEAD, each.name) for each in groups)
 
 
 def _search(client: AdminClient, place: _Place, wanted: str, limit: int) -> _Page:
     from dmq.admin import admin_v1 as wire
 
     match _KINDS[place.kind]:
+        case "property":
+            name, _, value = wanted.partition("=")
+            answer = client.find_messages(place.name, name, value, place.token, limit)
+            return _Page([_of_property(place.name, each) for each in answer.messages], answer.next_token)
         case "topic":
             request = wire.ListMessagesRequest(topic=place.name, key=wanted, token=place.token, limit=limit)
             messages = client.messages(request)
@@ -176,6 +196,12 @@ def _search(client: AdminClient, place: _Place, wanted: str, limit: int) -> _Pag
             letters = client.dead_letters(place.name, chosen, offset=offset, limit=limit)
             following = str(letters.next_offset) if letters.next_offset >= 0 else ""
             return _Page([_of_letter(place.name, each) for each in letters.letters], following)
+
+
+def _of_property(topic: str, message: wire.FoundMessage) -> Match:
+    state = "half" if message.is_half else "held" if message.is_held else state_word(message)
+    state = f"{state}, {message.outcome}" if message.outcome else state
+    return Match(state, topic, message.group, message.message_id, message.at_ms, list(message.content.keys))
 
 
 def _of_topic(topic: str, message: wire.ListedMessage) -> Match:

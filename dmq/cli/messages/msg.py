@@ -309,7 +309,7 @@ def _check(status: public.Status) -> None:
     raise CommandFailed(text, ExitCode.UNAVAILABLE if status.code in _LATER_CODES else ExitCode.FAILURE)
 
 
-def state_word(message: wire.GetMessageResponse | wire.ListedMessage | wire.GroupState) -> str:
+def state_word(message: wire.GetMessageResponse | wire.ListedMessage | wire.FoundMessage | wire.GroupState) -> str:
     """Return the word of a state, as shown and as accepted by options; the number of a state of a newer daemon."""
     try:
         return MessageState(message.state).word

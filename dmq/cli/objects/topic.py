@@ -222,6 +222,18 @@ def set_(
             help="Maximum send rate, in messages per second; further sends are refused. A number, none, or default."
         ),
     ] = None,
+    index_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Index a user property, so that 'dmq find NAME=VALUE' finds messages stored from now on. "
+            "May be repeated; at most 8 for a topic.",
+        ),
+    ] = None,
+    no_index_property: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Remove the index of a user property. May be repeated."),
+    ] = None,
 ) -> None:
     """Change the settings of a topic and print the result.
 
@@ -233,7 +245,8 @@ def set_(
         quota_of(max_pending_bytes, parse_size, "--max-pending-bytes"),
         quota_of(send_rate, _count, "--send-rate"),
     )
-    if type_ is None and not queues and all(each is None for each in (keep, deliver_rate, *limits)):
+    others = keep, deliver_rate, *limits, index_property, no_index_property
+    if type_ is None and not queues and all(each is None for each in others):
         raise CommandFailed("no change is given; see 'dmq topic set --help'", ExitCode.USAGE)
     type_name = type_.name if type_ is not None else ""
     with session.connect() as client:
@@ -246,6 +259,8 @@ def set_(
             max_pending=limits[0],
             max_pending_bytes=limits[1],
             send_rate=limits[2],
+            index_properties=index_property or (),
+            no_index_properties=no_index_property or (),
         )
     _show(session, changed)
 
@@ -328,6 +343,7 @@ def _show(session: Session, topic: wire.Topic) -> None:
             *flow_facts(topic),
             *quota_facts(topic),
             *keep_facts(topic),
+            *([("indexed", ", ".join(topic.index_properties))] if topic.index_properties else []),
             *((f"queue {each.queue_id}", f"{each.begin_offset:,} to {each.end_offset:,}") for each in topic.ranges),
         ],
     )

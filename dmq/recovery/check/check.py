@@ -4,6 +4,7 @@
     row        a row that cannot be decoded
     name       a row of a topic or a group without a record
     index      an entry that is missing in the index, or has another place there; an index row without its entry
+    property   a message that its indexed property does not lead to, or a property that leads to no such message
     key        an entry that its own key does not refer to, or an own key without its entry
     queue      a gap in a queue, or a queue that its topic does not have
     group      progress of a group beyond the end of a queue
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store import hold
+from dmq.recovery.check.properties import PropertyCheck
 from dmq.recovery.check.walk import Pending, StoreWalk
 from dmq.recovery.reading.findings import Checked, Findings
 from dmq.recovery.reading.log_repair import Tell
@@ -112,13 +114,14 @@ class _Check(StoreWalk[Look]):
         self._bytes: Counter[int] = Counter()  # pending bytes by scope, as far as they are counted
         self._bytes_since = self._find_bytes_since()
         self._schedules = ScheduleRows()
+        self._properties = PropertyCheck(look, self._names, self._find)
 
     def checked(self) -> Checked:
         return Checked(self._look.path, self._totals, self.run())
 
     def _parts(self) -> Sequence[Callable[[], None]]:
         families = (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit, self._meta)
-        return *families, self._compare_held_and_bytes, self._recurring, self._ledger
+        return *families, self._property_rows, self._compare_held_and_bytes, self._recurring, self._ledger
 
     def _find_bytes_since(self) -> int | None:
         """Return the sequence above which pending bytes are counted; ``None`` if the last run counted none."""
@@ -151,6 +154,7 @@ class _Check(StoreWalk[Look]):
                     elif entries[-1].entry.kind == EntryKind.RECURRING:
                         self._schedules.saw_entry(entries[-1])
             self._own_keys(entries, dict(page))
+            self._properties.waiting(entries, dict(page))
             self._check_pending([self._waiting(each) for each in entries])
         for sequence in sorted(bodies):
             self._find("row", f"the half message with sequence {sequence} has no body")
@@ -258,6 +262,7 @@ class _Check(StoreWalk[Look]):
                 place, begin = read_begin(key, value)
                 self._ranges[place] = (begin, begin)
         for page in self._pages(Family.QUEUE):
+            readable: list[tuple[bytes, bytes]] = []
             for key, value in page:
                 try:
                     if len(key) != keys.QUEUE_KEY_BYTES:
@@ -269,7 +274,18 @@ class _Check(StoreWalk[Look]):
                         continue
                 else:
                     self._count("queue", key, value)
+                    readable.append((key, value))
                 self._lies_at(*keys.unpack_queue_key(key))
+            self._properties.queued(readable)
+
+    def _property_rows(self) -> None:
+        for page in self._pages(Family.PROPERTY):
+            bad = {key: (value, error) for key, value, error in self._properties.rows(page)}
+            for key, value in page:
+                if key not in bad:
+                    self._count("property", key, value)
+            for key, (value, error) in bad.items():
+                self._bad_row(Family.PROPERTY, key, value, error)
 
     def _lies_at(self, topic_id: int, queue_id: int, offset: int) -> None:
         begin, end = self._ranges.get((topic_id, queue_id), (0, 0))

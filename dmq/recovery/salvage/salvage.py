@@ -39,7 +39,7 @@ from dmq.store.schema import keys
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
-from dmq.store.writer.operations import Restore
+from dmq.store.writer.operations import IndexProperties, Restore
 from dmq.trail.snapshots import cell_of
 
 REPORT_FILE = "SALVAGE.json"
@@ -136,6 +136,9 @@ class _Salvage:
         look, new, lost, moves = self._look, self._new, self._lost, self._plan.moves
         for key, value in self._names.rows:
             new.put(Family.META, key, value)
+        for topic in self._names.topics.values():  # the writer makes their rows, of all messages that are saved
+            if topic.index_properties:
+                new.add(IndexProperties(topic.topic_id, topic.index_properties))
         self._timeline()
         save_queues(look, moves, new, lost, self._needed)
         self._index(moves)

@@ -100,6 +100,7 @@ _WRITE_BUFFER_BYTES = {
     Family.QUEUE: 16 * _MIB,
     Family.GROUP: 4 * _MIB,
     Family.AUDIT: 8 * _MIB,
+    Family.PROPERTY: 4 * _MIB,
 }
 
 
@@ -238,17 +239,20 @@ class RocksEngine:
         self._written_bytes = self._flushed_bytes = self._looked_bytes = 0
         self._switched_bytes = [0] * len(Family)  # written when the memtable of the family was new
         is_strict = options.recovery_mode == "strict"
-        families = {family.name.lower(): _family_options(family, self._cache, is_strict) for family in Family}
         self._is_read_only = options.is_read_only or options.secondary is not None
         self.recovered_cut_bytes = check_logs(path) if is_strict and options.secondary is None else 0
         access = AccessType.read_only() if options.is_read_only else AccessType.read_write()
         if options.secondary is not None:
             access = AccessType.secondary(str(options.secondary))
         try:
+            there = Rdict.list_cf(str(path)) if self._is_read_only else [family.name.lower() for family in Family]
+            # A directory of an older format lacks the last families until a daemon has opened it: they read as empty.
+            names = [family.name.lower() for family in Family if family.name.lower() in there]
+            self._absent = frozenset(family for family in Family if family.name.lower() not in there)
+            families = {name: _family_options(Family[name.upper()], self._cache, is_strict) for name in names}
             self._db: Rdict | None = Rdict(
                 str(path), _database_options(options), column_families=families, access_type=access
             )
-            names = [family.name.lower() for family in Family]
             self._dicts = [self._db.get_column_family(name) for name in names]
             self._handles = [self._db.get_column_family_handle(name) for name in names]
         except Exception as error:
@@ -343,6 +347,8 @@ class RocksEngine:
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
         self._open_db()
+        if family in self._absent:
+            return [None] * len(keys)
         try:
             values: list[bytes | None] | None = self._dicts[family].get(list(keys))
         except Exception as error:
@@ -351,6 +357,8 @@ class RocksEngine:
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
         self._open_db()
+        if family in self._absent:
+            return Rows([], True)
         rows: list[tuple[bytes, bytes]] = []
         taken_bytes = 0
         try:
@@ -379,6 +387,8 @@ class RocksEngine:
 
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         self._open_db()
+        if family in self._absent:
+            return None
         try:
             cursor = self._dicts[family].iter()
             cursor.seek_for_prev(stop)

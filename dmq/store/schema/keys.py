@@ -1,4 +1,4 @@
-"""Column families, and the keys of all families except the group family.
+"""Column families, and the keys of all families except the group family and the property family.
 
 Fields have a fixed width and are big-endian, so that byte order equals logical order.
 
@@ -27,7 +27,8 @@ from dmq.errors import StoreCorrupt
 # 3: no schedules of recurring messages, no held entries, no message expiry.
 # 4: no own keys.
 # 5: no failure reasons.
-FORMAT_VERSION = 6
+# 6: no indexed properties, and no family for them.
+FORMAT_VERSION = 7
 
 _TIMELINE = struct.Struct(">QQ")
 _QUEUE = struct.Struct(">IHQ")
@@ -97,6 +98,7 @@ class Family(IntEnum):
     QUEUE = 3
     GROUP = 4
     AUDIT = 5
+    PROPERTY = 6  # dmq.store.schema.properties
 
 
 def timeline_mark(deliver_at_ms: int, sequence: int) -> int:

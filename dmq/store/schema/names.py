@@ -7,7 +7,8 @@
                                  paused_since_ms, deliver_rate           after is_fifo are left out
                version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread,   of a topic, under the same key;
                                  paused_since_ms, deliver_rate,          no type: mixed; unset fields are left out
-                                 max_pending, max_pending_bytes, send_rate
+                                 max_pending, max_pending_bytes, send_rate,
+                                 index_properties
     holds      bits 1: PLAIN, GROUPED                                    of a topic, under a separate key
 
 A lane is identified by its group and topic, and its record has no name. The record of a removed lane has an empty name.
@@ -32,6 +33,7 @@ _LANE = struct.Struct(">II")
 _KEEP_KEYS = ("keep_time_ms", "keep_bytes", "keep_unread")
 _FLOW_KEYS = ("paused_since_ms", "deliver_rate")
 _QUOTA_KEYS = ("max_pending", "max_pending_bytes", "send_rate")
+_INDEX_KEY = "index_properties"
 _LATER_KEYS = ("retries", "stay", "paused_since_ms", "deliver_rate")
 
 
@@ -110,7 +112,8 @@ NO_QUOTAS = TopicQuotas()
 class TopicSettings(NamedTuple):
     """Settings of a topic. ``message_type`` is the only accepted type; ``None`` accepts all types.
 
-    ``deliver_rate`` is the limit of delayed messages delivered per second; ``None`` is no limit.
+    ``deliver_rate`` is the limit of delayed messages delivered per second; ``None`` is no limit. ``index_properties``
+    are the names of the indexed user properties, sorted.
     """
 
     message_type: MessageType | None = None
@@ -118,6 +121,7 @@ class TopicSettings(NamedTuple):
     paused_since_ms: int | None = None
     deliver_rate: int | None = None
     quotas: TopicQuotas = NO_QUOTAS
+    index_properties: tuple[str, ...] = ()
 
 
 MIXED = TopicSettings()
@@ -158,7 +162,13 @@ def encode_topic_settings(settings: TopicSettings) -> bytes:
     flow = settings.paused_since_ms, settings.deliver_rate
     said = zip((*_KEEP_KEYS, *_FLOW_KEYS, *_QUOTA_KEYS), (*settings.keep, *flow, *settings.quotas), strict=True)
     plain |= {key: value for key, value in said if value is not None}
+    plain |= {_INDEX_KEY: settings.index_properties} if settings.index_properties else {}
     return bytes((VERSION,)) + json.dumps(plain).encode()
+
+
+def has_index_properties(value: bytes) -> bool:
+    """Return False if a settings row, of a topic or a group, certainly has no indexed properties."""
+    return f'"{_INDEX_KEY}"'.encode() in value  # within a JSON string the quotes have backslashes
 
 
 def decode_topic_settings(value: bytes) -> TopicSettings:
@@ -173,8 +183,11 @@ def decode_topic_settings(value: bytes) -> TopicSettings:
     quotas = TopicQuotas(*(plain.get(key) for key in _QUOTA_KEYS))
     if not all(map(_is_bound, (*flow, *quotas))):
         raise ValueError("no such pause, rate or quota")
+    indexed = plain.get(_INDEX_KEY, [])
+    if not isinstance(indexed, list) or not all(isinstance(name, str) for name in indexed):
+        raise ValueError("no such indexed properties")
     message_type = MessageType[plain["type"]] if "type" in plain else None
-    return TopicSettings(message_type, keep, flow[0], flow[1], quotas)
+    return TopicSettings(message_type, keep, flow[0], flow[1], quotas, tuple(indexed))
 
 
 def _is_bound(value: object) -> bool:

@@ -45,6 +45,7 @@ from dmq.store.writer.operations import (
     Hold,
     HoldOutbox,
     IfKnown,
+    IndexProperties,
     Occurrence,
     Op,
     Put,
@@ -59,6 +60,7 @@ from dmq.store.writer.operations import (
     scheduled_times,
 )
 from dmq.store.writer.outbox_rows import OutboxRows
+from dmq.store.writer.property_rows import PropertyRows
 
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clock row is stored, with a batch that is written anyway
@@ -124,6 +126,7 @@ class Assembler:
         self._tails: dict[tuple[int, int], int] = {}
         self.counts = Counts(engine, bytes_since)
         self._ledger = LedgerRows(engine, ledger_kinds) if ledger_kinds else None
+        self._properties = PropertyRows.load(engine)  # None, and no cost for a message, while no property is indexed
         # Keys withdrawn while the reader may already have read them; see ``_withdraw``.
         self._withdrawn: set[bytes] = set()
         # Of the batch being assembled:
@@ -166,6 +169,8 @@ class Assembler:
         self._now_ms, self._decided_ms = self._clock.now_ms(), 0
         self._rows, self._records, self._appended = {}, [], {}
         self._gone, self._gone_count = set(), 0
+        if self._properties is not None:
+            self._properties.begin(self._rows)
         self.counts.begin()
         self.outbox.begin()
         first_sequence = self._sequence + 1
@@ -319,6 +324,8 @@ class Assembler:
             puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         if half_body:
             puts.append((_TIMELINE, half_body_key(sequence), half_body))
+        if self._properties is not None:
+            self._properties.waits(scope, sequence, message_id, record, half_body)
         self.counts.add(scope, deliver_at_ms, 1)
         if size := waiting_bytes(record):
             self.counts.grow(scope, sequence, size)
@@ -354,6 +361,8 @@ class Assembler:
         delete = batch.deletes.append
         delete((_TIMELINE, key))
         delete((_INDEX, _WAITING_PREFIX + suffix))
+        if self._properties is not None:
+            self._properties.handed_over(scope, sequence, topic_id, record)
         if is_half:
             delete((_TIMELINE, half_body_key(sequence)))
         if own_key:
@@ -378,6 +387,8 @@ class Assembler:
             return NO_RECEIPT
         id_key = _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
         batch = self._batch
+        if self._properties is not None:
+            self._properties.withdrawn(op.scope, op.key)
         for row in ((Family.TIMELINE, op.key), (Family.INDEX, id_key)):
             self._rows.pop(row, None)  # set earlier in this batch
             batch.deletes.append(row)
@@ -551,6 +562,8 @@ class Assembler:
         self._batch.puts += ((_TIMELINE, key, record), index_row)
         if half_body:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
+        if self._properties is not None:
+            self._properties.waits(scope, sequence, message_id, record, half_body)
         self.counts.add(scope, deliver_at_ms, 1)
         if size := waiting_bytes(record):
             self.counts.grow(scope, sequence, size)
@@ -574,11 +587,15 @@ class Assembler:
         return NO_RECEIPT
 
     def _put(self, op: Put) -> Receipt:
+        if self._properties is not None and op.family is Family.QUEUE:
+            self._properties.replaced(op.key, op.value)
         self._rows[op.family, op.key] = op.value
         return NO_RECEIPT
 
     def _delete(self, op: Delete) -> Receipt:
         if op.stop:
+            if self._properties is not None:
+                self._properties.range_deleted(op.family, op.key, op.stop)
             self._batch.ranges.append((op.family, op.key, op.stop))
         else:
             self._rows[op.family, op.key] = None
@@ -596,6 +613,14 @@ class Assembler:
 
     def _bound(self, _op: Bound) -> Receipt:
         return NO_RECEIPT  # checked before the unit was executed
+
+    def _index_properties(self, op: IndexProperties) -> Receipt:
+        if self._properties is None and op.names:
+            self._properties = PropertyRows(self._engine)
+            self._properties.begin(self._rows)
+        if self._properties is not None:
+            self._properties.index(op.topic_id, op.names, self._batch)
+        return NO_RECEIPT
 
     def _close_ledger(self, op: CloseLedger) -> Receipt:
         if self._ledger is not None:
@@ -629,6 +654,7 @@ class Assembler:
         Emit: _emit,
         Tally: _tally,
         Bound: _bound,
+        IndexProperties: _index_properties,
         CloseLedger: _close_ledger,
         HoldOutbox: _hold_outbox,
         DropOutbox: _drop_outbox,
@@ -644,6 +670,8 @@ class Assembler:
             offset = queue_end(self._engine, topic_id, queue_id)
         self._batch.puts.append((_QUEUE, pack_queue_key(topic_id, queue_id, offset), record))
         self._tails[queue] = offset + 1
+        if self._properties is not None:
+            self._properties.queued(topic_id, queue_id, offset, record)
         grown = self._appended.get(queue)
         if grown is None:
             self._appended[queue] = AppendedRange(offset, [record])

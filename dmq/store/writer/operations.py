@@ -280,6 +280,16 @@ class Tally(NamedTuple):
     by: int
 
 
+class IndexProperties(NamedTuple):
+    """Index user properties of a topic from this op on, and delete the rows of all its other ones.
+
+    The unit also sets the topic's settings, from which the next run reads the names.
+    """
+
+    topic_id: int
+    names: Sequence[str]
+
+
 class CloseLedger(NamedTuple):
     """Delete the ledger of a topic with all its groups or, with a group, only the topic's ledger for that group."""
 
@@ -326,6 +336,7 @@ Op = (
     | Emit
     | Tally
     | Bound
+    | IndexProperties
     | CloseLedger
     | HoldOutbox
     | DropOutbox

@@ -22,6 +22,7 @@ from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
+from dmq.store.schema import properties as of_properties
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
@@ -618,12 +619,15 @@ def _settings_rows() -> list[Case]:
     of_topic = [op for op in Names.plan_change(set_topic) if isinstance(op, Put) and op.key[:1] == b"p"]
     slowed, paused = topic._replace(paused_since_ms=NOW, deliver_rate=50), group._replace(paused_since_ms=NOW)
     of_slowed = [op for op in Names.plan_change(slowed) if isinstance(op, Put) and op.key[:1] == b"p"]
+    indexed = topic._replace(index_properties=("customer", "order-id"))
+    of_indexed = [op for op in Names.plan_change(indexed) if isinstance(op, Put) and op.key[:1] == b"p"]
     names = _new_names()
     names.add_topic(topic)
     of_holds = names.plan_first({"orders": GROUPED})[1]
     return [
         Case("settings of a topic", *put_of([*of_topic]), _read_settings, (set_topic, group)),
         Case("settings of a topic that is slowed", *put_of([*of_slowed]), _read_settings, (slowed, group)),
+        Case("settings of a topic with indexed properties", *put_of([*of_indexed]), _read_settings, (indexed, group)),
         Case("settings of a paused group", *put_of(names.plan_settings(paused)), _read_settings, (topic, paused)),
         Case("settings of a group", *put_of(names.plan_settings(set_group)), _read_settings, (topic, set_group)),
         Case(
@@ -822,6 +826,32 @@ def meta() -> list[Case]:
     ]
 
 
+def properties() -> list[Case]:
+    """A pending and a queued message with a property, and the starts of the property there."""
+    of = of_properties.property_id(TOPIC, "order-id")
+    scope, queue = of_properties.scope_place(SCOPE), of_properties.queue_place(LANE, QUEUE)
+
+    def case(name: str, place: bytes, number: int, index_id: bytes, found: object) -> Case:
+        digests = of[4:], of_properties.value_digest("42")
+        plain = of_properties.PropertyRow(TOPIC, *digests, found, index_id)  # type: ignore[arg-type]
+        return Case(
+            name, of_properties.row_key(of, "42", place, number), index_id, of_properties.decode_property, plain
+        )
+
+    def start(name: str, place: bytes) -> Case:
+        def read(key: bytes, value: bytes) -> object:
+            return *of_properties.split_start(key), keys.unpack_u64(value)
+
+        return Case(name, of_properties.start_key(place, of), keys.pack_u64(17), read, (place, of, 17))
+
+    return [
+        case("property of a pending message", scope, 9, ID, of_properties.PendingPlace(SCOPE, 9)),
+        case("property of a queued message", queue, 17, b"", of_properties.QueuePlace(LANE, QUEUE, 17)),
+        start("start of a property in a scope", scope),
+        start("start of a property in a queue", queue),
+    ]
+
+
 CASES: dict[Family, list[Case]] = {
     Family.TIMELINE: timeline(),
     Family.INDEX: index(),
@@ -829,6 +859,7 @@ CASES: dict[Family, list[Case]] = {
     Family.GROUP: group(),
     Family.AUDIT: audit(),
     Family.META: meta(),
+    Family.PROPERTY: properties(),
 }
 
 

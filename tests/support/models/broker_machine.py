@@ -39,7 +39,9 @@ from support.rigs.brokers import EmbeddedRig, an_envelope, receive
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt, pack_id
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.delayed.changes import Changed, ChangeOutcome, Meant
+from dmq.broker.topics import IndexChange
 from dmq.store.store import StoreOptions
 from dmq.trail.events import gap_event
 
@@ -125,9 +127,17 @@ class BrokerRules(RuleBasedStateMachine):
                 topic=topic,
                 deliver_at_ms=0 if delay is None else now_ms + delay,
                 message_group=MESSAGE_GROUP_OF[message_id_of(topic, number)],
+                payload=wire.Message(user_properties={"color": str(number % 3)}).SerializeToString(),
             )
             for topic, number, delay in batch
         ]
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def index(self, topic: str) -> None:
+        """Index a property of a topic, or remove its index."""
+        is_indexed = bool(self.rig.broker.names.topics[topic].index_properties)
+        change = IndexChange((), ("color",)) if is_indexed else IndexChange(("color",))
+        self.run(self.rig.broker.operator.set_topic(topic, index=change))
 
     @precondition(lambda self: self.recall_handles)
     @rule(pick=picks)

@@ -30,7 +30,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.mapping import decode
 from dmq.broker.operations.admin import BEGIN, END
-from dmq.broker.topics.settings import KeepChange
+from dmq.broker.topics.settings import IndexChange, KeepChange
 from dmq.errors import StoreError
 from dmq.store.engines.engine import Engine
 from dmq.store.files.steady_clock import ClockOptions
@@ -125,6 +125,7 @@ class OperatorRules(RuleBasedStateMachine):
     def make_topic(self, topic: str) -> None:
         """Make a topic, and let every group read it from its beginning."""
         self.run(self.rig.broker.operator.create_topic(topic, queues=2, message_type=None))
+        self.run(self.rig.broker.operator.set_topic(topic, index=IndexChange(("color",))))
         for group in GROUPS:
             if group in self.rig.broker.names.groups:
                 self.subscribe(group, topic)
@@ -545,6 +546,13 @@ class OperatorRules(RuleBasedStateMachine):
         self.books.keeps_s[topic] = (keep_s or float("inf"), not unread)
         self.run(self.rig.broker.retention.turn())
         self.settle()
+
+    @rule(topic=topics, dies=st.booleans(), pick=picks)
+    def index(self, topic: str, pick: int, *, dies: bool) -> None:
+        """Index a property that each message has, or remove its index."""
+        is_indexed = bool(self.rig.broker.names.topics[topic].index_properties)
+        change = IndexChange((), ("color",)) if is_indexed else IndexChange(("color",))
+        self.operate(self.rig.broker.operator.set_topic(topic, index=change), pick if dies else None)
 
     def operate(self, work: Coroutine[object, object, _T], breaks_at: int | None) -> _T | None:
         """Do what an operator orders; or let the process die in one of its first commits, and start it again."""

@@ -16,7 +16,12 @@ from dmq.trail.events import LANE, NO_QUEUE, AuditEvent, EventKind
 _OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED}
 _OF_MESSAGES |= {EventKind.RESCHEDULED}
 _OF_NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED, EventKind.GROUP_CHANGED, EventKind.SUBSCRIBED}
-_OF_NAMES |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED}  # of no message either
+_OF_NAMES |= {
+    EventKind.TOPIC_CHANGED,
+    EventKind.CLOCK_CHANGED,
+    EventKind.CLOCK_ACCEPTED,
+    EventKind.OPERATED,
+}  # of no message either
 _DEATHS = {EventKind.DEAD_EXHAUSTED, EventKind.DEAD_FORWARDED, EventKind.DEAD_SENT_BACK}
 _TIMED = {EventKind.INVISIBLE_CHANGED, EventKind.POSTPONED, EventKind.NACKED, EventKind.RETRIED} | _DEATHS
 _Place = tuple[int, int, int, int]  # topic, group if it is a lane, queue, offset

@@ -20,6 +20,7 @@ from support.effort import EFFORT
 from support.models.lag_check import assert_lags
 from support.models.ledger_check import assert_balances
 from support.models.memory_broker import MemoryBroker
+from support.models.properties import assert_properties
 from support.rigs.joined import FrontedBroker, Joined, port_of
 from support.rigs.stores import recount_bytes
 
@@ -185,6 +186,7 @@ class EmbeddedRig:
                 assert_balances(self.store)
                 assert_lags(self.broker, with_ages=not self.clock.was_set)
                 assert self.store.pending_bytes() == recount_bytes(self.store)
+                assert_properties(self.store)
                 self._checked = reached
 
     async def settle(self) -> None:

@@ -88,3 +88,38 @@ def test_nothing_found(daemon: LiveCell) -> None:
     result = daemon.run("find", "nosuch")
     assert (result.exit_code, "not found in any topic" in result.stderr) == (3, True)
     assert daemon.run("find", "x", "--after", "nonsense").exit_code == 2
+
+
+def test_an_indexed_property_is_looked_up(live: LiveCell) -> None:
+    """In the topics that index it, page by page; no message key is searched unless --scan asks for it."""
+    for topic in ("orders", "refunds", "bills"):
+        assert live.run("topic", "create", topic).exit_code == 0
+    for topic in ("orders", "refunds"):
+        assert live.run("topic", "set", topic, "--index-property", "color").exit_code == 0
+    shown = live.run("topic", "set", "orders", "--index-property", "size", "--no-index-property", "color").stdout
+    assert "indexed" in shown
+    assert live.run("topic", "set", "orders", "--index-property", "color").exit_code == 0
+
+    async def fill() -> None:
+        await die(live.rig, a_message("D1"), group=GROUP)
+        await live.rig.broker.send([a_message("Q1", topic="refunds")])
+        await live.rig.broker.send([a_message("B1", topic="bills")])
+
+    live.do(fill())
+    live.deadlines.clear()
+    whole = found(live, "color=red")["matches"]
+    assert sorted((each["state"], each["topic"], each["message_id"]) for each in whole) == [
+        ("dead", "orders", "D1"),
+        ("queued", "orders", "D1"),
+        ("queued", "refunds", "Q1"),
+    ]
+    assert "ListMessages" not in live.calls
+    parts: list[Any] = []
+    following: str | None = ""
+    while following is not None:
+        answer = found(live, "color=red", "--limit", "1", *(("--after", following) if following else ()))
+        parts += answer["matches"]
+        following = answer["next"]
+    assert parts == whole
+    assert live.run("find", "color=blue").exit_code == 3
+    assert live.run("topic", "set", "orders", "--no-index-property", "nosuch").exit_code != 0
