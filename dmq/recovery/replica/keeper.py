@@ -31,6 +31,7 @@ _CHECKPOINT, _RESTORED = ".checkpoint-replica-", ".verify-replica-"
 _LOOK_S = 1.0
 _AGAIN_MS = 60_000  # after a failure
 _ERROR_CHARS_MAX = 500
+_BASE_SEGMENTS_MAX = 50_000  # read and applied in some minutes
 _Result = TypeVar("_Result", Uploaded, Pruned, Verified)
 
 
@@ -41,6 +42,7 @@ class KeeperOptions:
     base_every_ms: int
     keep_ms: int
     verify_every_ms: int
+    base_segments_max: int = _BASE_SEGMENTS_MAX  # after a base, until the next one is made early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,7 @@ class BaseKeeper:
         self._end = threading.Event()
         self._again_ms = 0
         self._since_ms = 0  # newest base, or the start of a run without one
+        self._since_number = 0  # last segment before the newest base
         self.status = BaseStatus()
         self._thread = threading.Thread(target=self._run, name="dmq-replica-bases", daemon=True)
 
@@ -178,19 +181,22 @@ class BaseKeeper:
         marks = verified(self._objects)
         now_ms = self._clock.now_ms()
         trusted = [each.time_ms for each in names if each.suffix in marks]
-        self._since_ms = min(names[-1].time_ms, now_ms) if names else now_ms
+        newest = read_base(self._objects, names[-1]) if names else None
+        self._since_ms = min(newest.time_ms, now_ms) if newest is not None else now_ms
+        self._since_number = newest.number if newest is not None else 0
         self.status = BaseStatus(
-            base_at_ms=self._since_ms if names else 0,
-            base_bytes=read_base(self._objects, names[-1]).size_bytes if names else 0,
+            base_at_ms=self._since_ms if newest is not None else 0,
+            base_bytes=newest.size_bytes if newest is not None else 0,
             verified_at_ms=min(trusted[-1], now_ms) if trusted else 0,
         )
 
     def _look(self) -> None:
         """Make and verify a base if it is time."""
-        options, now_ms = self._options, self._clock.now_ms()
-        if now_ms - self._since_ms >= options.base_every_ms:
+        options, now_ms, number = self._options, self._clock.now_ms(), self._log_status().number
+        is_due = now_ms - self._since_ms >= options.base_every_ms
+        if is_due or number - self._since_number >= options.base_segments_max:
             made = _make(self._worker, self._url, self._clock, self._start)
-            self._since_ms = now_ms
+            self._since_ms, self._since_number = now_ms, number
             self.status = replace(self.status, base_at_ms=now_ms, base_bytes=made.size_bytes, error="")
             log.info("replica_base_made", batch=made.batch, size_bytes=made.size_bytes, sent_bytes=made.sent_bytes)
             self._prune(now_ms)

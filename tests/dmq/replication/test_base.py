@@ -128,6 +128,23 @@ def test_the_keeper_makes_and_verifies_bases(tmp_path: Path) -> None:
     assert check(open_objects(url)).faults == ()
 
 
+def test_a_long_log_gets_a_base_early(tmp_path: Path) -> None:
+    """After so many segments a base is made before its interval ends, so that a new standby reads few of them."""
+    (tmp_path / "objects").mkdir()
+    url = f"file://{tmp_path}/objects"
+    store, log = open_with(tmp_path / "data", open_objects(url))
+    start = LogStart(store.identity.number, store.boot, tmp_path / "data", store.checkpoint)
+    options = KeeperOptions(base_every_ms=2**40, keep_ms=0, verify_every_ms=0, base_segments_max=5)
+    keeper = BaseKeeper(store, open_objects(url), url, options, worker=Worker(), log_status=log.status, start=start)
+    keeper.start()
+    for number in range(4):
+        assert not keeper.status.base_at_ms
+        store.commit([Put(Family.META, b"~%d" % number, b"v")])
+    wait_for(keeper, lambda status: bool(status.base_at_ms))
+    keeper.close()
+    store.close()
+
+
 def wait_for(keeper: BaseKeeper, is_reached: Callable[[BaseStatus], bool]) -> None:
     """Wait for a status of the keeper."""
     for _ in range(600):
