@@ -29,7 +29,7 @@ def said_by(name: str, home: Path, *arguments: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [*(("sh",) if name.endswith(".sh") else (sys.executable,)), str(EXAMPLES / name), *arguments],
-        env=os.environ | {"DMQ_CONSOLE": "off", "HOME": str(home), "PATH": path},  # the client keeps a log file in its home
+        env=os.environ | {"DMQ_CONSOLE": "off", "HOME": str(home), "PATH": path},  # of the log of the client
         cwd=home,
         capture_output=True,
         text=True,

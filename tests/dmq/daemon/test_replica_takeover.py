@@ -27,6 +27,7 @@ from support.rigs.replica_pair import Pair, assert_kept
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.replication.objects import open_objects
+from dmq.store.schema.keys import FORMAT_VERSION
 
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT
@@ -169,7 +170,7 @@ def test_an_upgrade_of_a_pair_to_a_new_format_loses_nothing(tmp_path: Path) -> N
         pair.take_over()
         create("after")
         assert pair.standby.spawn().wait(60) != 0
-        assert "format version 7, this Rock-DMQ knows 6" in pair.standby.log()
+        assert f"format version {FORMAT_VERSION + 1}, this Rock-DMQ knows {FORMAT_VERSION}" in pair.standby.log()
         pair.standby = pair.wait_for_standby(pair.upgraded(pair.standby))
         pair.primary.stop()
         shutil.rmtree(pair.primary.data)

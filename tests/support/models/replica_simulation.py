@@ -206,7 +206,9 @@ class Simulation:
 
     def _check_holders(self) -> None:
         holders = [host.name for host in self.hosts if host.is_holder()]
-        assert len(holders) <= 1 or self.scheduler.now_ms < self._two_until_ms, f"{holders} hold the lease at {self.scheduler.now_ms}"
+        assert len(holders) <= 1 or self.scheduler.now_ms < self._two_until_ms, (
+            f"{holders} hold the lease at {self.scheduler.now_ms}"
+        )
 
     def _check(self) -> None:
         """Check that the log is one chain with every answered batch once, in the order of their answers."""
