@@ -24,6 +24,7 @@ from broker_adapter.contracts.own_keys import check_own_key, own_key_of
 from broker_adapter.contracts.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
+from dmq.admin.operations.property_search import rows_of
 from dmq.admin.requests import mapping, validate
 from dmq.admin.requests.message_query import resolve
 from dmq.broker import EmbeddedBroker
@@ -157,6 +158,8 @@ class MessageCalls:
             request.state = wire.WAITING
         if request.message_id:
             return wire.ListMessagesResponse(messages=await self._named(topic, request))
+        if request.property:
+            return await self._by_property(topic, request, token, limit)
         order = (wire.WAITING, wire.QUEUED) if request.newest_first else (wire.QUEUED, wire.WAITING)
         parts = [each for each in order if request.state in {0, each}]
         backwards = "-" if request.newest_first else ""
@@ -173,6 +176,23 @@ class MessageCalls:
         if not following and part != parts[-1]:  # the other part starts on the next page
             next_token = f"{heads[parts[-1]]}:"
         return wire.ListMessagesResponse(messages=found, next_token=next_token)
+
+    async def _by_property(self, topic: Topic, wanted: _Request, token: str, limit: int) -> wire.ListMessagesResponse:
+        """Return a page of the pending and queued messages with a value of an indexed property."""
+        name, _, value = wanted.property.partition("=")
+        if wanted.newest_first:
+            raise Refused(Rule.REQUEST, "messages with a property are listed in the order of their index, not by time")
+        rows, following = await rows_of(self._broker, topic, name, value, token, limit)
+        found = [
+            _shown(each.state, each.message, each.queue_id, each.queue_offset, is_held=each.is_held)
+            for each in rows
+            if each.state in ({wanted.state} if wanted.state else {wire.WAITING, wire.QUEUED})
+            and not each.is_half
+            and (each.is_held or not wanted.only_held)
+            and _is_due(wanted, each.message.deliver_at_ms or each.message.stored_at_ms)
+            and _is_meant(wanted, each.message)
+        ]
+        return wire.ListMessagesResponse(messages=found, next_token=following)
 
     async def _named(self, topic: Topic, wanted: _Request) -> Sequence[_Listed]:
         """Return the message with the requested id, if it is pending or in a queue and matches."""
@@ -470,13 +490,16 @@ def _is_due(wanted: _Request, due_ms: int) -> bool:
 def _is_meant(wanted: _Request, message: QueuedMessage) -> bool:
     if wanted.tag and message.tag != wanted.tag:
         return False
-    if not wanted.key and not wanted.own_key:
+    if not wanted.key and not wanted.own_key and not wanted.property:
         return True
     try:
         sent = public.Message.FromString(message.payload)
     except DecodeError:
         return False
     if wanted.own_key and own_key_of(sent.user_properties) != wanted.own_key:
+        return False
+    name, _, value = wanted.property.partition("=")
+    if wanted.property and sent.user_properties.get(name) != value:
         return False
     return not wanted.key or wanted.key in sent.system_properties.keys
 
@@ -517,6 +540,8 @@ def _check_filter(request: wire.ListMessagesRequest) -> None:
         raise Refused(Rule.REQUEST, "a queued message is not held", value="only_held", limit="WAITING")
     if request.own_key:
         check_own_key(request.own_key)
+    if request.property and "=" not in request.property:
+        raise Refused(Rule.REQUEST, "a property is NAME=VALUE", value=request.property[:80])
 
 
 def _mark_of(text: str, topic_id: int) -> int:

@@ -25,7 +25,14 @@ from dmq.store.schema.group import decode_outcome, outcome_key
 from dmq.store.schema.index import decode_index, ids_of
 from dmq.store.schema.keys import Family, half_body_key, half_scope, is_held_key, pack_index_prefix, pack_queue_key
 from dmq.store.schema.properties import PendingPlace, QueuePlace, decode_property, value_range
-from dmq.store.schema.record import EntryKind, body_payload, decode_half_body, decode_queued, decode_waiting
+from dmq.store.schema.record import (
+    EntryKind,
+    QueuedMessage,
+    decode_half_body,
+    decode_queued,
+    decode_waiting,
+    encode_queued,
+)
 
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP, _BYTES_PER_STEP = 64, 1024 * 1024
@@ -33,10 +40,24 @@ _TRIES_MAX = 16  # an entry that moves between two reads is searched again
 _TOKEN_CHARS_MAX = 64
 
 
+class FoundRow(NamedTuple):
+    """Message at one place. ``at_ms`` is the due time of a pending one, else the time since when it is there."""
+
+    state: wire.MessageState
+    message: QueuedMessage
+    at_ms: int
+    group: str = ""
+    queue_id: int = -1
+    queue_offset: int = -1
+    is_held: bool = False
+    is_half: bool = False
+    outcome: str = ""
+
+
 class _Step(NamedTuple):
     """Result of one read, and the start of the next one; None at the end."""
 
-    found: list[wire.FoundMessage]
+    found: list[FoundRow]
     looked: int
     at: bytes | None
 
@@ -53,23 +74,37 @@ class PropertyCalls:
         topic = self._broker.names.topics.get(check_topic(request.topic))
         if topic is None:
             raise topic_unknown(request.topic)
-        if request.property not in topic.index_properties:
-            known = ", ".join(topic.index_properties) or "none; 'dmq topic set --index-property' adds one"
-            raise Refused(Rule.REQUEST, "the property is not indexed in the topic", value=request.property, limit=known)
-        if len(request.value.encode()) > PROPERTIES_BYTES_MAX:
-            raise Refused(Rule.REQUEST, "the value is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
-        first, stop = value_range(topic.topic_id, request.property, request.value)
-        at: bytes | None = first + _place_of(token)
-        found: list[wire.FoundMessage] = []
-        looked = 0
-        page = _Page(topic, self._broker.names, stop)
-        while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
-            start, left = at, min(_ROWS_PER_STEP, limit - len(found))
-            step = await self._broker.reader.run(lambda store: page.look(store, start, left))  # noqa: B023 - called here
-            found += step.found
-            looked += max(step.looked, 1)
-            at = step.at
-        return wire.FindMessagesResponse(messages=found, next_token=at[len(first) :].hex() if at is not None else "")
+        found, following = await rows_of(self._broker, topic, request.property, request.value, token, limit)
+        return wire.FindMessagesResponse(messages=[_shown(each) for each in found], next_token=following)
+
+
+async def rows_of(
+    broker: EmbeddedBroker, topic: Topic, name: str, value: str, token: str, limit: int
+) -> tuple[list[FoundRow], str]:
+    """Return a page of the messages with a value of an indexed property, and the token of the next page."""
+    if name not in topic.index_properties:
+        known = ", ".join(topic.index_properties) or "none; 'dmq topic set --index-property' adds one"
+        raise Refused(Rule.REQUEST, "the property is not indexed in the topic", value=name, limit=known)
+    if len(value.encode()) > PROPERTIES_BYTES_MAX:
+        raise Refused(Rule.REQUEST, "the value is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    first, stop = value_range(topic.topic_id, name, value)
+    at: bytes | None = first + _place_of(token)
+    found: list[FoundRow] = []
+    looked = 0
+    page = _Page(topic, broker.names, stop)
+    while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
+        start, left = at, min(_ROWS_PER_STEP, limit - len(found))
+        step = await broker.reader.run(lambda store: page.look(store, start, left))  # noqa: B023 - called here
+        found += step.found
+        looked += max(step.looked, 1)
+        at = step.at
+    return found, at[len(first) :].hex() if at is not None else ""
+
+
+def _shown(found: FoundRow) -> wire.FoundMessage:
+    content = mapping.content_if_readable(found.message.payload, with_body=False)
+    message_id = unpack_id(found.message.message_id)
+    return mapping.filled(wire.FoundMessage, found, message_id=message_id, content=content)
 
 
 class _Page:
@@ -85,7 +120,7 @@ class _Page:
     def look(self, store: Store, at: bytes, limit: int) -> _Step:
         """Read up to ``limit`` rows from ``at`` on."""
         rows = store.scan(Family.PROPERTY, at, self._stop, limit=limit)
-        found: list[wire.FoundMessage] = []
+        found: list[FoundRow] = []
         size = 0
         for looked, (key, value) in enumerate(rows.rows, 1):
             place = decode_property(key, value).place
@@ -93,58 +128,49 @@ class _Page:
             if stored is None:  # it moved or was removed in the meantime; a moved one has a later row
                 continue
             size += len(stored.value)
-            shown = (
+            row = (
                 self._pending(stored, place.scope)
                 if isinstance(place, PendingPlace)
                 else self._in_queue(store, stored.value, place)
             )
-            found += [shown] if shown is not None else []
+            found += [row] if row is not None else []
             if size >= _BYTES_PER_STEP and looked < len(rows.rows):
                 return _Step(found, looked, key + b"\0")
         return _Step(found, len(rows.rows), None if rows.is_complete else rows.rows[-1][0] + b"\0")
 
-    def _pending(self, stored: _Stored, scope: int) -> wire.FoundMessage:
+    def _pending(self, stored: _Stored, scope: int) -> FoundRow:
         entry = decode_waiting(stored.value)
-        message_id, _, body_at = ids_of(entry, stored.value)
-        body = stored.half_body or stored.value[body_at:]
+        body = stored.half_body or stored.value[ids_of(entry, stored.value)[2] :]
         is_retry = entry.kind == EntryKind.RETRY
-        return wire.FoundMessage(
-            state=wire.RETRYING if is_retry else wire.WAITING,
+        return FoundRow(
+            wire.RETRYING if is_retry else wire.WAITING,
+            decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body)),
+            entry.deliver_at_ms,
             group=self._names.groups_by_id[scope].name if is_retry else "",
-            message_id=unpack_id(message_id),
-            at_ms=entry.deliver_at_ms,
-            queue_id=-1,
-            queue_offset=-1,
-            content=mapping.content_if_readable(body_payload(body), with_body=False),
             is_held=is_held_key(stored.key),
             is_half=scope == half_scope(self._topic.topic_id),
         )
 
-    def _in_queue(self, store: Store, value: bytes, place: QueuePlace) -> wire.FoundMessage | None:
-        record = decode_queued(value)
-        shown = wire.FoundMessage(
-            state=wire.QUEUED,
-            message_id=unpack_id(record.message_id),
-            at_ms=record.stored_at_ms,
-            queue_id=place.queue_id,
-            queue_offset=place.queue_offset,
-            content=mapping.content_if_readable(record.payload, with_body=False),
-        )
+    def _in_queue(self, store: Store, value: bytes, place: QueuePlace) -> FoundRow | None:
+        message = decode_queued(value)
+        found = FoundRow(wire.QUEUED, message, message.stored_at_ms)
         if place.topic_id == self._topic.topic_id:
-            return shown
+            return found._replace(queue_id=place.queue_id, queue_offset=place.queue_offset)
         if (group_id := self._groups.get(place.topic_id)) is not None:
             if self._is_finished(store, group_id, place):
                 return None
-            shown.state, shown.group = wire.READY, self._names.groups_by_id[group_id].name
-            shown.queue_id = shown.queue_offset = -1
-            return shown
+            return found._replace(state=wire.READY, group=self._names.groups_by_id[group_id].name)
         letters = self._names.topics_by_id.get(place.topic_id)
         if letters is None or not letters.name.startswith(DEAD_LETTER_PREFIX):
             return None  # of a lane that was removed in the meantime
         (outcome,) = store.get_many(Family.GROUP, [outcome_key(place.topic_id, place.queue_offset)])
-        shown.state, shown.group = wire.DEAD, letters.name.removeprefix(DEAD_LETTER_PREFIX)
-        shown.outcome = decode_outcome(outcome).what if outcome is not None else ""
-        return shown
+        return found._replace(
+            state=wire.DEAD,
+            group=letters.name.removeprefix(DEAD_LETTER_PREFIX),
+            queue_id=place.queue_id,
+            queue_offset=place.queue_offset,
+            outcome=decode_outcome(outcome).what if outcome is not None else "",
+        )
 
     def _is_finished(self, store: Store, group_id: int, place: QueuePlace) -> bool:
         """Return True if a group has finished a retry in its lane. The progress is read once for a page."""

@@ -146,8 +146,9 @@ def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
         # Most look-ups are for ids that were never seen; the filter answers them without a search.
         made.set_memtable_prefix_bloom_ratio(0.05 * buffer_bytes / unreachable_bytes)
         made.set_memtable_whole_key_filtering(True)
-    if family is Family.TIMELINE:
-        # Delivered entries leave tombstones in front of the head; files full of them are compacted soon.
+    if family in (Family.TIMELINE, Family.PROPERTY):
+        # Delivered entries leave tombstones in front of the head, or of the messages with a frequent value; files full
+        # of them are compacted soon.
         made.add_compact_on_deletion_collector_factory(1024, 512, 0.5)
     made.set_compression_type(DBCompressionType.lz4())
     made.set_block_based_table_factory(table)

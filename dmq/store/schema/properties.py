@@ -17,21 +17,21 @@ A pending message is found by its index row, so a change of its time changes no 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.index import ids_of
 from dmq.store.schema.record import (
+    DELAYED_KINDS,
     QUEUED_HEADER_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_payload,
     decode_half_body,
-    decode_queued,
-    decode_waiting,
+    half_body_at,
+    history_bytes,
 )
 
 PROPERTY, START = b"p", b"s"
@@ -167,17 +167,24 @@ def topic_of_waiting(value: bytes) -> int:
 
 def properties_of_queued(value: bytes) -> Mapping[str, str]:
     """Return the user properties of a message in a queue."""
-    return user_properties(decode_queued(value).payload)
+    at = QUEUED_HEADER_BYTES
+    return user_properties(body_payload(value[at + history_bytes(value, at) if value[1] else at :]))
 
 
 def properties_of_waiting(value: bytes, half_body: bytes | None) -> Mapping[str, str]:
     """Return the user properties of a pending message. ``half_body`` is the separate body of a half message."""
-    entry = decode_waiting(value)
-    if entry.kind == EntryKind.RECURRING:  # its message is another row
+    kind = value[1]
+    if kind in DELAYED_KINDS:
+        body = value[WAITING_HEADER_BYTES:]
+    elif kind == _RETRY:
+        body = value[WAITING_HEADER_BYTES + history_bytes(value, WAITING_HEADER_BYTES) :]
+    elif kind == EntryKind.WHOLE_HALF:
+        body = value[half_body_at(kind) :]
+    elif kind == EntryKind.TRANSACTION and half_body:
+        body = decode_half_body(half_body)
+    else:  # the message of a schedule is another row
         return {}
-    if entry.kind == EntryKind.TRANSACTION:
-        return user_properties(body_payload(decode_half_body(half_body))) if half_body else {}
-    return user_properties(body_payload(value[ids_of(entry, value)[2] :]))
+    return user_properties(body_payload(body))
 
 
 def user_properties(payload: bytes) -> Mapping[str, str]:
@@ -185,9 +192,9 @@ def user_properties(payload: bytes) -> Mapping[str, str]:
     return _reader()(payload)
 
 
-def present(indexed: Iterable[tuple[str, bytes]], properties: Mapping[str, str]) -> Iterator[tuple[bytes, str]]:
-    """Yield ``property_id`` and value of the indexed properties that a message has."""
-    return ((of, properties[name]) for name, of in indexed if name in properties)
+def present(indexed: Iterable[tuple[str, bytes]], properties: Mapping[str, str]) -> list[tuple[bytes, str]]:
+    """Return ``property_id`` and value of the indexed properties that a message has."""
+    return [(of, value) for name, of in indexed if (value := properties.get(name)) is not None]
 
 
 @cache

@@ -109,7 +109,7 @@ class PropertyRows:
         indexed = self._topics.get(topic_of_waiting(record))
         if indexed is not None:
             values = present(indexed, properties_of_waiting(record, half_body))
-            self._add(list(values), scope_place(scope), sequence, index_id)
+            self._add(values, scope_place(scope), sequence, index_id)
 
     def queued(self, topic_id: int, queue_id: int, offset: int, record: bytes) -> None:
         """Add the rows of a message that is appended to a queue."""
@@ -130,7 +130,7 @@ class PropertyRows:
         if record is not None and (indexed := self._topics.get(topic_of_waiting(record))) is not None:
             is_split = record[1] == _TRANSACTION
             half_body = self._read(Family.TIMELINE, keys.half_body_key(sequence)) if is_split else None
-            self._delete(list(present(indexed, properties_of_waiting(record, half_body))), place, sequence)
+            self._delete(present(indexed, properties_of_waiting(record, half_body)), place, sequence)
 
     def replaced(self, key: bytes, record: bytes) -> None:
         """Replace the rows of a message in a queue. Call it before its new row is set."""
@@ -163,7 +163,7 @@ class PropertyRows:
         if last is record:
             return values
         indexed = self._topics.get(topic_of_queued(topic_id, record))
-        values = list(present(indexed, properties_of_queued(record))) if indexed is not None else ()
+        values = present(indexed, properties_of_queued(record)) if indexed is not None else ()
         self._last = (record, values)
         return values
 

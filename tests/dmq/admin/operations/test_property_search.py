@@ -157,6 +157,42 @@ async def test_pages_of_a_frequent_value_are_complete(rig: EmbeddedRig) -> None:
 
 
 @every_durable_broker()
+async def test_a_list_of_messages_has_a_term_for_a_property(rig: EmbeddedRig) -> None:
+    """Pending and queued messages of the topic, page by page, with the other terms of the query."""
+    await index(rig, "order-id")
+    late_ms = rig.clock.now_ms() + HOUR_MS
+    await rig.broker.send([an_order(f"w-{at}", "42", deliver_at_ms=late_ms) for at in range(3)])
+    await rig.broker.send([an_order(f"q-{at}", "42") for at in range(3)] + [an_order("other", "43")])
+    for delivery in await receive(rig, batch_max=1):
+        await rig.broker.dead_letter(GROUP, TOPIC, delivery.receipt_handle, attempts=1)
+
+    async def listed(query: str, limit: int = 100) -> list[str]:
+        found: list[str] = []
+        request = wire.ListMessagesRequest(topic=TOPIC, query=query, limit=limit)
+        while True:
+            answer = await ask(rig, request)
+            found += [each.message_id for each in answer.messages]
+            request.token = answer.next_token
+            if not answer.next_token:
+                return sorted(found)
+
+    for limit in (1, 2, 100):
+        assert await listed("property:order-id=42", limit) == ["q-0", "q-1", "q-2", "w-0", "w-1", "w-2"]
+    assert await listed("property:order-id=42 state:waiting") == ["w-0", "w-1", "w-2"]
+    assert await listed("property:order-id=42 due-before:+1m") == ["q-0", "q-1", "q-2"]
+    assert await listed("property:order-id=42 tag:none") == []
+    assert await listed("id:w-1 property:order-id=42") == ["w-1"]
+    assert await listed("id:w-1 property:order-id=43") == []
+    for query, told in (
+        ("property:order-id", "NAME=VALUE"),
+        ("property:size=1", "not indexed"),
+        ("property:order-id=42 order:newest", "in the order of their index"),
+    ):
+        with pytest.raises(Refused, match=told):
+            await listed(query)
+
+
+@every_durable_broker()
 async def test_a_property_is_indexed_from_the_change_on(rig: EmbeddedRig) -> None:
     """A pending message is found once it is delivered; without the index nothing is found, and no row is left."""
     await rig.broker.send([an_order("old", "42"), an_order("late", "42", deliver_at_ms=rig.clock.now_ms() + 1_000)])
