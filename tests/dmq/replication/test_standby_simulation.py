@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.effort import EFFORT, SEED
@@ -38,6 +39,9 @@ class DeafLease(Lease):
         return False
 
 
+_DEAF = Bugs(lease=DeafLease, has_two_holders=True)
+
+
 class EagerLog(ReplicationLog):
     """Answers before the put is answered."""
 
@@ -68,8 +72,8 @@ def test_no_history_loses_an_acknowledged_batch() -> None:
     histories no primary notices the loss of its lease.
     """
     first = SEED * 1_000_003
-    leases = (Lease, DeafLease)
-    answered = sum(_run(first + number, Bugs(lease=leases[number % 2])) for number in range(HISTORIES))
+    bugs = (Bugs(), _DEAF)
+    answered = sum(_run(first + number, bugs[number % 2]) for number in range(HISTORIES))
     assert answered > 5 * HISTORIES
 
 
@@ -78,7 +82,7 @@ def test_no_history_loses_an_acknowledged_batch() -> None:
     [
         Bugs(log=EagerLog),
         Bugs(has_no_fence=True),
-        Bugs(log=CredulousLog, lease=DeafLease),
+        replace(_DEAF, log=CredulousLog),
         Bugs(lease=LeaseFromAnswer),
         Bugs(lease=HastyLease),
     ],
