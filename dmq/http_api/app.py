@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from broker_adapter.contracts.errors import Rule
 from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.trace_context import TRACEPARENT
 from dmq.http_api.callers import metadata_of
 from dmq.http_api.daemon import DaemonChannel
 from dmq.http_api.openapi import document
@@ -126,9 +127,11 @@ class HttpApi:
         _check_media_type(request)
         body = await self._bodies.read(request) or b"{}"
         try:
-            return Given(caller=caller, parameters=parameters, body=route.body.validate_json(body))
+            valid = route.body.validate_json(body)
         except ValidationError as error:
             raise _of_body(error) from None
+        traceparent = request.headers.get(TRACEPARENT, "")
+        return Given(caller=caller, parameters=parameters, body=valid, traceparent=traceparent)
 
 
 def _check_host(request: Request) -> None:

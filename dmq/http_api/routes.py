@@ -33,6 +33,7 @@ class Given:
     caller: Metadata
     parameters: Mapping[str, Any]
     body: Any = None
+    traceparent: str = ""  # header of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ def _must_be_known(response: wire.GetMessageResponse) -> None:
 
 
 async def _send(daemon: DaemonChannel, given: Given, clock: Clock) -> Answer:
-    return await send(daemon, given.caller, given.parameters["topic"], given.body, clock)
+    return await send(daemon, given.caller, given.parameters["topic"], given.body, clock, given.traceparent)
 
 
 class MessagesPostPath(Query):

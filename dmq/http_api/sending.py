@@ -14,12 +14,14 @@ from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, MESSAGES_PER_SEND
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.contracts.own_keys import ON_SAME_KEY, OWN_KEY
 from broker_adapter.runtime.clock import Clock
+from broker_adapter.runtime.trace_context import TRACEPARENT
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.mapping import NOT_AFTER_MS, set_timestamp
 from dmq.http_api.callers import Metadata
 from dmq.http_api.daemon import DaemonChannel
 from dmq.http_api.problems import IN_DOUBT, Problem, of_status
 from dmq.http_api.schemas import Base64, Request
+from dmq.tracing import is_traceparent
 
 DELAY_MS: Final = "TIMER_DELAY_MS"  # user property: a delay that the daemon counts from its own time
 
@@ -116,12 +118,24 @@ SENT: Final[Mapping[str, Any]] = {
 
 
 async def send(
-    daemon: DaemonChannel, caller: Metadata, topic: str, given: NewMessage | list[NewMessage], clock: Clock
+    daemon: DaemonChannel,
+    caller: Metadata,
+    topic: str,
+    given: NewMessage | list[NewMessage],
+    clock: Clock,
+    traceparent: str = "",
 ) -> dict[str, object]:
-    """Send one message or a batch, which is stored as a whole or not at all. It is durable on return."""
+    """Send one message or a batch, which is stored as a whole or not at all. It is durable on return.
+
+    A valid ``traceparent`` becomes a property of the messages without one.
+    """
     messages = given if isinstance(given, list) else [given]
     now_ms = clock.now_ms()
     request = public.SendMessageRequest(messages=[_wire(topic, each, now_ms) for each in messages])
+    if is_traceparent(traceparent):
+        for each in request.messages:
+            if TRACEPARENT not in each.user_properties:
+                each.user_properties[TRACEPARENT] = traceparent
     ids = [each.system_properties.message_id for each in request.messages]
     try:
         response: public.SendMessageResponse = await daemon.call(public.METHODS["SendMessage"], request, caller)

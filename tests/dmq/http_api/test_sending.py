@@ -50,6 +50,20 @@ def test_all_fields_are_those_of_the_message(api: Api) -> None:
     assert base64.b64decode(content["body"]) == b"hello"
 
 
+def test_the_trace_context_of_the_request_is_that_of_its_messages(api: Api) -> None:
+    """The header becomes a property. A property wins; an invalid header is ignored, as the W3C asks."""
+    context, other = (f"00-{number:032x}-{number:016x}-01" for number in (1, 2))
+    path = "/v1/topics/traces/messages"
+    bodies: list[dict[str, object]] = [{"body": "a"}, {"body": "b", "properties": {"traceparent": other}}]
+    sent = [
+        each["message_id"]
+        for header, body in ((context, bodies), ("00-1-1-01", bodies[0]))
+        for each in api.ask("POST", path, body, headers={"traceparent": header}).json["messages"]
+    ]
+    found = [api.done("GET", f"{path}/{each}?with_body=true")["content"]["properties"] for each in sent]
+    assert [each.get("traceparent") for each in found] == [context, other, None]
+
+
 def test_a_delay_counts_from_the_time_of_the_daemon(api: Api) -> None:
     """``delay_ms`` needs no clock of the caller."""
     before_ms = int(time.time() * 1000)
