@@ -40,6 +40,7 @@ from broker_adapter.queue_client.balance import (
 )
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
+from broker_adapter.runtime.trace_context import TRACEPARENT, current_traceparent
 
 # Result codes for which another broker may succeed; RocketMQ 5.5 (retryResponseCodes).
 _CODES_TO_RETRY = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
@@ -348,6 +349,9 @@ class Producer:
         return [MessageQueue(topic, each.broker, each.queue_id) for each in made.writable if each.queue_id in numbers]
 
     def _named(self, message: Message) -> Message:
+        """Return the message with an id, its time, and the trace context of the caller unless it has one."""
+        if TRACEPARENT not in message.properties and (context := current_traceparent()):
+            message = replace(message, properties={**message.properties, TRACEPARENT: context})
         if message.message_id and message.born_at_ms:
             return message
         now_ms = self._clock.now_ms()

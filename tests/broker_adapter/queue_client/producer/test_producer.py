@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from broker_adapter.contracts.classic import MessageQueue, Outgoing, QueueReceipt, Route, SendStatus
 from broker_adapter.contracts.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
@@ -18,6 +20,7 @@ from broker_adapter.runtime.clock import ManualClock
 
 QUEUES = tuple(MessageQueue("orders", broker, number) for broker in ("a", "b", "c") for number in range(2))
 
+MESSAGE = Message("orders", b"x")
 
 Answers = dict[str, list[BrokerError | SendStatus]]
 
@@ -67,6 +70,7 @@ def play(
     *,
     takes_ms: int = 0,
     sends: int = 1,
+    message: Message = MESSAGE,
     **how: Any,  # noqa: ANN401
 ) -> tuple[Failing, list[QueueReceipt | BrokerError]]:
     """Send some messages; return what brokers got, and how each send ended."""
@@ -79,7 +83,7 @@ def play(
         ends: list[QueueReceipt | BrokerError] = []
         for number in range(sends):
             try:
-                ends.append(await producer.send(Message("orders", b"x", message_id=f"m-{number}"), **how))
+                ends.append(await producer.send(replace(message, message_id=f"m-{number}", key=""), **how))
             except BrokerError as error:
                 ends.append(error)
         await membership.close()
@@ -105,6 +109,18 @@ def test_a_failed_send_goes_to_other_brokers_under_the_same_id() -> None:
     assert len(tried) == 3
     assert all(before != later for before, later in zip(tried, tried[1:], strict=False))  # noqa: RUF007
     assert {message_id for _, message_id, _ in broker.sent} == {"m-0"}
+
+
+def test_a_message_has_the_trace_context_of_its_sender() -> None:
+    """Inside a span, unless the message has one of its own; nothing without a span."""
+    own = f"00-{1:032x}-{1:016x}-01"
+    span = SpanContext(2, 3, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    with use_span(NonRecordingSpan(span)):
+        broker, _ = play({})
+        other, _ = play({}, message=Message("orders", b"x", properties={"traceparent": own}))
+    without, _ = play({})
+    contexts = [dict(each.outgoing[0].message.properties) for each in (broker, other, without)]
+    assert contexts == [{"traceparent": f"00-{2:032x}-{3:016x}-01"}, {"traceparent": own}, {}]
 
 
 def test_all_attempts_have_one_budget_of_time() -> None:
