@@ -779,6 +779,42 @@ class GroupState(_message.Message):
     failure: FailureReason
     def __init__(self, group: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., is_paused: _Optional[bool] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ..., failed_at_ms: _Optional[int] = ..., failure: _Optional[_Union[FailureReason, _Mapping[str, _Any]]] = ...) -> None: ...
 
+class ListMessageEventsRequest(_message.Message):
+    __slots__ = ("topic", "message_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    message_id: str
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class ListMessageEventsResponse(_message.Message):
+    __slots__ = ("events", "is_whole")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[MessageEvent]
+    is_whole: bool
+    def __init__(self, events: _Optional[_Iterable[_Union[MessageEvent, _Mapping[str, _Any]]]] = ..., is_whole: _Optional[bool] = ...) -> None: ...
+
+class MessageEvent(_message.Message):
+    __slots__ = ("sequence", "kind", "at_ms", "group", "attempt", "due_at_ms", "error", "client")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: str
+    at_ms: int
+    group: str
+    attempt: int
+    due_at_ms: int
+    error: str
+    client: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., at_ms: _Optional[int] = ..., group: _Optional[str] = ..., attempt: _Optional[int] = ..., due_at_ms: _Optional[int] = ..., error: _Optional[str] = ..., client: _Optional[str] = ...) -> None: ...
+
 class CountMessagesRequest(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -2065,6 +2101,7 @@ class AdminCalls:
     def status(self) -> GetStatusResponse: ...
     def list_topics(self, token: _Union[ListTopicsRequest, str, None] = ..., limit: _Optional[int] = ...) -> ListTopicsResponse: ...
     def message(self, topic: _Union[GetMessageRequest, str, None] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ...) -> GetMessageResponse: ...
+    def message_events(self, topic: _Union[ListMessageEventsRequest, str, None] = ..., message_id: _Optional[str] = ...) -> ListMessageEventsResponse: ...
     def count(self, topic: _Union[CountMessagesRequest, str, None] = ...) -> CountMessagesResponse: ...
     def peek(self, topic: _Union[PeekMessagesRequest, str, None] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ...) -> PeekMessagesResponse: ...
     def messages(self, topic: _Union[ListMessagesRequest, str, None] = ..., state: _Optional[_Union[MessageState, str]] = ..., due_after_ms: _Optional[int] = ..., due_before_ms: _Optional[int] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., newest_first: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ..., own_key: _Optional[str] = ..., query: _Optional[str] = ..., message_id: _Optional[str] = ..., only_held: _Optional[bool] = ..., property: _Optional[str] = ...) -> ListMessagesResponse: ...

@@ -17,6 +17,7 @@ from dmq.admin.operations.changes import ChangeCalls
 from dmq.admin.operations.clients import ClientCalls
 from dmq.admin.operations.clock import ClockCalls
 from dmq.admin.operations.due import DueCalls
+from dmq.admin.operations.events import EventCalls
 from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.letters import LetterCalls
@@ -80,6 +81,7 @@ class AdminService:
             ReplayCalls(cell, messages),
             LedgerCalls(cell, verifier),
             DueCalls(cell),
+            EventCalls(store, broker),
             self.activity,
         )
 

@@ -3,6 +3,7 @@
 ``screens``   values that each module uses
 ``overview``  state of the daemon, due times
 ``messages``  messages of a topic, one message
+``story``     events of a message
 ``retries``   pending retries
 ``letters``   dead letters by reason and error, one letter
 ``jobs``      bulk redrives and purges
@@ -33,6 +34,7 @@ from dmq.console.views import (
     overview,
     retries,
     schedules,
+    story,
     topics,
 )
 from dmq.console.views.overview import dead_of, due_of, status_of
@@ -53,7 +55,10 @@ __all__ = [
 ]
 
 SECTIONS: Final = (
-    ("Messages", (*overview.SCREENS, *messages.SCREENS, *retries.SCREENS, *letters.SCREENS, *jobs.SCREENS)),
+    (
+        "Messages",
+        (*overview.SCREENS, *messages.SCREENS, *story.SCREENS, *retries.SCREENS, *letters.SCREENS, *jobs.SCREENS),
+    ),
     ("Broker", (*topics.SCREENS, *groups.SCREENS, *schedules.SCREENS, *clients.SCREENS)),
     ("Daemon", (*daemon.SCREENS, *operators.SCREENS)),
 )

@@ -27,6 +27,7 @@ PATIENCE_MS = 60_000  # of a machine that stalls
 BULK = 10_000
 BULK_GROUP = "bulk"
 WAITING = [message_id(1000 + number) for number in range(60)]
+FAILED = message_id(2002)  # the other tests leave it alone
 
 
 def command(site: Site, *words: str) -> Any:  # noqa: ANN401 - JSON
@@ -93,6 +94,27 @@ def test_a_message_is_delivered_now(site: Site, opened: Open) -> None:
     page.get_by_role("button", name="Deliver now").click()
     expect(page.get_by_role("status")).to_contain_text("Delivered now")
     _reload_until(page, ".badge", "queued")
+
+
+def test_a_message_has_its_story_before_and_after_the_export(site: Site, opened: Open) -> None:
+    """The events are those of the store and of the trail; each failure has its error and its client."""
+    page = opened(f"{site.url}message?topic={FAILED_TOPIC}&id={FAILED}")
+    events = page.locator("#story tbody tr")
+    expect(events).to_have_count(2, timeout=PATIENCE_MS)
+    with AdminClient(site.daemon.address) as client:
+        client.take_snapshot()  # all events are exported
+    page.reload()
+    expect(events).to_have_count(2, timeout=PATIENCE_MS)
+    expect(page.locator("#story .badge")).to_have_count(0)
+    expect(events.first).to_contain_text("queued")
+    expect(events.last).to_contain_text("CourierError: no courier <script>")
+    expect(events.last).to_contain_text("packer-1, address loopback, host packer-host")
+    expect(page.locator("tr", has=page.get_by_text("retrying"))).to_contain_text("2 of 4")
+    with AdminClient(site.daemon.address) as client:
+        client.fire(TOPIC, [WAITING[9]])
+    page.goto(f"{site.url}story?topic={TOPIC}&id={WAITING[9]}")
+    _reload_until(page, "#story tbody tr:last-child th", "delivered")
+    expect(page.locator("#story tbody th").first).to_have_text("scheduled")
 
 
 def test_retries_show_their_errors_and_are_moved(site: Site, opened: Open) -> None:
@@ -201,5 +223,5 @@ def _until_ended(page: Page) -> None:
 
 
 def _reload_until(page: Page, selector: str, text: str) -> None:
-    while page.locator(selector).first.inner_text() != text:
+    while text not in page.locator(selector).first.inner_text():
         page.reload()
