@@ -54,7 +54,7 @@ class Cause(NamedTuple):
     example: wire.DeadLetter  # the newest
 
 
-class Page(NamedTuple):
+class LetterPage(NamedTuple):
     """Letters, and the offset of the next page; -1 at the end."""
 
     letters: list[wire.DeadLetter]
@@ -125,7 +125,7 @@ def redrive(client: AdminClient, fields: Query) -> str:
     return "/letter?" + urlencode({"group": group, "id": message_id, "job": job.job_id})
 
 
-def page_of(client: AdminClient, chosen: Choice, offset: int, limit: int = PAGE) -> Page:
+def page_of(client: AdminClient, chosen: Choice, offset: int, limit: int = PAGE) -> LetterPage:
     """Return the next page of a choice that is full, or the rest; at most ``COUNTED_MAX`` letters are searched."""
     found, looked = list[wire.DeadLetter](), 0
     while True:
@@ -135,11 +135,11 @@ def page_of(client: AdminClient, chosen: Choice, offset: int, limit: int = PAGE)
             if chosen.error is not None and each.failure.error_type != chosen.error:
                 continue
             if len(found) == limit:
-                return Page(found, each.offset)
+                return LetterPage(found, each.offset)
             found.append(each)
         looked, offset = looked + max(1, len(page.letters)), page.next_offset
         if offset < 0 or looked >= COUNTED_MAX or (len(found) >= limit and chosen.error is None):
-            return Page(found, offset)
+            return LetterPage(found, offset)
 
 
 def jobs_of(client: AdminClient, group: str) -> list[tuple[wire.Job, str, str]]:
