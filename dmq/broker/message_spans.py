@@ -30,6 +30,7 @@ from dmq.broker.topics import Names
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
+    WaitingEntry,
     body_facts,
     body_payload,
     decode_history,
@@ -42,7 +43,6 @@ from dmq.tracing import (
     SpanKind,
     TracedDelivery,
     TracedMessage,
-    may_be_traced,
     span_id_of,
     traced,
 )
@@ -97,6 +97,7 @@ class DeliveryEnd(NamedTuple):
     text: str = ""  # description of the error
     outcome: str = ""
     reason: str = ""  # of a dead letter
+    is_counted: bool = True  # else the next delivery is the same attempt
 
 
 class MessageSpans:
@@ -150,12 +151,11 @@ class MessageSpans:
                 about["messaging.rocketmq.message.group"] = envelope.message_group
             if error is not None:
                 about["error.type"] = type(error).__name__
-            span_id = self._rng.getrandbits(64) or 1
             self._make(
                 message,
                 f"send {envelope.topic}",
                 about,
-                span_id=span_id,
+                span_id=self._any_id(),
                 times=(start_ms, self._clock.now_ms()),
                 kind=SpanKind.SERVER,
                 error=str(error) if error is not None else "",
@@ -166,21 +166,21 @@ class MessageSpans:
     def handed_over(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> None:
         """Emit the spans of the delays of timeline rows that are in their queues since ``now_ms``."""
         for _, value in rows:
-            if may_be_traced(value):
-                self._delayed(value, now_ms)
+            entry, at = decode_waiting(value), WAITING_HEADER_BYTES
+            if entry.kind == EntryKind.RETRY:
+                at += history_bytes(value, at)
+            body = value[at:]
+            if (message := traced(body_payload(body))) is not None:
+                self._delayed(message, entry, value, body, now_ms)
 
-    def _delayed(self, value: bytes, now_ms: int) -> None:
-        entry = decode_waiting(value)
-        at, topic_id, group = WAITING_HEADER_BYTES, entry.topic_id, ""
+    def _delayed(self, message: TracedMessage, entry: WaitingEntry, value: bytes, body: bytes, now_ms: int) -> None:
+        topic_id, group = entry.topic_id, ""
         if entry.kind == EntryKind.RETRY:
-            topic_id = decode_history(value, at).topic_id
-            at += history_bytes(value, at)
+            topic_id = decode_history(value, WAITING_HEADER_BYTES).topic_id
             found = self._names.groups_by_id.get(entry.scope)
             group = found.name if found is not None else ""
-        body = value[at:]
-        message = traced(body_payload(body))
         topic = self._names.topics_by_id.get(topic_id)
-        if message is None or topic is None:
+        if topic is None:
             return
         message_id = unpack_id(body_facts(body)[0])
         about = _about("delay", topic.name, message_id, group, entry.attempts)
@@ -216,7 +216,9 @@ class MessageSpans:
         """Return the ends of traced deliveries that no call ends; their messages are available again at once."""
         error, outcome = _ERRORS[LeaseExpired] if is_expired else "", _OUTCOMES[ComeBack]
         return [
-            self._end(queue, lease, lease.traced)._replace(error=error, text=error, outcome=outcome)
+            self._end(queue, lease, lease.traced)._replace(
+                error=error, text=error, outcome=outcome, is_counted=not lease.is_suspended
+            )
             for queue, _, lease in leases
             if lease.traced is not None
         ]
@@ -263,7 +265,7 @@ class MessageSpans:
     def _end_delivery(self, end: DeliveryEnd) -> None:
         message, start_ms = end.delivery
         now_ms = self._clock.now_ms()
-        span_id = _deliver_id(message, end.message_id, end.group, end.attempt)
+        span_id = _deliver_id(message, end.message_id, end.group, end.attempt) if end.is_counted else self._any_id()
         facts = end.message_id, end.group, end.attempt
         if start_ms:
             about = _about("deliver", end.topic, *facts)
@@ -324,6 +326,9 @@ class MessageSpans:
             )
 
         return emit
+
+    def _any_id(self) -> int:
+        return self._rng.getrandbits(64) or 1
 
     def _make(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from broker_adapter.runtime.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from dmq.tracing.context import TracedDelivery, TracedMessage, may_be_traced, traced
+    from dmq.tracing.context import TracedDelivery, TracedMessage, is_traceparent, may_be_traced, traced
     from dmq.tracing.export import SpanExport
     from dmq.tracing.span import EmitSpan, MessageSpan, SpanKind, span_id_of
 
@@ -22,6 +22,7 @@ __all__ = [
     "SpanKind",
     "TracedDelivery",
     "TracedMessage",
+    "is_traceparent",
     "may_be_traced",
     "span_id_of",
     "traced",
@@ -30,7 +31,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "dmq.tracing.context": "TracedDelivery TracedMessage may_be_traced traced",
+        "dmq.tracing.context": "TracedDelivery TracedMessage is_traceparent may_be_traced traced",
         "dmq.tracing.export": "SpanExport",
         "dmq.tracing.span": "EmitSpan MessageSpan SpanKind span_id_of",
     },

@@ -65,7 +65,19 @@ def test_the_hook_costs_two_dependencies(metadata: Message) -> None:
 
 
 def test_the_extras_are_those_that_are_documented(metadata: Message) -> None:
-    extras = {"client", "daemon", "server", "classic", "replica", "audit", "audit-local", "demo", "http", "console"}
+    extras = {
+        "client",
+        "daemon",
+        "server",
+        "classic",
+        "replica",
+        "audit",
+        "audit-local",
+        "demo",
+        "http",
+        "console",
+        "otel",
+    }
     assert set(metadata.get_all("Provides-Extra", [])) == extras
 
 

@@ -138,6 +138,20 @@ async def test_an_expired_lease_and_a_delivery_of_an_earlier_run(rig: EmbeddedRi
 
 
 @every_durable_broker(queues=1)
+async def test_a_delivery_that_does_not_count_has_an_id_of_its_own(rig: EmbeddedRig) -> None:
+    """The message is delivered again as the same attempt; no error is shown."""
+    spans = await with_spans(rig)
+    await rig.broker.send([traced_message()])
+    await change(rig, await pushed_one(rig), suspend=True)
+    await ack(rig, await pushed_one(rig))
+    assert tree_of([of_daemon(span) for span in spans]).splitlines()[1:] == [
+        "deliver orders (workers, attempt 1)",
+        "deliver orders (workers, attempt 1)",
+        "└── ack orders (workers, attempt 1)",
+    ]
+
+
+@every_durable_broker(queues=1)
 async def test_a_refused_send_is_an_error(rig: EmbeddedRig) -> None:
     """The producer gets the refusal, and the trace shows it."""
     spans = await with_spans(rig)

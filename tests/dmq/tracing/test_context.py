@@ -39,9 +39,10 @@ def in_property(text: str) -> bytes:
     "found", [payload(SAMPLED), in_property(SAMPLED), payload(SAMPLED, properties={"traceparent": "x"})]
 )
 def test_a_sampled_context_is_found_in_the_field_and_in_the_property(found: bytes) -> None:
-    """The field of the protocol wins; other flags do not matter."""
+    """The field of the protocol wins; other flags do not matter, nor do the sizes of the other fields."""
     assert traced(found) == TracedMessage(TRACE_ID, SPAN_ID)
     assert traced(payload(SAMPLED.removesuffix("01") + "03")) == TracedMessage(TRACE_ID, SPAN_ID)
+    assert traced(payload(SAMPLED, body=bytes(70_000), properties={"x": "y" * 20_000})) is not None
 
 
 @pytest.mark.parametrize(
@@ -54,10 +55,16 @@ def test_a_sampled_context_is_found_in_the_field_and_in_the_property(found: byte
         in_property(""),
         b"",
         b"\x92\x01\x3700-",
+        b"\x1a\x7f\x92\x01\x3700-",
+        payload(SAMPLED)[:60],
+        b"\n" + b"\xff" * 100_000,
+        payload(body=payload(SAMPLED)),
+        payload(body=b"\n\x0btraceparent\x12\x37" + SAMPLED.encode()),
+        payload(properties={"note": "\n\x0btraceparent\x12\x37" + SAMPLED}),
     ],
 )
 def test_an_unsampled_message_costs_no_parse(value: bytes) -> None:
-    """Neither a message without a context nor one that its producer does not sample is parsed."""
+    """No context, none that its producer samples, a context in the body or in another property, and damage."""
     assert not may_be_traced(value)
     assert traced(value) is None
 
@@ -65,17 +72,15 @@ def test_an_unsampled_message_costs_no_parse(value: bytes) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        payload(body=payload(SAMPLED)),
-        payload(body=b"\n\x0btraceparent\x12\x37" + SAMPLED.encode()),
         payload(f"00-{0:032x}-{SPAN_ID:016x}-01"),
         payload(f"00-{TRACE_ID:032x}-{0:016x}-01"),
         payload(SAMPLED.upper()),
         payload(SAMPLED, properties={SCHEDULE: "nightly"}),
-        b"\xff" + payload(SAMPLED),
+        payload(SAMPLED)[:-3],
     ],
 )
 def test_bytes_like_a_context_are_none(value: bytes) -> None:
-    """A body with a traced message in it, an invalid context, an occurrence of a schedule, and damage."""
+    """Zeros and capitals, an occurrence of a schedule, and a message that is cut."""
     assert may_be_traced(value)
     assert traced(value) is None
 
