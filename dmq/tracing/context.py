@@ -51,7 +51,7 @@ def is_traceparent(text: str) -> bool:
 def may_be_traced(payload: bytes) -> bool:
     """Return False if a wire message has no sampled trace context; True needs ``traced``.
 
-    It looks at the fields before the body, in less than the time of a parse, whatever the size of the body.
+    It looks at the fields before the body, in less than the time of a parse.
     """
     is_sampled, at = False, 0
     try:
