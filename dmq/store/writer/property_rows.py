@@ -81,6 +81,8 @@ class PropertyRows:
         for name, of in self._topics.pop(topic_id, ()):
             if name not in names:
                 self._drop(property_range(topic_id, name), of, batch)
+        self._places = {place for place, _ in self._starts}
+        self._last = (b"", ())
         if names:
             self._topics[topic_id] = tuple((name, property_id(topic_id, name)) for name in names)
 
