@@ -1,6 +1,7 @@
 """Console in the browser: pages about one daemon, served by a process of its own over ``rockdmq.admin.v1``.
 
 ``sessions``  browser sessions: the access key of a signed-in person, and the token of its forms
+``access``    calls that a key allows, for the buttons of a page
 ``views``     figures and changes of each screen, from calls of the admin service
 ``shown``     texts of times, sizes and message bodies
 ``live``      the overview as server-sent events

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
 from dmq.config.units import format_time, is_loopback
 from dmq.console import shown
+from dmq.console.access import AllowedCalls
 from dmq.console.live import STREAMS_MAX, Feed, OverviewFeed, ScreenFeed
 from dmq.console.sessions import IDLE_S_MAX, BrowserSession, BrowserSessions, Connect
 from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
@@ -142,6 +143,7 @@ class Console:
             "session": session,
             "address": self._settings.address,
             "is_read_only": self._settings.is_read_only,
+            "may": AllowedCalls(session.client, is_read_only=self._settings.is_read_only),
             "menu": MENU,
             "url": partial(_url, path, query),
         }

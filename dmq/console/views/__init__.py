@@ -13,7 +13,6 @@
 ``clients``   clients of the public protocol
 ``daemon``    scheduler, store, audit trail
 ``operators`` activity log, settings, quotas
-``access``    calls that a key allows
 
 A module of screens has ``SCREENS``, in the order of the menu, and ``FORMS`` if it has any. ``SECTIONS`` joins the
 modules to the menu.

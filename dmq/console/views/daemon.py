@@ -6,7 +6,6 @@ from typing import Final
 from urllib.parse import urlencode
 
 from dmq.admin.client.client import AdminClient, NotFound
-from dmq.console.views.access import allowed
 from dmq.console.views.overview import problems
 from dmq.console.views.screens import Form, Query, Screen, Values, command, number_in
 
@@ -34,7 +33,6 @@ def audit(client: AdminClient, query: Query) -> Values:
         **_status(client),
         "verification": verification,
         "is_forgotten": is_forgotten,
-        "may": allowed(client),
         "command": command("audit", "run", "--out", "report"),
     }
 

@@ -7,7 +7,6 @@ from typing import Final
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused
 from dmq.config.units import parse_duration, parse_size
-from dmq.console.views.access import allowed
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, command, number_in
 
 QUOTAS: Final = (
@@ -55,7 +54,6 @@ def quotas(client: AdminClient, query: Query) -> Values:
         "quotas": [(each, _share(each)) for each in client.quotas()],
         "names": QUOTAS,
         "query": query,
-        "may": allowed(client),
         "command": command("quota", "ls"),
     }
 

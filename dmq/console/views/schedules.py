@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
 from dmq.config.units import parse_duration
-from dmq.console.views.access import allowed
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, body_in, command, topic_names
 
 
@@ -22,7 +21,6 @@ def schedules(client: AdminClient, query: Query) -> Values:
         "token": page.next_token,
         "topic": topic,
         "topics": topic_names(client),
-        "may": allowed(client, topic=topic),
         "now_ms": client.now_ms(),
         "command": command("cron", "ls", *(["--topic", topic] if topic else [])),
     }
@@ -39,7 +37,6 @@ def schedule(client: AdminClient, query: Query) -> Values:
         "found": found,
         "body": None if is_hidden else body_in(found.content, query),
         "is_hidden": is_hidden,
-        "may": allowed(client, topic=found.topic),
         "now_ms": client.now_ms(),
         "command": command("cron", "show", name),
     }

@@ -170,7 +170,14 @@ def test_a_viewer_looks_at_everything_and_changes_nothing(dispatcher: LiveDispat
 @pytest.mark.parametrize("key", [VIEWER, READER, ON_CALL, SHOP, HOOK], ids=lambda key: key.access_key)
 def test_a_key_learns_the_calls_that_it_allows(key: Key, dispatcher: LiveDispatcher) -> None:
     """The answer has each call that the daemon then admits for the topic and group, and no other."""
-    of_objects = {"StopJob", "GetSchedule", "PauseSchedule", "ResumeSchedule", "RemoveSchedule"}  # there are none here
+    of_objects = {
+        "StopJob",
+        "ResumeJob",
+        "GetSchedule",
+        "PauseSchedule",
+        "ResumeSchedule",
+        "RemoveSchedule",
+    }  # there are none here
     for topic, group in (("orders-new", "billing-new"), ("redelivery_new", OWN), ("prices-new", "shipping-new")):
         listed = set(access_of(dispatcher, key, topic, group).rpcs)
         for rpc in wire.METHODS.keys() - of_objects:
