@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 from support.clients.turmoil import Turmoil
-from support.effort import EFFORT, SEED
+from support.effort import EFFORT, SEED, at_length
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.fault_proxy import Answer, Fault, FaultProxy, Held, LostAnswer, LostRequest
 from support.rigs.object_server import S3Server
@@ -52,7 +52,9 @@ def plan_of(rng: random.Random, done: list[Fault]) -> Callable[[str, str], Fault
 
 
 @pytest.mark.timeout(300 + 120 * ROUNDS)
-@pytest.mark.parametrize("has_faults", [False, True], ids=["kills", "kills and faults"])
+@pytest.mark.parametrize(
+    "has_faults", [pytest.param(False, id="kills", marks=at_length), pytest.param(True, id="kills and faults")]
+)
 def test_takeovers_with_everything_in_flight(tmp_path: Path, has_faults: bool) -> None:
     """Sends, retries, recalls, schedules and transactions over takeovers from lost machines: nothing is lost, and the
     audit is clean.
