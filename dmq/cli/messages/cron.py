@@ -71,7 +71,7 @@ class RuleOptions(OptionGroup):
         str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
     ] = None
     catch_up: Annotated[
-        CatchUp, typer.Option(help="Missed occurrences after downtime: send one for all, send all, or skip them.")
+        CatchUp, typer.Option(help="Occurrences missed during a downtime: send one message for all, send all, or none.")
     ] = CatchUp.ONE
 
     def schedule(self) -> wire.Schedule:
@@ -113,7 +113,7 @@ def add(
 ) -> None:
     """Add a schedule, which sends a message repeatedly, and print it.
 
-    A repetition of the same command changes nothing. Each occurrence has its own message id. The properties
+    Running the same command again changes nothing. Each occurrence has its own message id. The properties
     DMQ_SCHEDULE and DMQ_OCCURRENCE contain the name of the schedule and the number of the occurrence.
     """
     schedule = rule.schedule()

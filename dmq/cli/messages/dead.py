@@ -201,7 +201,8 @@ def ls(
     if any(reason_of(letter.failure).error for letter in found):
         headings.append("ERROR")
         rows = [(*row, _error(letter)) for row, letter in zip(rows, found, strict=True)]
-    session.show_table(found, headings, rows, numbers=("ATTEMPTS",), details=("LAST FAILED", "TAG", "ATTEMPTS", "KEYS"))
+    details = ("LAST FAILED", "TAG", "ATTEMPTS", *["KEYS"] * all_outcomes)
+    session.show_table(found, headings, rows, numbers=("ATTEMPTS",), details=details)
     if len(found) == limit and not session.as_json:
         out.note(f"the first {limit:,}; --limit shows more")
 
@@ -356,9 +357,9 @@ def redrive(
 ) -> None:
     """Send dead letters to their group again, as new messages.
 
-    The command waits for the end of the redrive. Each new message has a new message id. Only the group that failed
-    the message gets it. With --all-groups or --to, all groups of the topic get it. One of these options is required
-    for a removed group. Without a filter, all dead letters of the group are redriven.
+    The command waits for the end of the redrive. Each new message has a new message id, and only GROUP gets it. With
+    --all-groups or --to, all groups of the topic get it. One of these options is required for a removed group.
+    Without a filter, all dead letters of the group are redriven.
 
     The redrive is a job of the daemon: it continues after Ctrl-C and after a restart. 'dmq dead show' shows the
     outcome of each dead letter. A message that a client sent to the dead-letter queue has no original topic: it
@@ -449,7 +450,10 @@ def stop(
     *,
     job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
 ) -> None:
-    """Stop a running job; its completed changes remain, and 'dmq dead resume' continues it."""
+    """Stop a running job; 'dmq dead resume' continues it.
+
+    Completed changes remain.
+    """
     with session.connect() as client:
         ended = client.stop_job(job)
     session.show(ended, f"job {ended.job_id} is {_state(ended)}: {_counts(ended)}")
@@ -462,9 +466,10 @@ def resume(
     *,
     job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
 ) -> None:
-    """Resume a stopped job at its position, also after a restart of the daemon.
+    """Resume a stopped job at its position.
 
-    It covers the dead letters that were in the queue when it was started. A job that is done stays done.
+    A job can be resumed after a restart of the daemon as well. It covers the dead letters that were in the queue when
+    it was started. The command does not change a job that is done.
     """
     with session.connect() as client:
         resumed = client.resume_job(job)

@@ -66,7 +66,7 @@ def find(
         ),
     ],
     scan: Annotated[
-        bool, typer.Option("--scan", help="Also search the message keys if an index contains the argument.")
+        bool, typer.Option("--scan", help="Search the message keys even if an index contains the argument.")
     ] = False,
     limit: LimitOption = 50,
     after: AfterOption = "",
@@ -75,8 +75,8 @@ def find(
 
     Each topic has an index of ids and own keys, and of the properties that 'dmq topic set --index-property' chose.
     If no index contains the argument, the command searches the message keys: queued and delayed messages, waiting
-    retries, then dead letters. One command makes at most 500 bounded calls to the daemon, and prints where the next
-    command continues. The exit code is 3 if nothing was found.
+    retries, then dead letters. A long search ends after 500 calls, and prints the --after option that continues it.
+    The exit code is 3 if nothing was found.
     """
     start = _place_of(after) if after else None
     found: list[Match] = []

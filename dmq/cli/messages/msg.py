@@ -72,7 +72,8 @@ def send(
     ] = None,
     level: Annotated[int | None, typer.Option(min=1, help="Delay level, from 1.")] = None,
     not_after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Expire at this time, as a dead letter (same formats as --at).")
+        str | None,
+        typer.Option(metavar="TIME", help="Time after which it expires as a dead letter (formats as --at)."),
     ] = None,
     options: MessageOptions,
     message_id: Annotated[
@@ -176,7 +177,7 @@ def recall(
 ) -> None:
     """Recall delayed messages before they are delivered.
 
-    Select them by a recall handle, as returned by the send, or in a topic by message ids or by a filter. Each
+    Select messages by the recall handle that the send returned, or by a topic with message ids or a filter. Each
     message is either recalled or delivered, and the output shows which. After an interruption, run the command
     again: it continues with the remaining messages. The exit code is 7 if some messages were not recalled, and 3 if
     none was.
@@ -205,10 +206,10 @@ def reschedule(
 ) -> None:
     """Change the delivery time of delayed messages.
 
-    A past time means now. Select them by a recall handle, which remains valid, or in a topic by message ids or by a
-    filter. With an absolute time (--at with a date), the command can be run again after an interruption: messages
-    that have the new time are done. Messages of a message group are delivered in the order of their new times. The
-    exit code is 7 if some messages were not rescheduled, and 3 if none was.
+    A past time means now. Select messages by a recall handle, which remains valid, or by a topic with message ids or
+    a filter. After an interruption, run the command again with the same absolute time (--at with a date): messages
+    that have the new time count as rescheduled. Messages of a message group are delivered in the order of their new
+    times. The exit code is 7 if some messages were not rescheduled, and 3 if none was.
     """
     chosen = selection.read()
     due = _time(at, in_, "--in")
@@ -229,10 +230,10 @@ def fire(
 ) -> None:
     """Deliver delayed messages now.
 
-    Select them by a recall handle, or in a topic by message ids or by a filter. After an interruption, run the
+    Select messages by a recall handle, or by a topic with message ids or a filter. After an interruption, run the
     command again: it continues with the remaining messages. Messages that were delivered before count as success. A
-    pause or a rate limit of the topic still holds the messages. The exit code is 7 if some messages are recalled or
-    unknown, and 3 if all are.
+    pause or a rate limit of the topic still holds the messages. The exit code is 7 if some messages were recalled or
+    are unknown, and 3 if that is true of all.
     """
     chosen = selection.read()
     with session.connect() as client:
@@ -394,7 +395,7 @@ def ls(
         State | None,
         typer.Option(
             case_sensitive=False,
-            help="Only delayed messages, only held ones (by a pause or a rate limit), or only queued ones.",
+            help="Delayed messages, queued messages, or due messages held by a pause or a rate limit.",
         ),
     ] = None,
     due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,

@@ -59,7 +59,7 @@ def check(
     resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="topic:NAME or group:NAME.")],
     file: FileOption = None,
 ) -> None:
-    """Check a permission of a key, show the rule; exit with 5 if denied."""
+    """Check a permission of a key and show the rule; exit with 5 if denied."""
     need = _need(action, resource)
     key = _read(file).by_name.get(access_key)
     if key is None:

@@ -73,7 +73,8 @@ def verify(
 ) -> None:
     """Check that a push consumer can consume a message.
 
-    The listener of the consumer runs with all its effects; the broker ignores the result. Java clients answer.
+    The listener of the consumer runs with all its effects; the broker ignores the result. Only Java
+    clients answer.
     """
     with session.connect() as connected:
         answer = connected.verify(client, topic, message_id)

@@ -106,7 +106,7 @@ def pause(session: Session, *, group: GroupArgument) -> None:
     """Pause a group: it gets no messages until it is resumed.
 
     The pause survives restarts, and consumers stay connected. Messages that were delivered before can be
-    acknowledged. Due retries remain in their lane. Clients that read by offset are not stopped.
+    acknowledged. Retries that become due wait as well. The pause does not apply to clients that read by offset.
     """
     _set_paused(session, group, is_paused=True)
 
@@ -114,7 +114,7 @@ def pause(session: Session, *, group: GroupArgument) -> None:
 @app.command()
 @with_reason
 def resume(session: Session, *, group: GroupArgument) -> None:
-    """Resume a consumer group, with an increasing delivery rate.
+    """Resume a consumer group at an increasing delivery rate.
 
     The rate is 100 messages in the first second and doubles every second.
     """
@@ -327,7 +327,7 @@ def reset(
     ],
     consent: Consent,
 ) -> None:
-    """Move the position of a group in a topic to a time or an end.
+    """Move the position of a group in a topic.
 
     The command shows the unread messages and asks for confirmation. Skipped messages count as consumed; messages
     after the new position are delivered again. Retries are not affected.

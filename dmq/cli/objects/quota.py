@@ -47,8 +47,7 @@ def ls(session: Session) -> None:
     """List the quotas that are in use or were set, by key and address.
 
     Topics, groups, schedules and subscriptions count the objects that the key or address created since the daemon
-    started. A subscription is a pair of a group and a topic that it receives from. new_per_min counts new topics
-    and groups.
+    started. Each topic that a group reads is one subscription. new_per_min counts new topics and groups.
     """
     with session.connect() as client:
         _show(session, client.quotas())
@@ -81,7 +80,7 @@ def unset(
     name: NameArgument,
     quota: QuotaArgument,
 ) -> None:
-    """Return a quota to its default."""
+    """Reset a quota to its default."""
     with session.connect() as client:
         _show(session, [client.set_quota(kind.value, name, quota, None)])
 

@@ -204,7 +204,7 @@ def set_(
     keep_options: KeepOptions,
     deliver_rate: Annotated[
         int | None,
-        typer.Option(min=0, help="Maximum hand-over rate, in delayed messages per second, oldest first; 0: no limit."),
+        typer.Option(min=0, help="Maximum number of delayed messages delivered per second, oldest first; 0: no limit."),
     ] = None,
     max_pending: Annotated[
         str | None,
@@ -268,7 +268,7 @@ def set_(
 @app.command()
 @with_reason
 def pause(session: Session, *, topic: TopicArgument) -> None:
-    """Hold the due delayed messages of a topic until it is resumed.
+    """Hold delayed messages that become due, until the topic is resumed.
 
     The pause survives restarts, and no message is lost. Messages can still be sent and recalled. Queued messages
     and messages without a delay are delivered; 'dmq group pause' stops the delivery to a group.

@@ -189,8 +189,8 @@ def lag(
 def late(session: Session, *, thresholds: Thresholds) -> None:
     """Check how late the most overdue message is now.
 
-    Messages held by a pause or a rate limit of their topic do not count. In front of a cluster, the time since
-    which the cluster is unavailable counts, if messages wait for it.
+    Messages held by a pause or a rate limit of their topic do not count. If messages wait for an unavailable cluster,
+    the duration of its outage counts.
     """
     limits = thresholds.read(TIME)
 

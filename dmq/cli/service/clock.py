@@ -41,8 +41,8 @@ def show(session: Session) -> None:
 def accept(session: Session, *, consent: Consent) -> None:
     """Accept the host clock as correct and continue the actions on hold.
 
-    On hold are the hand-over of messages that are due by this clock, retention, and the deletion of old dates of the
-    trail. The command cannot be undone. It shows the pending messages and asks for confirmation.
+    A clock step holds the delivery of messages that are due by this clock, retention, and the deletion of old dates
+    of the trail. The command cannot be undone. It shows the pending messages and asks for confirmation.
     """
     from dmq.admin import admin_v1 as wire
 

@@ -25,12 +25,12 @@ def console(
     ] = LISTEN_DEFAULT,
     certificate: CertificateOption = None,
     certificate_key: CertificateKeyOption = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Offer no changes.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show all pages, and allow no changes.")] = False,
 ) -> None:
     """Serve the console until SIGTERM or Ctrl-C.
 
-    The pages are about the daemon of --address or of the context. If the daemon requires access keys, each person
-    signs in with one; the console uses no key of its own. Beyond this host it needs that, and --certificate.
+    The console shows the daemon of --address or of the context. If the daemon requires access keys, each person signs
+    in with one; the console has no key of its own. An external --listen requires access keys and --certificate.
     """
     target = session.chosen().target()
     sockets, tls = listening(listen, target, session.timeout_s, certificate, certificate_key)

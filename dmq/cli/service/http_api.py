@@ -31,8 +31,8 @@ def http_api(
 ) -> None:
     """Run the HTTP API for a daemon until SIGTERM or Ctrl-C.
 
-    It passes on the access keys of its callers, and has none of its own. 'dmq serve --http-api HOST:PORT' starts the
-    same for its daemon.
+    The API calls the daemon with the access key of each request, and has no key of its own. 'dmq serve --http-api
+    HOST:PORT' starts it together with the daemon.
     """
     session = session_of(ctx, address=address, context=context)
     target = session.chosen().target()

@@ -34,7 +34,10 @@ UrlOption = Annotated[
 @app.command()
 @with_session
 def status(session: Session) -> None:
-    """Show the second copy of the daemon's store, and the batches that it lacks; exit with 6 if it lacks some."""
+    """Show the second copy; exit with 6 unless it is complete.
+
+    The output has the number of changes that the copy lacks, and their age.
+    """
     with session.connect() as client:
         found = client.status()
     if not found.HasField("replica"):
@@ -55,15 +58,18 @@ def check(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", metavar="DIR", help="List messages of its stores that the log lacks.", show_default=False
+            "--data",
+            metavar="DIR",
+            help="Daemon whose messages are compared with the log.",
+            show_default=False,
         ),
     ] = None,
     replica_url: UrlOption,
 ) -> None:
-    """Read every segment and base, and list the faults; exit with 4 if there are any.
+    """List the faults of the second copy; exit with 4 if there are any.
 
-    The command changes nothing, and needs no daemon. It reads the whole log. With --data it also lists the messages
-    that a replaced primary accepted in that directory, and that the log does not have (diverged-EPOCH-BATCH).
+    The command reads every segment and base, changes nothing, and needs no daemon. With --data it also reads the stores
+    of replaced primaries in that directory (diverged-EPOCH-BATCH), and lists their messages that the log lacks.
     """
     with offline(), Progress("check of the replica", quiet=session.as_json) as progress:
         from dmq.recovery.replica import diverged_tails
@@ -99,9 +105,9 @@ def check(
 @app.command()
 @with_output
 def promote(session: Session, *, replica_url: UrlOption) -> None:
-    """Release the lease of the primary, so that a running standby takes over.
+    """Release the lease of the primary; a running standby takes over.
 
-    A primary that is alive ends when it notices. It answers OK to no write after the takeover.
+    A primary that is still running ends. It acknowledges no write after the takeover.
     """
     with offline():
         from dmq.replication.objects import open_objects
@@ -124,13 +130,11 @@ def restore(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory for the store, new or empty.")],
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Restore the state at this time; the newest one without.", show_default=False
-        ),
+        typer.Option(metavar="TIME", help="Time of the state to restore.  [default: the newest]", show_default=False),
     ] = None,
     replica_url: UrlOption,
 ) -> None:
-    """Restore the store from its second copy into a directory, as it was at a time.
+    """Restore the store from its second copy.
 
     The result is another store, as with a restored backup: handles of the original are invalid there. 'dmq serve
     --data DIR' serves it. The result does not contain the trail.

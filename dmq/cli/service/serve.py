@@ -39,39 +39,47 @@ class ServeOptions(OptionGroup):
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None
     http_api: Annotated[str | None, _key("Address of the HTTP API, or off (off).", "HOST:PORT")] = None
-    processes: Annotated[str | None, _key("Number of front processes, or auto; 1: a single process (1).", "N")] = None
+    processes: Annotated[str | None, _key("Number of front processes, or auto; 1: no fronts (1).", "N")] = None
     broker: Annotated[
-        str | None, _key("embedded, rocketmq or rocketmq-remoting: broker of the messages (embedded).", "BROKER")
+        str | None, _key("Broker that holds the queues: embedded, rocketmq or rocketmq-remoting (embedded).", "BROKER")
     ] = None
-    endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None
+    endpoints: Annotated[str | None, _key("Proxies of the cluster, with --broker rocketmq.", "HOST:PORT;...")] = None
     namesrv: Annotated[
-        str | None, _key("rocketmq-remoting: the cluster's name servers, separated by ;.", "HOST:PORT;...")
+        str | None, _key("Name servers of the cluster, with --broker rocketmq-remoting.", "HOST:PORT;...")
     ] = None
-    away: Annotated[str | None, _key("Sends while the cluster is unavailable: accept or refuse (accept).", "WORD")] = (
-        None
-    )
+    away: Annotated[
+        str | None, _key("Treatment of sends while the cluster is unavailable: accept or refuse (accept).", "WORD")
+    ] = None
     embedded_topics: Annotated[
-        str | None, _key("Topics of the daemon itself, not of the cluster, such as a;b*.", "TOPICS")
+        str | None, _key("In front of a cluster: topics of the embedded broker, such as a;b*.", "TOPICS")
     ] = None
-    inner_topic: Annotated[str | None, _key("Cluster topic to fetch messages from, or off (off).", "TOPIC")] = None
+    inner_topic: Annotated[
+        str | None, _key("Topic of the cluster from which delayed messages are fetched, or off (off).", "TOPIC")
+    ] = None
     durability: Annotated[
-        str | None, _key("disk: survives power loss; process: survives only a kill (disk).", "MODE")
+        str | None, _key("disk: messages survive a power loss; process: only a kill of the daemon (disk).", "MODE")
     ] = None
     delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None
-    delay_max: Annotated[str | None, _key("Longest delay accepted, or none (none).", "DURATION")] = None
+    delay_max: Annotated[str | None, _key("Longest accepted delay, or none (none).", "DURATION")] = None
     queues_per_topic: Annotated[str | None, _key("Queues of a new topic (8).", "N")] = None
     group_start: Annotated[
         str | None, _key("Start position of a new group: earliest or latest (earliest).", "PLACE")
     ] = None
-    idempotency_window: Annotated[str | None, _key("Minimum time to remember message ids (15m).", "DURATION")] = None
+    idempotency_window: Annotated[
+        str | None, _key("Minimum time for which message ids are remembered (15m).", "DURATION")
+    ] = None
     disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None
     trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None
     trail_every: Annotated[str | None, _key("Interval of writes to the audit trail (1m).", "DURATION")] = None
     replica: Annotated[str | None, _key("Second copy: off, async or sync (off).", "MODE")] = None
-    replica_url: Annotated[str | None, _key("Its place: s3://, gs://, az://BUCKET/PREFIX, file:///PATH.", "URL")] = None
+    replica_url: Annotated[
+        str | None, _key("Place of the second copy: s3://, gs://, az://BUCKET/PREFIX, file:///PATH.", "URL")
+    ] = None
     standby: Annotated[
         bool | None,
-        typer.Option("--standby", help="Begin no empty second copy: wait for its primary.", show_default=False),
+        typer.Option(
+            "--standby", help="Never start an empty second copy; wait for the primary to start it.", show_default=False
+        ),
     ] = None
     shutdown_grace: Annotated[str | None, _key("Time limit of each part of a shutdown (10s).", "DURATION")] = None
     acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None

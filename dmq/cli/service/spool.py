@@ -428,7 +428,7 @@ def requeue(
     """Make dead entries due now, with their attempts reset.
 
     Only directories that no process uses are changed. Name the entries, or select the dead set with --all, limited
-    by --type. The next process that owns such a directory sends them. The exit code is 7 if some of the named
+    by --type. The next process that uses such a directory sends them. The exit code is 7 if some of the named
     entries are not in a dead set.
     """
     from dmq.errors import StoreCorrupt, StoreLocked

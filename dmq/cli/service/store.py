@@ -35,7 +35,7 @@ def backup(
 
     With --data, the store is that of a stopped daemon. A running daemon writes the copy, so FOLDER is on the
     daemon's machine. On the same file system, the copy shares tables by hard links. The copy contains everything
-    that was acknowledged before. 'dmq serve --data FOLDER' serves it. The copy does not contain the trail.
+    that was acknowledged before the command. 'dmq serve --data FOLDER' serves it. The copy does not contain the trail.
     """
     folder = folder.absolute()
     if data is None:

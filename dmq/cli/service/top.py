@@ -93,7 +93,7 @@ def top(
     """Show the daemon live: rates, due messages, lateness, topics, groups.
 
     The keys q and Ctrl-C end it. With -o json each refresh is one line. Topics, groups and due times are read every
-    five seconds. Lateness is that since the start of the daemon.
+    five seconds. Lateness covers the time since the start of the daemon.
     """
     seconds = interval_s(interval or INTERVAL_DEFAULT)
     found = LiveFigures(session)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dmq.runtime.web_settings import CertificateFiles
 
 CertificateOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM) for HTTPS, required beyond this host.")
+    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM) for HTTPS; required on external addresses.")
 ]
 CertificateKeyOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).  [default: in the same file]")

@@ -38,7 +38,7 @@ class ClusterAccess(OptionGroup):
         typer.Option(
             envvar="DMQ_CLUSTER_ACCESS_KEY",
             metavar="KEY",
-            help="Access key for the cluster; its secret: DMQ_CLUSTER_SECRET_KEY.",
+            help="Access key for the cluster; its secret is in DMQ_CLUSTER_SECRET_KEY.",
         ),
     ] = None
     cluster_tls: Annotated[bool, typer.Option("--cluster-tls", help="Use TLS with the cluster.")] = False

@@ -82,7 +82,10 @@ KeysOption = Annotated[
 ]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")]
 AfterOption = Annotated[
-    str, typer.Option("--after", metavar="CURSOR", help="Continue a previous list from the token that it printed.")
+    str,
+    typer.Option(
+        "--after", metavar="CURSOR", help="Continue after the end of a previous list, which printed this token."
+    ),
 ]
 OutFileOption = Annotated[
     Path | None,
@@ -140,7 +143,7 @@ class ConnectionOptions(OptionGroup):
 
     access_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY.  [env var: DMQ_ACCESS_KEY]"),
+        typer.Option(metavar="KEY", help="Access key; its secret is in DMQ_SECRET_KEY.  [env var: DMQ_ACCESS_KEY]"),
     ] = None
     secret_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File that holds the secret.  [env var: DMQ_SECRET_FILE]")

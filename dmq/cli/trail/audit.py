@@ -63,7 +63,9 @@ ConfigOption = Annotated[
 RetiredCellOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--retired-cell", metavar="CELL", help="Cell whose store is lost, recorded in the trail; may be repeated."
+        "--retired-cell",
+        metavar="CELL",
+        help="Record in the trail that the store of this cell is lost; may be repeated.",
     ),
 ]
 SnapshotOption = Annotated[
@@ -89,9 +91,10 @@ class AuditScope(OptionGroup):
     late_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of late messages.")] = None
     duplicates_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of duplicates.")] = None
     grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message is overdue.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Time after its due time from which a message counts as overdue."),
     ] = None
-    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even if the sums agree.")] = False
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even if all totals agree.")] = False
     incremental: Annotated[bool, typer.Option("--incremental", help="Read only new files; requires --state.")] = False
     state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the state between runs.")] = None
 
@@ -130,17 +133,23 @@ def run(
     retired_cell: RetiredCellOption = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT;...", help="Name servers: compare its messages."),
+        typer.Option(metavar="HOST:PORT;...", help="Name servers of a cluster, whose messages are compared as well."),
     ] = None,
     cluster_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time limit of --cluster; the rest counts as not read back.")
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Time limit for reading the cluster; messages beyond it count as not read back.",
+        ),
     ] = "5m",
     access: ClusterAccess,
     engine: Annotated[
         Engine, typer.Option(help="Engine of the audit: DuckDB on this machine, or Spark; both have the same result.")
     ] = Engine.auto,
     master: Annotated[str | None, typer.Option(metavar="URL", help="Spark's master.  [default: local[*]]")] = None,
-    driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
+    driver_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory for Java.  [default: half of the memory, at most 4g]")
+    ] = None,
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
 ) -> None:
     """Audit the trail for lost, late and duplicated messages."""

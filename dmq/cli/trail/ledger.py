@@ -40,14 +40,14 @@ def ledger(
     topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Only this topic and its groups.")] = "",
     groups: Annotated[bool, typer.Option("--groups", help="Show the counts of each group as well.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Count the rows of the store, and compare the results.")
+        bool, typer.Option("--verify", help="Count the rows of the store, and compare these counts with the ledger.")
     ] = False,
 ) -> None:
     """Show message counts by state; exit with 4 if they do not balance.
 
     For a topic: scheduled = fired + cancelled + pending. For a group: fired = acked + forwarded + dead + filtered +
-    expired + in retry + unread; messages in flight are included. --verify covers all topics and takes longer; the
-    daemon continues to serve.
+    expired + in retry + unread. Unread messages include those in flight. --verify covers all topics and takes longer;
+    the daemon continues to serve.
     """
     if verify:
         if topic or groups:

@@ -448,6 +448,16 @@ def test_every_command_has_a_row_and_an_example() -> None:
         assert name.split()[-1] in (ROOT / path).read_text(encoding="utf-8"), name
 
 
+def test_no_summary_of_a_command_is_cut() -> None:
+    """Not even in the help of its group at a terminal of 80 columns."""
+    groups = {name.split()[0] for name in commands() if " " in name}
+    assert len(groups) > 10
+    for name in ("", *sorted(groups)):
+        summaries = run_dmq(*name.split(), "--help", env={"COLUMNS": "80"}).stdout.partition("Commands:")[2]
+        assert summaries
+        assert "..." not in summaries, name
+
+
 @pytest.mark.parametrize("name", list(commands()))
 def test_the_options_are_those_of_the_row(name: str) -> None:
     """What asks has a dry run and a yes, what changes a daemon a reason, JSON both forms, a limit its letter."""
