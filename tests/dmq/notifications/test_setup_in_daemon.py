@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
@@ -70,9 +69,8 @@ def test_a_daemon_notifies_over_kills(tmp_path: Path, monkeypatch: pytest.Monkey
             receiver.answers.put(silence)
             die(daemon, "m-2")
             receiver.next()
-            began_s = time.monotonic()
             daemon.stop()
-            assert time.monotonic() - began_s < 10  # the deadline of the receiver
+            assert len(daemon.events("notification_failed")) == 1  # the stop did not wait for the deadline
         assert receiver.webhooks.empty()
 
 
