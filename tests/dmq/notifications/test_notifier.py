@@ -20,6 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.broker.topics import FlowChange
 from dmq.config.settings import DaemonConfig
 from dmq.notifications import Notifier, notifiers_of
+from dmq.notifications.notifier import AT_ONCE_MAX
 from dmq.store.schema.keys import META_NOTIFIED, Family
 from retry.failure_reason import FailureReason
 
@@ -353,3 +354,20 @@ async def test_nothing_is_sent_while_its_position_cannot_be_stored(rig: Embedded
         rig.clock.advance(5_000)
         await made.look()
         assert (receiver.connections, made.totals.sent, made.problem) == (1, 1, "")
+
+
+@every_durable_broker(queues=1)
+async def test_notifications_of_many_groups_are_spread(rig: EmbeddedRig) -> None:
+    """A look delivers a bounded number; the other groups follow in the next looks, each once."""
+    groups = [f"g-{number}" for number in range(AT_ONCE_MAX + 2)]
+    await rig.broker.send([a_message("m-1")])
+    for group in groups:
+        await forward(rig, group=group)
+    with receiving() as receiver:
+        made = notifier(rig, rig._path, receiver)
+        await made.look()
+        assert made.totals.sent == AT_ONCE_MAX
+        for _ in range(3):
+            await made.look()
+        assert sorted(receiver.next().data["group"] for _ in groups) == groups
+        assert receiver.connections == len(groups)
