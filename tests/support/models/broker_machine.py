@@ -89,6 +89,8 @@ class BrokerRules(RuleBasedStateMachine):
             await asyncio.gather(*(broker.set_group(group, policy=a_policy(policy)) for group, policy in policies))
 
         self.run(make())
+        for topic in TOPICS:
+            self.index(topic)
         self.settle()
 
     def run(self, work: Coroutine[object, object, _T]) -> _T:

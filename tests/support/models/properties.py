@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from support.rigs.stores import all_rows
 
 from dmq.broker.topics import Names
@@ -24,13 +26,17 @@ from dmq.store.schema.record import EntryKind, body_payload, decode_half_body, d
 from dmq.store.store import Store
 
 
-def assert_properties(store: Store) -> None:
-    """From its start in each scope and queue, a property has exactly the rows of the messages that have it."""
+def assert_properties(store: Store, indexed: Mapping[int, Sequence[str]] | None = None) -> None:
+    """From its start in each scope and queue, a property has exactly the rows of the messages that have it.
+
+    ``indexed`` are the properties by topic id; ``None``: by the settings of the topics.
+    """
     rows = dict(all_rows(store, Family.PROPERTY))
     starts = {key: keys.unpack_u64(value) for key, value in rows.items() if key[:1] == START}
     found = {key: value for key, value in rows.items() if key[:1] == PROPERTY}
     expected: dict[bytes, bytes] = {}
-    indexed = {topic.topic_id: topic.index_properties for topic in Names(store).topics.values()}
+    if indexed is None:
+        indexed = {topic.topic_id: topic.index_properties for topic in Names(store).topics.values()}
 
     def note(topic_id: int, payload: bytes, place: bytes, number: int, index_id: bytes) -> None:
         for name in indexed.get(topic_id, ()):

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.effort import EFFORT
+from support.models.properties import assert_properties
 from support.rigs.stores import all_rows
 
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.engines.memory import MemoryEngine
+from dmq.store.schema.index import Receipt, failed_id
 from dmq.store.schema.keys import META_SETTINGS, Family, pack_queue_key
 from dmq.store.schema.names import TopicSettings, encode_topic_settings
-from dmq.store.schema.own_keys import own_key_row
+from dmq.store.schema.own_keys import own_key_row, row_of
 from dmq.store.schema.properties import PROPERTY, property_id, queue_place, row_key, scope_place
-from dmq.store.schema.record import EntryKind, OwnKey, encode_body, encode_queued, encode_waiting
+from dmq.store.schema.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    OwnKey,
+    decode_waiting,
+    encode_body,
+    encode_history,
+    encode_queued,
+    encode_waiting,
+    split_own_key,
+    waiting_bytes,
+)
+from dmq.store.schema.record import History as FailureHistory
 from dmq.store.store import Store, StoreOptions
-from dmq.store.writer.operations import Append, Delete, IndexProperties, Op, Put, Schedule, UnderKey
+from dmq.store.writer.operations import (
+    Append,
+    Delete,
+    HandOver,
+    IndexProperties,
+    Op,
+    Put,
+    Reschedule,
+    Schedule,
+    UnderKey,
+    Withdraw,
+)
 
 pytestmark = pytest.mark.unit
-TOPIC, OTHER = 5, 6
+TOPIC, OTHER, GROUP, LANE = 5, 6, 7, 8
 NOW = ManualClock().now_ms()
 OPTIONS = StoreOptions(durability="process")
 
@@ -110,6 +139,107 @@ def test_other_topics_are_not_read() -> None:
     store.commit([delayed(b"m", topic_id=OTHER, a="1")])
     assert rows(store) == []
     store.close()
+
+
+class History:
+    """A store whose messages move in every way, and whose topics gain and lose indexes."""
+
+    def __init__(self) -> None:
+        self.engine = MemoryEngine()
+        self.store = Store(self.engine, ManualClock(), OPTIONS)
+        self.pending: list[tuple[Receipt, Schedule]] = []
+        self.names: dict[int, Sequence[str]] = {TOPIC: (), OTHER: ()}
+        self.sent = self.begin = 0
+
+    def index(self, topic_id: int, names: Sequence[str]) -> None:
+        """Set the indexed properties of a topic."""
+        self.store.commit(indexed(*names, topic_id=topic_id))
+        self.names[topic_id] = names
+
+    def send(self, topic_id: int, key: bytes, value: str) -> None:
+        """Schedule a message, in place of the pending one with its own key."""
+        self.sent += 1
+        op = delayed(b"m%d" % self.sent, key=key, topic_id=topic_id, a=value, b="x")
+        (receipt,) = self.store.commit([op])
+        replaced = own_key_row(topic_id, key) if key else None
+        self.pending = [each for each in self.pending if replaced is None or row_of(each[1].record) != replaced]
+        self.pending.append((receipt, op))
+
+    def append(self, value: str) -> None:
+        """Send a message to a queue."""
+        self.sent += 1
+        self.store.commit([queued(b"m%d" % self.sent, a=value)])
+
+    def fail(self, value: str) -> None:
+        """Store a retry copy of a message of the topic, in the scope of a group."""
+        self.sent += 1
+        message_id, history = b"m%d" % self.sent, FailureHistory(TOPIC, 0, self.sent, NOW, NOW, NOW, 0)
+        body = encode_history(history) + encode_body(message_id, b"", b"", payload(a=value))
+        record = encode_waiting(EntryKind.RETRY, 1, LANE, GROUP, NOW + 1_000, NOW, body)
+        op = Schedule(GROUP, failed_id(message_id, history, 1), NOW + 1_000, record, b"failed")
+        self.pending.append((self.store.commit([op])[0], op))
+
+    def end(self, pick: int, how: str) -> None:
+        """Hand a pending message over, cancel it, or change its time."""
+        if not self.pending:
+            return
+        receipt, op = self.pending.pop(pick % len(self.pending))
+        entry, own_key = decode_waiting(op.record), row_of(op.record)
+        is_retry = entry.kind == EntryKind.RETRY
+        rest = op.record[WAITING_HEADER_BYTES:] if is_retry else split_own_key(op.record[WAITING_HEADER_BYTES:])[1]
+        record = encode_queued(0, NOW, op.deliver_at_ms, rest, has_history=is_retry)
+        place = receipt.key, op.scope, op.message_id, op.deliver_at_ms
+        size = waiting_bytes(op.record)
+        match how:
+            case "hand over":
+                event = b"delivered"
+                self.store.commit([HandOver(*place, entry.topic_id, 0, record, event, size, own_key=own_key)])
+            case "cancel":
+                self.store.commit([Withdraw(*place, size, own_key=own_key)])
+            case "move":
+                append = Append(op.scope, op.message_id, LANE, 0, record, b"moved")
+                self.store.commit([Withdraw(*place, size, (append,), own_key=own_key)])
+            case _:
+                later_ms = op.deliver_at_ms + 1
+                moved = encode_waiting(*entry._replace(deliver_at_ms=later_ms), op.record[WAITING_HEADER_BYTES:])
+                change = Reschedule(*place, later_ms, moved, b"", by_reader=False, own_key=own_key)
+                (told,) = self.store.commit([change])
+                self.pending.append((told, op._replace(deliver_at_ms=later_ms, record=moved)))
+
+    def trim(self, count: int) -> None:
+        """Remove messages from the front of a queue."""
+        start, self.begin = self.begin, self.begin + count
+        self.store.commit([Delete(Family.QUEUE, pack_queue_key(TOPIC, 0, start), pack_queue_key(TOPIC, 0, self.begin))])
+
+    def kill(self) -> None:
+        """End the run and open what was written."""
+        self.store.close()
+        self.engine = self.engine.reopened()
+        self.store = Store(self.engine, ManualClock(), OPTIONS)
+
+
+_values = st.sampled_from(("1", "2"))
+_steps = st.one_of(
+    st.tuples(st.just("index"), st.sampled_from((TOPIC, TOPIC, OTHER)), st.sampled_from(((), ("a",), ("a", "b")))),
+    st.tuples(st.just("send"), st.sampled_from((TOPIC, OTHER)), st.sampled_from((b"", b"", b"k")), _values),
+    st.tuples(st.just("append"), _values),
+    st.tuples(st.just("fail"), _values),
+    st.tuples(st.just("end"), st.integers(0, 9), st.sampled_from(("hand over", "cancel", "move", "reschedule"))),
+    st.tuples(st.just("trim"), st.integers(1, 2)),
+    st.tuples(st.just("kill")),
+)
+
+
+@settings(max_examples=100 * EFFORT)
+@given(names=st.sampled_from(((), ("a",))), steps=st.lists(_steps, min_size=5, max_size=30))
+def test_the_rows_equal_a_scan_after_each_step(names: Sequence[str], steps: list[tuple[Any, ...]]) -> None:
+    """Messages of two topics and of a group's retries move in random ways; indexes come and go; runs are killed."""
+    history = History()
+    history.index(TOPIC, names)
+    for name, *arguments in steps:
+        getattr(history, name)(*arguments)
+        assert_properties(history.store, history.names)
+    history.store.close()
 
 
 def _commit_together(store: Store, units: Sequence[Sequence[Op]]) -> None:
