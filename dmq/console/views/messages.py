@@ -1,7 +1,9 @@
-"""Messages of a topic, one message, and the changes of a pending one."""
+"""Messages of a topic, one message, and the changes of pending ones."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlencode
 
@@ -42,6 +44,8 @@ def messages(client: AdminClient, query: Query) -> Values:
         "token": "",
         "now_ms": 0,
         "problem": "",
+        "change": query.get("change", "") if query.get("change", "") in _CHANGES else "",
+        "outcomes": _outcomes_in(query),
         "command": command("msg", "ls", topic, *(["--query", text] if text else []))
         if topic
         else command("topic", "ls"),
@@ -101,19 +105,40 @@ def message(client: AdminClient, query: Query) -> Values:
 
 def change_message(client: AdminClient, fields: Query) -> str:
     """Cancel, deliver or reschedule one message; its page shows the outcome, and its state if it had changed."""
-    topic, message_id, change = fields.get("topic", ""), fields.get("id", ""), fields.get("change", "")
-    match change:
-        case "cancel":
-            (changed,) = client.cancel(topic, [message_id])
-        case "fire":
-            (changed,) = client.fire(topic, [message_id])
-        case "reschedule":
-            (changed,) = client.reschedule(topic, [message_id], deliver_at_ms=_deliver_at_ms(client, fields))
-        case _:
-            raise CallRefused(f"unknown change {change!r:.40}; expected {', '.join(_CHANGES)}")
-    result = {"change": change, "outcome": word_of(changed, "outcome"), "at_ms": changed.at_ms}
+    topic, message_id = fields.get("topic", ""), fields.get("id", "")
+    (changed,) = _changed(client, fields, [message_id])
+    result = {"change": fields["change"], "outcome": word_of(changed, "outcome"), "at_ms": changed.at_ms}
     held = {"held_by": word_of(changed, "held_by")} if changed.held_by else {}
     return "/message?" + urlencode({"topic": topic, "id": message_id, **result, **held})
+
+
+def change_messages(client: AdminClient, fields: Query) -> str:
+    """Cancel, deliver or reschedule the chosen messages; their list shows the number of each outcome."""
+    ids = [each for each in fields.get("entry", "").split("\n") if each]
+    if not ids:
+        raise CallRefused("no message is chosen")
+    counted = Counter(word_of(each, "outcome") for each in _changed(client, fields, ids))
+    outcomes = ",".join(f"{outcome}:{number}" for outcome, number in counted.most_common())
+    kept = {name: fields.get(name, "") for name in ("topic", "q", "change")}
+    return "/messages?" + urlencode({**kept, "outcomes": outcomes})
+
+
+def _changed(client: AdminClient, fields: Query, ids: Sequence[str]) -> Sequence[wire.ChangedMessage]:
+    topic, change = fields.get("topic", ""), fields.get("change", "")
+    match change:
+        case "cancel":
+            return client.cancel(topic, ids)
+        case "fire":
+            return client.fire(topic, ids)
+        case "reschedule":
+            return client.reschedule(topic, ids, deliver_at_ms=_deliver_at_ms(client, fields))
+    raise CallRefused(f"unknown change {change!r:.40}; expected {', '.join(_CHANGES)}")
+
+
+def _outcomes_in(query: Query) -> list[tuple[str, int]]:
+    """Return the outcomes of an address with their numbers; anything else in it is left out."""
+    pairs = (each.partition(":") for each in query.get("outcomes", "").split(","))
+    return [(name, int(number)) for name, _, number in pairs if name in _OUTCOMES and number.isdecimal()]
 
 
 def _deliver_at_ms(client: AdminClient, fields: Query) -> int:
@@ -139,4 +164,7 @@ SCREENS: Final = (
     Screen("/complete", "complete", complete, parent="/messages"),
     Screen("/message", "message", message, parent="/messages"),
 )
-FORMS: Final = (Form("/message", change_message, "changed in the console"),)
+FORMS: Final = (
+    Form("/message", change_message, "changed in the console"),
+    Form("/messages", change_messages, "changed in the console"),
+)

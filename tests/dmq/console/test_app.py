@@ -88,6 +88,8 @@ def test_no_link_changes_anything(site: Site, form: dict[str, str]) -> None:
     [
         ("/message", {"topic": TOPIC, "id": "x", "change": "drop"}, 400, "expected cancel, fire, reschedule"),
         ("/message", {"topic": TOPIC, "id": "x", "change": "reschedule", "at": "soon"}, 400, "invalid delivery time"),
+        ("/messages", {"topic": TOPIC, "change": "cancel"}, 400, "no message is chosen"),
+        ("/messages", {"topic": TOPIC, "change": "drop", "entry": "x"}, 400, "expected cancel, fire, reschedule"),
         ("/retries", {"group": GROUP, "change": "run-now"}, 400, "no retry is chosen"),
         ("/retries", {"group": GROUP, "change": "drop", "entry": "x"}, 400, "expected run-now or to-dead"),
         ("/bulk", {"group": GROUP, "kind": "purge"}, 400, "needs a reason"),

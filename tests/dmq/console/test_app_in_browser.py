@@ -12,6 +12,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from support.rigs.acl import OPERATOR, READER, write_acl
 from support.rigs.consoles import GROUP, TOPIC, Open, Site, console, fill, message_id
@@ -124,16 +125,20 @@ def test_keys_open_a_row(site: Site, opened: Open) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_screen_is_wider_than_the_window(site: Site, opened: Open, width: int, scheme: str) -> None:
-    """On a phone and on a desktop; each screen has one first heading, a title and the equivalent command."""
-    page = opened(site.url, width, color_scheme=scheme)
-    for screen in (*SCREENS, f"message?topic={TOPIC}&id={site.dead[0]}", f"letter?group={GROUP}&id={site.dead[0]}"):
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_screens_fit_the_window_and_have_no_barrier(site: Site, opened: Open, width: int, scheme: str) -> None:
+    """On a phone and on a desktop: no wider than the window, a first heading, the command, no finding of axe."""
+    page, axe = opened(site.url, width, color_scheme=scheme), Axe()
+    pending = message_id(1005)
+    of_one = (f"message?topic={TOPIC}&id={pending}", f"story?topic={TOPIC}&id={pending}")
+    letter = (f"message?topic={TOPIC}&id={site.dead[0]}", f"letter?group={GROUP}&id={site.dead[0]}")
+    for screen in (*SCREENS, *of_one, *letter):
         page.goto(site.url + screen)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), screen
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         expect(page.locator(".command code")).to_have_text(re.compile("^dmq "))
+        found = axe.run(page)
+        assert found.violations_count == 0, (screen, found.generate_report())
 
 
 def test_the_first_load_is_small(site: Site) -> None:

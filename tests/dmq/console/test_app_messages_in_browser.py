@@ -88,6 +88,22 @@ def test_a_stale_button_shows_the_state_of_the_message(site: Site, opened: Open)
     expect(stale.get_by_role("button", name="Deliver now")).to_have_count(0)
 
 
+def test_chosen_messages_are_changed_together(site: Site, opened: Open) -> None:
+    """Each has its own outcome: one that was cancelled meanwhile is not rescheduled, and the answer says so."""
+    page = opened(f"{site.url}messages?topic={TOPIC}&q=state:waiting+tag:later")
+    for each in WAITING[11:14]:
+        page.get_by_label(each).check()
+    with AdminClient(site.daemon.address) as client:
+        client.cancel(TOPIC, [WAITING[11]])
+    page.get_by_label("New time").fill("+9h")
+    page.get_by_role("button", name="Reschedule").click()
+    expect(page.get_by_role("status")).to_have_text("2 rescheduled; 1 had been cancelled.")
+    expect(page.get_by_label("Query")).to_have_value("state:waiting tag:later")
+    page.goto(f"{site.url}messages?topic={TOPIC}&q=due-after:%2B8h+due-before:%2B10h")
+    for each in WAITING[12:14]:
+        expect(page.get_by_role("link", name=each)).to_have_count(1)
+
+
 def test_a_message_is_delivered_now(site: Site, opened: Open) -> None:
     """Its page shows it in its queue."""
     page = opened(f"{site.url}message?topic={TOPIC}&id={WAITING[8]}")
@@ -139,9 +155,9 @@ def test_retries_show_their_errors_and_are_moved(site: Site, opened: Open) -> No
     page.get_by_role("link", name="CourierError").click()
     expect(page.locator("#rows .id")).to_have_text([moved])
     page.get_by_role("link", name=re.compile("^Purge these")).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Purge 1 dead letters")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Purge 1 dead letter")
     page.get_by_label("Reason").fill("the parcel is lost")
-    page.get_by_role("button", name="Purge 1 dead letters").click()
+    page.get_by_role("button", name="Purge 1 dead letter").click()
     _until_ended(page)
     expect(page.locator("#rows tr")).to_contain_text(["purged"])
     with AdminClient(site.daemon.address) as client:
