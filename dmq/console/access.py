@@ -23,7 +23,7 @@ class AllowedCalls:
         return allowed is None or rpc in allowed
 
     def _allowed(self, topic: str, group: str) -> frozenset[str] | None:
-        """Return the names of the RPCs, or None if the daemon is too old to tell them."""
+        """Return the names of the RPCs, or None if the daemon is too old to return them."""
         try:
             return frozenset(self._client.access(topic, group).rpcs)
         except NotAllowed:
