@@ -136,6 +136,8 @@ def wait_ms(timeout_ms: int) -> None:
 def request(begin: Callable[[Callable[[object], None]], None], timeout_ms: int) -> object:
     """Begin a request with the function that takes its answer, and return the answer; None after the timeout."""
     task = current_task()
+    if task.process.is_dead:
+        raise GreenletExit
     begin(partial(task.wake, task.turn))
     answer = task.wait(timeout_ms)
     return None if answer is _EXPIRED else answer

@@ -86,5 +86,7 @@ def assert_kept(load: Load, data: Path) -> None:
         trail = list(read_outbox(store))
     finally:
         store.close()
-    broken = broken_promises(load.ledger, trail)
+    broken, ledger = broken_promises(load.ledger, trail), load.ledger
+    again = len(ledger.seen) - len({each.received.message_id for each in ledger.seen})
+    print(f"{len(ledger.sent)} messages, {len(ledger.seen)} deliveries, {again} again")
     assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
