@@ -219,7 +219,8 @@ def test_a_stopped_job_is_a_failure(daemon: LiveCell) -> None:
     daemon.before_call(stop_at_the_second)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (1, "redriven 2, skipped 0, failed 0\n")
-    assert result.stderr.endswith("dmq: job 1 was stopped before it finished\n")
+    end = "dmq: job 1 was stopped before it finished; 'dmq dead resume 1' continues it\n"
+    assert result.stderr.endswith(end)
 
 
 def test_an_interrupt_stops_watching_only(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
