@@ -73,7 +73,7 @@ def send(
     level: Annotated[int | None, typer.Option(min=1, help="Delay level, from 1.")] = None,
     not_after: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Time after which it expires as a dead letter (formats as --at)."),
+        typer.Option(metavar="TIME", help="After this time the message becomes a dead letter (formats as --at)."),
     ] = None,
     options: MessageOptions,
     message_id: Annotated[

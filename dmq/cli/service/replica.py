@@ -60,7 +60,7 @@ def check(
         typer.Option(
             "--data",
             metavar="DIR",
-            help="Daemon whose messages are compared with the log.",
+            help="Directory of a daemon, whose replaced stores are compared.",
             show_default=False,
         ),
     ] = None,

@@ -57,6 +57,8 @@ class LiveFigures:
                 self._samples.clear()
                 self._started_at_ms = status.started_at_ms
             self._samples.append(sample_of(status))
+            if _is_standby(status):
+                return status, _no_lists()
             now_s = SystemClock().monotonic_s()
             if self._lists is None or now_s - self._lists[0] >= _SLOW_EVERY_S:
                 self._lists = now_s, _lists_of(client)
@@ -103,6 +105,17 @@ def top(
         found.draw()
         return
     repeat(found.draw, seconds, "dmq top", as_json=session.as_json)
+
+
+def _is_standby(status: wire.GetStatusResponse) -> bool:
+    """Return True for a standby, which answers only for its status."""
+    return status.replica.role == "standby"
+
+
+def _no_lists() -> Lists:
+    from dmq.admin import admin_v1 as wire
+
+    return Lists(wire.GetDueHistogramResponse(), [], [])
 
 
 def _lists_of(client: AdminClient) -> Lists:
@@ -165,8 +178,11 @@ def _facts(status: wire.GetStatusResponse, now: dict[str, float] | None, lists: 
     retrying, dead = (sum(getattr(each, name) for each in lists.groups) for name in ("waiting", "dead"))
     lateness = f"p50 {out.about(late.p50_ms)}, p99 {out.about(late.p99_ms)}, max {out.about(late.max_ms)}"
     low = "SENDS REFUSED, " if disk.refuses_sends else ""
+    state = ("state", f"{out.enum_word(status, 'state')}{reason}, up {out.about(status.now_ms - status.started_at_ms)}")
+    if _is_standby(status):
+        return [state, ("replica", _replica(status))]
     return [
-        ("state", f"{out.enum_word(status, 'state')}{reason}, up {out.about(status.now_ms - status.started_at_ms)}"),
+        state,
         ("paused", paused),
         ("per second", ", ".join(f"{name} {_rate(now, name)}" for name in ("accepted", "delivered", "acked"))),
         ("pending", f"{timeline.pending:,}, {timeline.overdue:,} overdue{held}"),
