@@ -98,7 +98,7 @@ class EmbeddedBroker:
         self.delayed = self.recalls.delayed
         self.checks = Checks(names, checks, handles)
         self.transactions = Transactions(
-            shared, placement=placement, checks=self.checks, handles=handles, sends=self.sends
+            shared, placement=placement, checks=self.checks, handles=handles, sends=self.sends, spans=spans
         )
         self.outcomes = outcomes = Outcomes(shared, subscriptions, levels_ms=delay_levels_ms)
         self.failures = failures = Failures(

@@ -16,7 +16,8 @@ work over restarts without a stored row. Names and attributes: OpenTelemetry's s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
@@ -130,6 +131,18 @@ class MessageSpans:
 
         return send_traced
 
+    @contextmanager
+    def of_halves(self, envelopes: Sequence[Envelope]) -> Iterator[None]:
+        """Emit the span of each traced half message at the end of the send in this context."""
+        found = [(each, message) for each in envelopes if (message := traced(each.payload)) is not None]
+        start_ms = self._clock.now_ms()
+        try:
+            yield
+        except Exception as error:
+            self._sent(found, start_ms, error, "transaction")
+            raise
+        self._sent(found, start_ms, None, "transaction")
+
     def _answered(
         self,
         found: Sequence[tuple[Envelope, TracedMessage]],
@@ -141,10 +154,16 @@ class MessageSpans:
             raise sent.error
         return sent.value
 
-    def _sent(self, found: Sequence[tuple[Envelope, TracedMessage]], start_ms: int, error: Exception | None) -> None:
+    def _sent(
+        self,
+        found: Sequence[tuple[Envelope, TracedMessage]],
+        start_ms: int,
+        error: Exception | None,
+        message_type: str = "",
+    ) -> None:
         for envelope, message in found:
             about = _about("send", envelope.topic, envelope.message_id)
-            about["messaging.rocketmq.message.type"] = envelope.message_type.name.lower()
+            about["messaging.rocketmq.message.type"] = message_type or envelope.message_type.name.lower()
             if envelope.deliver_at_ms:
                 about["messaging.rocketmq.message.delivery_timestamp"] = envelope.deliver_at_ms
             if envelope.message_group:

@@ -24,6 +24,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.contracts.transactions import Check, Checker, Half, HalfReceipt
 from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.broker.io import look_at
+from dmq.broker.message_spans import MessageSpans
 from dmq.broker.sending import Placement, Sends, body_of, failure_of, wrong_type
 from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
@@ -62,9 +63,11 @@ class Transactions(BrokerPart):
         checks: Checks,
         handles: EntryHandles,
         sends: Sends,
+        spans: MessageSpans | None = None,
     ) -> None:
         """Create it; ``sends`` holds the quotas and counts refusals at a limit."""
         super().__init__(shared)
+        self._spans = spans
         self._placement = placement
         self._checks = checks
         self._handles = handles
@@ -93,6 +96,12 @@ class Transactions(BrokerPart):
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """As ``TransactionalBroker.prepare``."""
+        if self._spans is None:
+            return await self._prepare(halves)
+        with self._spans.of_halves([half.envelope for half in halves]):
+            return await self._prepare(halves)
+
+    async def _prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         if self._store.is_disk_low():
             self._on_refused(len(halves))
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")

@@ -10,6 +10,7 @@ from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, every_dura
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery, Envelope
+from broker_adapter.contracts.transactions import Half
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.tracing import MessageSpan, SpanKind
@@ -160,6 +161,23 @@ async def test_a_refused_send_is_an_error(rig: EmbeddedRig) -> None:
         await rig.broker.send([envelope._replace(topic="no topic")])
     (span,) = spans
     assert (span.attributes["error.type"], bool(span.error)) == ("Refused", True)
+
+
+@every_durable_broker(queues=1)
+async def test_a_half_message_is_sent_once_and_delivered_after_its_commit(rig: EmbeddedRig) -> None:
+    """The send has the type of a transaction; the delay counts from the commit."""
+    spans = await with_spans(rig)
+    (receipt,) = await rig.broker.transactions.prepare([Half(traced_message(), delay_ms=1_000)])
+    rig.clock.advance(500)
+    await rig.broker.transactions.commit(TOPIC, receipt.transaction_id)
+    await ack(rig, await comes_after(rig, 1_000))
+    assert [span.name.split()[0] for span in spans] == ["send", "delay", "deliver", "ack"]
+    assert spans[0].attributes["messaging.rocketmq.message.type"] == "transaction"
+    assert spans[1].start_ms == spans[0].end_ms + 500
+    spans.clear()
+    with pytest.raises(Refused):
+        await rig.broker.transactions.prepare([Half(traced_message("m-2")._replace(topic="no topic"))])
+    assert [span.attributes["error.type"] for span in spans] == ["Refused"]
 
 
 @every_durable_broker(queues=1)
