@@ -10,8 +10,8 @@ TRACEPARENT: Final = "traceparent"  # user property of a message, and header of 
 
 def current_traceparent() -> str:
     """Return the W3C trace context of the current span; empty without one."""
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
+    current_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
+    if current_span is None:  # also while another thread imports the module
         return ""
-    span = trace.get_current_span().get_span_context()
+    span = current_span().get_span_context()
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" if span.is_valid else ""

@@ -196,8 +196,7 @@ class MessageSpans:
         topic_id, group = entry.topic_id, ""
         if entry.kind == EntryKind.RETRY:
             topic_id = decode_history(value, WAITING_HEADER_BYTES).topic_id
-            found = self._names.groups_by_id.get(entry.scope)
-            group = found.name if found is not None else ""
+            group = self._group_name(entry.scope)
         topic = self._names.topics_by_id.get(topic_id)
         if topic is None:
             return
@@ -268,7 +267,7 @@ class MessageSpans:
         )
 
     def _end(self, queue: SubscribedQueue, lease: Lease, delivery: TracedDelivery) -> DeliveryEnd:
-        topic, group = queue.subscription.topic.name, self._names.groups_by_id[queue.group_id].name
+        topic, group = queue.subscription.topic.name, self._group_name(queue.group_id)
         return DeliveryEnd(delivery, topic, group, unpack_id(lease.message_id), lease.attempts, self._clock.now_ms())
 
     def ended_after(self, done: asyncio.Future[Any], ends: Sequence[DeliveryEnd]) -> None:
@@ -345,6 +344,11 @@ class MessageSpans:
             )
 
         return emit
+
+    def _group_name(self, group_id: int) -> str:
+        """Return the name of a group; empty if it was removed."""
+        found = self._names.groups_by_id.get(group_id)
+        return found.name if found is not None else ""
 
     def _any_id(self) -> int:
         return self._rng.getrandbits(64) or 1
