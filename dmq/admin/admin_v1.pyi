@@ -168,7 +168,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "replica", "processes", "topic_quotas", "quota_refusals")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "replica", "processes", "topic_quotas", "quota_refusals", "http_api", "console")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,8 @@ class GetStatusResponse(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     TOPIC_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_API_FIELD_NUMBER: _ClassVar[int]
+    CONSOLE_FIELD_NUMBER: _ClassVar[int]
     version: str
     cell_id: str
     broker_name: str
@@ -221,7 +223,9 @@ class GetStatusResponse(_message.Message):
     processes: _containers.RepeatedCompositeFieldContainer[Process]
     topic_quotas: _containers.RepeatedCompositeFieldContainer[Quota]
     quota_refusals: _containers.RepeatedCompositeFieldContainer[QuotaRefusals]
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., replica: _Optional[_Union[Replica, _Mapping[str, _Any]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping[str, _Any]]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ...) -> None: ...
+    http_api: str
+    console: str
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., replica: _Optional[_Union[Replica, _Mapping[str, _Any]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping[str, _Any]]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ..., http_api: _Optional[str] = ..., console: _Optional[str] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("name", "pid", "state", "connections", "streams", "cpu_s", "memory_bytes", "starts", "last_end")

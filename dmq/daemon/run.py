@@ -138,7 +138,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         cell.state = wire.SERVING
         start_periodic(broker, snapshots, periodic)
         start_notifications(cell, metrics, stack)
-        await start_web(config, port, clock, stack)
+        cell.web = await start_web(config, port, clock, stack)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, ending.end)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Final, NamedTuple
 
@@ -67,9 +68,13 @@ def require_web(config: DaemonConfig) -> None:
             kind.require()
 
 
-async def start_web(config: DaemonConfig, port: int, clock: Clock, stack: AsyncExitStack) -> None:
-    """Start the HTTP API and the console for the daemon on ``port``, if they are configured. ``stack`` stops them."""
+async def start_web(config: DaemonConfig, port: int, clock: Clock, stack: AsyncExitStack) -> Mapping[str, str]:
+    """Start the HTTP API and the console for the daemon on ``port``, if they are configured. ``stack`` stops them.
+
+    Return their URLs by setting.
+    """
     daemon = Address(_EVERY.get(config.listen.host, config.listen.host), port)
+    urls: dict[str, str] = {}
     for kind in _KINDS:
         listen = kind.listen(config)
         if listen is None:
@@ -86,6 +91,8 @@ async def start_web(config: DaemonConfig, port: int, clock: Clock, stack: AsyncE
         process = _WebProcess(kind, sockets, settings, clock)
         stack.push_async_callback(process.stop, config.shutdown_grace_s)
         process.start()
+        urls[kind.setting] = process.url
+    return urls
 
 
 async def _open(kind: _Kind, listen: Address, *, is_required: bool) -> list[socket.socket]:
@@ -108,7 +115,7 @@ class _WebProcess:
         self._clock = clock
         self._sockets = sockets
         host, port = sockets[0].getsockname()[:2]
-        self._url = f"{'http' if settings.tls is None else 'https'}://{Address(host, port)}/"
+        self.url = f"{'http' if settings.tls is None else 'https'}://{Address(host, port)}/"
         self._command = [sys.executable, "-m", kind.module, msgspec.json.encode(settings).decode()]
         self._child: Child | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -139,7 +146,7 @@ class _WebProcess:
                 self._child = Child(
                     self._command, descriptors=[each.fileno() for each in self._sockets], environment=os.environ
                 )
-                log.info(self._serving, url=self._url, pid=self._child.pid)
+                log.info(self._serving, url=self.url, pid=self._child.pid)
                 ended = f"exit code {await self._child.wait()}"
             except OSError as error:
                 ended = str(error)

@@ -45,6 +45,7 @@ class Cell:
     inner: InnerTopic | None = None
     periodic: PeriodicBackups | None = None
     replica: Callable[[], wire.Replica | None] = lambda: None  # from any thread
+    web: Mapping[str, str] = field(default_factory=dict)  # URLs of the HTTP API and the console, by setting
     sources: Mapping[str, str] = field(default_factory=dict)  # of the settings, by key
 
     def __post_init__(self) -> None:
@@ -91,6 +92,8 @@ class Cell:
             now_ms=now_ms,
             listen=self.listen,
             metrics_listen=self.metrics_listen,
+            http_api=self.web.get("http_api", ""),
+            console=self.web.get("console", ""),
             data=str(self.config.data.absolute()),
             durability=self.config.durability,
             timeline=wire.Timeline(

@@ -34,6 +34,11 @@ def _state(found: wire.GetStatusResponse) -> str:
     return out.enum_word(found, "state")
 
 
+def _address(found: wire.GetStatusResponse) -> str:
+    others = {"metrics": found.metrics_listen, "HTTP API": found.http_api, "console": found.console}
+    return ", ".join([found.listen, *(f"{name} {place}" for name, place in others.items() if place)])
+
+
 def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     now_ms = found.now_ms
     timeline, disk, recovery = found.timeline, found.disk, found.recovery
@@ -43,7 +48,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
             ("state", f"{_state(found)}: {found.state_reason}"),
             ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}"),
             ("up since", out.when(found.started_at_ms, now_ms)),
-            ("address", found.listen + (f", metrics {found.metrics_listen}" if found.metrics_listen else "")),
+            ("address", _address(found)),
             ("data", found.data),
             *replica_facts(found.replica, now_ms),
         ]
@@ -61,7 +66,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}, cell {found.cell_id}"),
         ("up since", out.when(found.started_at_ms, now_ms)),
         *_processes(found),
-        ("address", found.listen + (f", metrics {found.metrics_listen}" if found.metrics_listen else "")),
+        ("address", _address(found)),
         ("data", f"{found.data}, durability {found.durability}"),
         ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
         ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{_held(timeline)}{next_due}"),

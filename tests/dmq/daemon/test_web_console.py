@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -11,9 +14,13 @@ import psutil
 import pytest
 from support.rigs.daemon import START_S_MAX, Daemon, run_to_end
 
+from broker_adapter.runtime.clock import SystemClock
+from broker_adapter.runtime.extras import ExtraMissing
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
-from dmq.config.settings import CONSOLE_DEFAULT
+from dmq.config.settings import CONSOLE_DEFAULT, DaemonConfig
+from dmq.config.units import Address
+from dmq.daemon.web import require_web, start_web
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +36,8 @@ def test_a_console_is_started_again_and_ends_with_its_daemon(tmp_path: Path) -> 
         assert "Serving" in page(url)  # the socket stays open: the request waits for the next process
         assert daemon.event("console_ended")["reason"] == "exit code -9"
         with AdminClient(daemon.address, timeout_s=START_S_MAX) as client:
-            assert client.status().state == wire.SERVING
+            status = client.status()
+        assert (status.state, status.console) == (wire.SERVING, url)
         (second,) = consoles(daemon)
         daemon.kill()
         second.wait(START_S_MAX)
@@ -64,6 +72,22 @@ def test_a_configured_address_is_required(tmp_path: Path, monkeypatch: pytest.Mo
         done = run_to_end(tmp_path / "data", "127.0.0.1:0")
     assert done.returncode == 1
     assert f"{address} is in use by another process (console)" in done.stderr
+
+
+def test_without_its_extra_an_automatic_console_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon serves without it; a configured one is an error with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not installed
+    require_web(DaemonConfig())
+    with pytest.raises(ExtraMissing, match=r"rock-dmq\[console\]"):
+        require_web(DaemonConfig(console=Address("127.0.0.1", 0)))
+
+    async def started() -> list[psutil.Process]:
+        before = psutil.Process().children()
+        async with AsyncExitStack() as stack:
+            await start_web(DaemonConfig(), 1, SystemClock(), stack)
+            return [each for each in psutil.Process().children() if each not in before]
+
+    assert asyncio.run(started()) == []
 
 
 def page(url: str) -> str:
