@@ -39,11 +39,14 @@ def _decode(found: tuple[bytes, str] | None, number: int) -> Segment | None:
     return segment
 
 
-def follow(objects: ObjectStore, store: int, number: int, checksum: bytes | None) -> Iterator[Segment]:
+def follow(
+    objects: ObjectStore, store: int, number: int, checksum: bytes | None, *, has_listing: bool = True
+) -> Iterator[Segment]:
     """Yield the segments after ``number``, in order, until the end of the log.
 
     ``checksum`` is that of segment ``number``; None if it is unknown. Raise ``ReplicaForeign`` if a segment belongs to
-    another store, and ``ReplicaDamaged`` if one is missing, exchanged or damaged.
+    another store, and ``ReplicaDamaged`` if one is missing, exchanged or damaged. Without ``has_listing`` a missing one
+    is taken for the end of the log: a listing costs more than a read.
     """
     while True:
         for segment in _read_ahead(objects, number + 1):
@@ -55,7 +58,7 @@ def follow(objects: ObjectStore, store: int, number: int, checksum: bytes | None
                 raise ReplicaDamaged(f"{segment_name(number)} does not follow the segment before it")
             checksum = segment.checksum
             yield segment
-        later = objects.list(PREFIX, segment_name(number))
+        later = objects.list(PREFIX, segment_name(number)) if has_listing else ()
         if not later:
             return
         if read_segment(objects, number + 1) is None:  # a later one is only written after this one

@@ -29,6 +29,7 @@ from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
 log = LibraryLog("dmq.replication")
 
 CELL = "cell"
+_CHECK_S = 60.0  # between two looks that search for missing segments
 AHEAD_MS_MAX = 5_000  # of this host's wall clock before the primary's
 _PART = "rocksdb.part"
 _FOREVER_MS = 2**62
@@ -82,6 +83,7 @@ class Standby:
         self._cell = cell
         self._engine: RocksEngine | None = None
         self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
+        self._checked_s: float | None = None  # when the last segment and the listing of the log were compared
         self._was_primary = False  # the database may have batches that the log lacks
         self.written_ms = 0  # when the last applied segment was written; 0: none was applied
 
@@ -90,14 +92,18 @@ class Standby:
         """Position after the last applied batch."""
         return self._position
 
-    def catch_up(self) -> int:
+    def catch_up(self, *, is_last: bool = False) -> int:
         """Apply the new segments, durable on return, and return their number.
+
+        At times, and for the last look, the end of the log is also compared with its listing.
 
         A directory without a database, or with one that the log does not continue, begins with the newest base. A
         database that has batches that the log lacks, or may have some, is kept under another name.
         """
         if self._engine is None:
             self._open()
+        if is_last:
+            self._checked_s = None
         try:
             return self._apply()
         except _Moved as moved:
@@ -110,7 +116,7 @@ class Standby:
 
         Raise ``StartRefused`` if the clock of this host is ahead of the primary's: it would deliver early.
         """
-        self.catch_up()
+        self.catch_up(is_last=True)
         if self._ahead_ms is not None and self._ahead_ms > AHEAD_MS_MAX:
             raise StartRefused(
                 f"the clock of this host is {self._ahead_ms / 1000:.1f} s ahead of the primary's (limit "
@@ -138,6 +144,7 @@ class Standby:
     def _open(self) -> None:
         cell = self._cell
         cell.mark_opened()
+        self._checked_s = None
         state = read_directory(cell)
         self._was_primary = state is not None and state.is_original
         if state is None:
@@ -177,7 +184,9 @@ class Standby:
     def _apply(self) -> int:
         engine, position = self._engine, self._position
         assert engine is not None
-        if position.number:
+        now_s = self._clock.monotonic_s()
+        has_check = self._checked_s is None or now_s - self._checked_s >= _CHECK_S
+        if position.number and has_check:
             last = read_segment(self._objects, position.number)
             if last is not None and last.checksum != position.checksum:
                 raise _Moved("another store wrote its last segment", is_diverged=True)
@@ -185,7 +194,7 @@ class Standby:
                 raise _Moved("its last segment was pruned", is_diverged=self._was_primary)
         count = 0
         was_live, self._is_live = self._is_live, False
-        for segment in self._follow():
+        for segment in self._follow(has_check=has_check):
             head = segment.head
             if head.epoch != position.epoch and head.first_batch <= position.batch:
                 raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=True)
@@ -199,13 +208,14 @@ class Standby:
             count, self.written_ms = count + 1, head.time_ms
         engine.sync()
         self._is_live, self._was_primary = True, False
+        self._checked_s = now_s if has_check else self._checked_s
         return count
 
-    def _follow(self) -> Iterator[Segment]:
+    def _follow(self, *, has_check: bool) -> Iterator[Segment]:
         """Yield the new segments. The next ones may have been pruned: a newer base has them."""
         position = self._position
         try:
-            yield from follow(self._objects, position.store, position.number, position.checksum)
+            yield from follow(self._objects, position.store, position.number, position.checksum, has_listing=has_check)
         except SegmentMissing as missing:
             base = newest_base(self._objects, _FOREVER_MS)
             if base is None or base.number < missing.number:

@@ -18,7 +18,7 @@ from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import ReplicaUnavailable
 from dmq.replication.restore import restore
 from dmq.replication.role import Role, role_of
-from dmq.replication.segment import PREFIX, SegmentHead
+from dmq.replication.segment import PREFIX, SegmentHead, segment_name
 from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
 from dmq.store.schema.identity import Identity, StorePlace
@@ -359,6 +359,29 @@ def test_a_takeover_keeps_the_cell(tmp_path: Path) -> None:
     successor = open_with(tmp_path / "second", objects)
     assert successor.cell_id == store.cell_id
     successor.close()
+
+
+def test_an_idle_standby_reads_one_segment(tmp_path: Path) -> None:
+    """A look without a new segment is one request, since each costs. A minute later, and before a promotion, the log is
+    listed: a hole is an error then.
+    """
+    objects, clock = MemoryObjects(), ManualClock()
+    store = open_with(tmp_path / "first", objects)
+    put(store, b"1")
+    with closing(Cell(tmp_path / "second")) as cell, closing(Standby(objects, cell, clock)) as standby:
+        standby.catch_up()
+        objects.calls.clear()
+        standby.catch_up()
+        assert objects.calls == [("read", segment_name(standby.position.number + 1))]
+        put(store, b"2", b"3")
+        del objects.rows[segment_name(standby.position.number + 1)]
+        assert not standby.catch_up()
+        with pytest.raises(ReplicaDamaged, match="is missing"):
+            standby.promote()
+        clock.advance(60_000)
+        with pytest.raises(ReplicaDamaged, match="is missing"):
+            standby.catch_up()
+    store.close()
 
 
 @pytest.mark.parametrize(("ahead_ms", "is_refused"), [(60_000, True), (0, False), (-60_000, False)])

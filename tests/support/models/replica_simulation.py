@@ -121,7 +121,7 @@ class FollowingDirectory(Standby):
 
     def promote(self) -> None:
         """Apply the rest of the log; the clocks of the simulated hosts may be apart."""
-        self.catch_up()
+        self.catch_up(is_last=True)
         cast("Directory", self._cell).is_original = True
         self.close()
 
