@@ -18,7 +18,7 @@ NOUNS = {
     "top": "Show the daemon live: rates, due messages, lateness, topics, groups.",
     "check": "Check one figure of the daemon for Nagios and compatible monitors.",
     "ledger": "Show message counts by state; exit with 4 if they do not balance.",
-    "find": "Find messages in all topics by id, own key or message key.",
+    "find": "Find messages in all topics by id, key or indexed property.",
     "tail": "Print new messages of a topic as they become visible.",
     "topic": "Topics.",
     "msg": "Messages.",

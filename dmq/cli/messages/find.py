@@ -71,7 +71,7 @@ def find(
     limit: LimitOption = 50,
     after: AfterOption = "",
 ) -> None:
-    """Find messages in all topics by id, own key, indexed user property or message key.
+    """Find messages in all topics by id, key or indexed property.
 
     Each topic has an index of ids and own keys, and of the properties that 'dmq topic set --index-property' chose.
     If no index contains the argument, the command searches the message keys: queued and delayed messages, waiting

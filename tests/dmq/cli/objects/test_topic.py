@@ -44,7 +44,7 @@ def test_topics(daemon: LiveCell) -> None:
     found = json.loads(daemon.run("topic", "ls", "-o", "json").stdout)[-1]
     assert found["due"] == [{"until_ms": NOW + 100_000, "count": 1}]
     kept = {"ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own"}
-    flow = {"paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas"}
+    flow = {"paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas", "index_properties"}
     assert (
         set(found) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept | flow
     )
