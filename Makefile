@@ -163,7 +163,7 @@ $(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dm
 	@touch $@
 
 # What the tests use beside our own packages needs none of them, so both are made beside each other.
-CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client otelcol-client chromium
+CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client chromium
 
 client-programs:
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support.clients.client_builds import OTELCOL, what_is_missing
+from support.effort import EFFORT
 from support.models.span_tree import TreeSpan
 from support.rigs.daemon import free_port
 
@@ -142,8 +143,8 @@ service:
 
 
 def collector_in(folder: Path) -> Collector:
-    """Return a real collector, or the small receiver where Go does not build one."""
-    return Collector(folder) if what_is_missing(OTELCOL) else RealCollector(folder)
+    """Return a real collector, or the small receiver: in a short run, since a build takes minutes, and without Go."""
+    return Collector(folder) if EFFORT == 1 or what_is_missing(OTELCOL) else RealCollector(folder)
 
 
 def _tree_span(raw: dict[str, Any]) -> TreeSpan:
