@@ -62,7 +62,8 @@ class Pair:
     def lose(self) -> None:
         """Kill the primary, delete its directory, and wait until the standby serves, with a new standby."""
         self.primary.kill()
-        shutil.rmtree(self.primary.data)
+        while self.primary.data.exists():  # a child of the primary may write for a moment
+            shutil.rmtree(self.primary.data, ignore_errors=True)
         self.take_over()
         self.standby = self.wait_for_standby(self.daemon())
 
