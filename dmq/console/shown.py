@@ -41,7 +41,7 @@ def count(number: float) -> str:
 def duration(duration_ms: float) -> str:
     """Return a duration in its one or two largest units, such as ``2h 5m``."""
     if duration_ms < 1000:
-        return f"{duration_ms:.0f} ms"
+        return f"{duration_ms:.{1 if duration_ms < 10 else 0}f} ms".replace(".0 ms", " ms")
     if duration_ms < 60_000:
         return f"{duration_ms / 1000:.1f} s".replace(".0 s", " s")
     parts, left_s = [], int(duration_ms // 1000)

@@ -9,8 +9,8 @@ from dmq.console.shown import BODY_BYTES_MAX, body_of, count, distance, duration
 
 def test_values_are_short_texts() -> None:
     """One or two units, and characters that hide something as their codes."""
-    assert [duration(each) for each in (0, 999, 1_500, 60_000, 3_900_000, 90_000_000)] == [
-        "0 ms", "999 ms", "1.5 s", "1m", "1h 5m", "1d 1h",
+    assert [duration(each) for each in (0, 0.67, 999, 1_500, 60_000, 3_900_000, 90_000_000)] == [
+        "0 ms", "0.7 ms", "999 ms", "1.5 s", "1m", "1h 5m", "1d 1h",
     ]  # fmt: skip
     assert (distance(61_000, 1_000), distance(1_000, 61_000), distance(500, 0)) == ("in 1m", "1m ago", "now")
     assert (count(1_234_567), count(0.25), count(9.0), count(12.6)) == ("1,234,567", "0.2", "9", "13")
