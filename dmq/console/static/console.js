@@ -98,17 +98,6 @@
   showZone();
   document.addEventListener("htmx:after:swap", () => localise(document));
 
-  // -- parts that are loaded again each second, while the page is visible
-  setInterval(() => {
-    if (!document.hidden) for (const part of document.querySelectorAll("[data-tick]")) if (!part.contains(document.activeElement)) htmx.trigger(part, "tick");
-  }, 1000);
-
-  const away = document.getElementById("away");
-  if (away) {
-    for (const event of ["htmx:response:error", "htmx:error"]) document.addEventListener(event, () => { away.hidden = false; });
-    document.addEventListener("htmx:after:swap", () => { away.hidden = true; });
-  }
-
   // -- all rows of a page
   const all = document.querySelector("[data-all]");
   if (all) {

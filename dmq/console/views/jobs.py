@@ -128,7 +128,7 @@ def _rate(fields: Query) -> float:
 
 SCREENS: Final = (
     Screen("/bulk", "bulk", plan, parent="/dead"),
-    Screen("/job", "job", job, parent="/dead"),
+    Screen("/job", "job", job, parent="/dead", is_live=True),
 )
 FORMS: Final = (
     Form("/bulk", start, "started in the console"),

@@ -234,7 +234,7 @@ def _letters(client: AdminClient) -> Sequence[wire.DeadLetter]:
 
 def _until_ended(page: Page) -> None:
     """Wait for the end of the job of a page, which is live; load its outcomes again."""
-    expect(page.locator("#job .badge").first).to_have_text("done", timeout=PATIENCE_MS)
+    expect(page.locator("#part .badge").first).to_have_text("done", timeout=PATIENCE_MS)
     page.reload()
 
 
