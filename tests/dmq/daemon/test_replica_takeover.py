@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from support.clients.crash_load import Ledger, Load
 from support.clients.wire_client import WireClient, a_message
-from support.effort import EFFORT, SEED
+from support.effort import EFFORT, SEED, at_length
 from support.models.trail_read import read_trail
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.object_server import S3Server
@@ -94,6 +94,7 @@ def test_a_stopped_primary_is_replaced_and_answers_nothing(tmp_path: Path) -> No
         assert ("orders" in found, "late" in found) == (True, False)
 
 
+@at_length
 @pytest.mark.timeout(180 + 90 * ROUNDS)
 def test_a_stopped_primary_under_load_loses_nothing(tmp_path: Path) -> None:
     """SIGSTOP, takeover, SIGCONT under load: the old primary always ends as fenced, and no OK of it was lost."""
