@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
         _hide_contexts()
         support.rigs.forms.choose()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; processes inherit it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _hide_contexts() -> None:

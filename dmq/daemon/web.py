@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final, NamedTuple
 
@@ -31,13 +31,15 @@ log = structlog.get_logger("dmq.web")
 
 
 class _Kind(NamedTuple):
-    """A web process: its setting, which begins the names of its log events, its title, its module and its extra."""
+    """A web process: its setting, its title, its module, its extra, and its log events."""
 
     setting: str
     title: str
     module: str
     extra: str
     libraries: tuple[str, ...]
+    on_serving: Callable[..., None]
+    on_ended: Callable[..., None]
 
     def listen(self, config: DaemonConfig) -> Address | None:
         """Return its address, or None if it is off. An automatic console is off if it is not installed."""
@@ -56,8 +58,16 @@ class _Kind(NamedTuple):
 
 
 _KINDS: Final = (
-    _Kind("http_api", "the HTTP API", "dmq.http_api.process", "http", ("starlette", "uvicorn")),
-    _Kind("console", "the console", "dmq.console.serving", "console", ("starlette", "uvicorn", "jinja2")),
+    _Kind(
+        *("http_api", "the HTTP API", "dmq.http_api.process", "http", ("starlette", "uvicorn")),
+        on_serving=lambda **fields: log.info("http_api_serving", **fields),
+        on_ended=lambda **fields: log.warning("http_api_ended", **fields),
+    ),
+    _Kind(
+        *("console", "the console", "dmq.console.serving", "console", ("starlette", "uvicorn", "jinja2")),
+        on_serving=lambda **fields: log.info("console_serving", **fields),
+        on_ended=lambda **fields: log.warning("console_ended", **fields),
+    ),
 )
 
 
@@ -111,7 +121,7 @@ class _WebProcess:
     """The process and its listening sockets. Connections wait in the sockets while it is started again."""
 
     def __init__(self, kind: _Kind, sockets: list[socket.socket], settings: WebSettings, clock: Clock) -> None:
-        self._serving, self._ended = f"{kind.setting}_serving", f"{kind.setting}_ended"
+        self._kind = kind
         self._clock = clock
         self._sockets = sockets
         host, port = sockets[0].getsockname()[:2]
@@ -146,9 +156,9 @@ class _WebProcess:
                 self._child = Child(
                     self._command, descriptors=[each.fileno() for each in self._sockets], environment=os.environ
                 )
-                log.info(self._serving, url=self.url, pid=self._child.pid)
+                self._kind.on_serving(url=self.url, pid=self._child.pid)
                 ended = f"exit code {await self._child.wait()}"
             except OSError as error:
                 ended = str(error)
             failures = failures + 1 if self._clock.monotonic_s() - since_s < _SHORT_LIFE_S else 0
-            log.warning(self._ended, reason=ended)
+            self._kind.on_ended(reason=ended)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,15 +79,6 @@ def _processes_at_home_in(folder: Path) -> list[int]:
     return found
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Children listen to SIGINT even if this run was started in the background, where shells have it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_every_process(tmp_path: Path, environment: dict[str, str]) -> None:
     with subprocess.Popen(DEMO, env=environment, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
