@@ -95,6 +95,7 @@ async def start_web(config: DaemonConfig, port: int, clock: Clock, stack: AsyncE
             sockets=[each.fileno() for each in sockets],
             daemon=str(daemon),
             tls=CertificateFiles(*(str(each.absolute()) for each in files)) if files is not None else None,
+            parent_pid=os.getpid(),
             log_level=config.log_level,
             log_format=config.log_format,
         )

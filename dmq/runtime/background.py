@@ -25,15 +25,16 @@ def background(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", "dmq.runtime.background", module, *map(str, arguments)]
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent_pid: int | None = None) -> None:
     """Kill this process when its parent ends, for any reason. On Linux only; elsewhere its stdin ends.
 
     It is killed at once: a process of low priority may live on for seconds on a busy machine. It could then write to
-    files that the next run has cleaned up. The parent is the thread that started it.
+    files that the next run has cleaned up. The parent is the thread that started it. ``parent_pid`` is for a process
+    without a pipe of its parent, which could have ended before this call.
     """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
+    parent = os.getppid() if parent_pid is None else parent_pid
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)

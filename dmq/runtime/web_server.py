@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
@@ -36,8 +37,8 @@ Application = Callable[[], "AbstractAsyncContextManager[ASGIApp]"]
 
 def begin_child(text: str, process: str) -> tuple[WebSettings, list[socket.socket]]:
     """Bind this process to the daemon that started it; return its settings and the sockets that it inherited."""
-    die_with_parent()
     settings = msgspec.json.decode(text, type=WebSettings)
+    die_with_parent(settings.parent_pid)
     configure(settings.log_level, settings.log_format, SystemClock(), process=process)
     return settings, [socket.socket(fileno=number) for number in settings.sockets]
 
@@ -57,8 +58,11 @@ def serve(
     grace_s: int,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer the open requests for ``grace_s`` at most."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops at them, and raises them again at its end
-        signal.signal(number, lambda *_: None)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # before uvicorn, and when it raises them again
+        signal.signal(number, lambda *_: sys.exit(0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(application, sockets, tls, connections_max, grace_s))
 

@@ -20,5 +20,6 @@ class WebSettings(msgspec.Struct, frozen=True):
     sockets: list[int]
     daemon: str
     tls: CertificateFiles | None
+    parent_pid: int
     log_level: str
     log_format: Literal["auto", "json", "console"]

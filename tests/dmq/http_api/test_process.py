@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.clients.wire_client import WireClient
 from support.rigs.acl import OPERATOR, write_acl
-from support.rigs.daemon import run_command
+from support.rigs.daemon import START_S_MAX, run_command
 from support.rigs.http_api import Api, api_of, serving
 
 from dmq.rocketmq_server.transport.tls import self_signed
@@ -65,6 +65,14 @@ def test_an_answer_follows_the_sync(tmp_path: Path) -> None:
         with WireClient(api.daemon.address) as client:
             found = {each.message_id for each in client.drain("orders", "billing", 50)}
         assert found == {each["message_id"] for each in sent["messages"]}
+
+
+def test_no_process_is_left_by_a_daemon_that_is_killed_at_once(tmp_path: Path) -> None:
+    """It would keep the address, and the next start would be refused."""
+    with api_of(tmp_path / "data") as api:
+        process = _process(api)  # it still imports its modules
+        api.daemon.kill()
+        process.wait(START_S_MAX)
 
 
 def test_a_dead_process_is_replaced_and_no_connection_is_refused(api: Api) -> None:
