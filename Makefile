@@ -12,7 +12,7 @@ CLIENT_TESTS := tests/system/clients
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
 # Tests wait for processes and disks much of their time: two workers for each processor, at most 16.
-WORKERS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) * 2 )); echo $$(( n < 16 ? n : 16 )))
+WORKERS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) * 3 )); echo $$(( n < 16 ? n : 16 )))
 
 # The first of these that runs and is new enough; `make PYTHON=/path/to/python ...` decides otherwise.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \

@@ -19,15 +19,25 @@ CLUSTER_5, CLUSTER_4 = "cluster of RocketMQ 5", "cluster of RocketMQ 4"
 _SESSION = "session of Spark"  # of a long run, in which all audits are made on Spark too: it takes seconds to start
 _LONGEST = (
     _SESSION,
-    "tests/spark_audit/test_engines.py",
     CLUSTER_5,
+    "tests/spark_audit/test_engines.py",
+    "tests/system/test_pages.py",
     CLUSTER_4,
-    "tests/system/clients/test_restart.py",
+    "tests/dmq/console/test_app_in_browser.py",
+    "tests/dmq/console/test_app_operators_in_browser.py",
+    "tests/dmq/daemon/test_replica_takeover.py",
     "tests/system/test_clock_steps.py",
-    "tests/system/clients/test_clients.py",
-    "tests/dmq/rocketmq_server/transport/test_http2_server_admission.py",
+    "tests/dmq/console/test_app_messages_in_browser.py",
+    "tests/dmq/runtime/test_compiled.py",
     "tests/system/clients/test_recall.py",
     "tests/retry/test_hook_outage.py",
+    "tests/spark_audit/report/test_html_in_browser.py",
+    "tests/dmq/rocketmq_server/transport/test_http2_server_admission.py",
+    "tests/system/clients/test_takeover.py",
+    "tests/spark_audit/jobs/test_audit_of_retired_cells.py",
+    "tests/dmq/daemon/test_replica_linearizability.py",
+    "tests/system/clients/test_clients.py",
+    "tests/system/clients/test_restart.py",
 )
 
 

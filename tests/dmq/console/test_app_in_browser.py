@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
+from support.effort import at_length
 from support.rigs.acl import OPERATOR, READER, write_acl
 from support.rigs.consoles import GROUP, TOPIC, Open, Site, console, fill, message_id
 from support.rigs.daemon import Daemon
@@ -125,7 +126,7 @@ def test_keys_open_a_row(site: Site, opened: Open) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [pytest.param(390, "light", marks=at_length), (1280, "dark")])
 def test_screens_fit_the_window_and_have_no_barrier(site: Site, opened: Open, width: int, scheme: str) -> None:
     """On a phone and on a desktop: no wider than the window, a first heading, the command, no finding of axe."""
     page, axe = opened(site.url, width, color_scheme=scheme), Axe()

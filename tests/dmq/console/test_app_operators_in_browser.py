@@ -15,6 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 from support.clients.wire_client import WireClient
+from support.effort import at_length
 from support.rigs.acl import Key, write_acl
 from support.rigs.consoles import Open, console, fill
 from support.rigs.daemon import Daemon, run_command
@@ -237,7 +238,7 @@ def test_a_read_only_console_offers_and_accepts_no_change(keyed: Keyed, opened: 
         page.goto("about:blank")  # the end of the console would be an error of an open page
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [pytest.param(390, "light", marks=at_length), (1280, "dark")])
 def test_screens_fit_the_window_and_have_no_barrier(keyed: Keyed, opened: Open, width: int, scheme: str) -> None:
     """On a phone and on a desktop: no wider than the window, a first heading, the command, no finding of axe."""
     page, axe = signed_in(opened, keyed, BOSS, width=width, color_scheme=scheme), Axe()
