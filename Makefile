@@ -11,7 +11,7 @@ TYPED := $(filter-out examples,$(CODE))  # the official client has no types
 CLIENT_TESTS := tests/system/clients
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
-# Tests wait for processes and disks much of their time: two workers for each processor, at most 16.
+# Tests wait for processes and disks much of their time: three workers for each processor, at most 16.
 WORKERS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) * 3 )); echo $$(( n < 16 ? n : 16 )))
 
 # The first of these that runs and is new enough; `make PYTHON=/path/to/python ...` decides otherwise.
