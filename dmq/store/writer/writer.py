@@ -278,7 +278,8 @@ class Writer:
 
     def _queue(self, units: list[Unit], ops: int, size: int) -> None:
         is_direct = units[0].is_direct  # a direct unit comes alone
-        if is_direct or not self._pending or self._pending_ops + ops >= self._expected_ops():
+        has_returned = self._log_s >= _SLOW_LOG_S and self._pending_ops + ops >= self._expected_ops()
+        if is_direct or not self._pending or has_returned:
             self._wake.notify()
         self._pending += units
         self._pending_ops += ops
@@ -448,9 +449,10 @@ class Writer:
         return appended
 
     def _settle(self, units: list[Unit], appended: Appended) -> None:
-        with self._lock:
-            self._answered_ops, self._left_ops = sum(len(unit.ops) for unit in units), self._pending_ops
-            self._answered_s = _DISK_CLOCK.monotonic_s()
+        if self._batch_log is not None:
+            with self._lock:
+                self._answered_ops, self._left_ops = sum(len(unit.ops) for unit in units), self._pending_ops
+                self._answered_s = _DISK_CLOCK.monotonic_s()
         for unit in units:
             if unit.is_direct:
                 unit.settle(unit)
