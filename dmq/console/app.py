@@ -31,7 +31,7 @@ from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
 from dmq.errors import DmqError
 
 FORM_BYTES_MAX: Final = 64 * 1024
-FORM_FIELDS_MAX: Final = 1_020  # of which 1,000 are chosen rows
+FORM_FIELDS_MAX: Final = 1_020  # 1,000 chosen rows, and the other fields of a form
 _WHY_CHARS_MAX: Final = 200
 _REFUSED_SIGN_IN_S: Final = 1.0  # a guess of a secret costs as much
 _POLICY: Final = (

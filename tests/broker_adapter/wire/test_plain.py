@@ -31,5 +31,5 @@ def test_json_has_every_key_with_plain_values() -> None:
 
 
 def test_a_state_of_a_newer_daemon_is_shown_as_its_number() -> None:
-    """An older command line goes on working."""
+    """An older command line continues to work."""
     assert to_plain(wire.GetStatusResponse.FromString(b"\x28\x63"))["state"] == 99

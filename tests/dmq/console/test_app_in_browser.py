@@ -43,7 +43,7 @@ def test_the_figures_are_those_of_the_command(site: Site, opened: Open) -> None:
     expect(_figure(page, "Pending")).to_have_text(f"{pending}", timeout=PATIENCE_MS)
     expect(_figure(page, "Dead letters")).to_have_text(f"{dead}", timeout=PATIENCE_MS)
     expect(page.locator("#chart canvas")).to_be_visible(timeout=PATIENCE_MS)
-    fill(site.daemon.address, dead=0, delayed=61)  # of which 60 have ids that are stored already
+    fill(site.daemon.address, dead=0, delayed=61)  # 60 of them have ids that are stored already
     expect(_figure(page, "Pending")).to_have_text(f"{pending + 1}", timeout=PATIENCE_MS)
 
 
@@ -189,7 +189,7 @@ class TestSignIn:
                 yield url, dead
 
     def test_each_person_has_the_rights_of_the_own_key(self, keyed: tuple[str, list[str]], opened: Open) -> None:
-        """A wrong secret signs nobody in; a key without the right sees the refusal; the cookie is out of reach."""
+        """A wrong secret is refused; a key without the right sees the refusal; the cookie is out of reach."""
         url, dead = keyed
         page = opened(f"{url}letter?group={GROUP}&id={dead[0]}")
         expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")

@@ -73,7 +73,7 @@ def browser(daemon: Daemon) -> Browser:
 
 
 def test_no_page_is_shown_without_a_sign_in(browser: Browser) -> None:
-    """Also no events; a wrong secret signs nobody in."""
+    """Also no events; a wrong secret is refused."""
     for path in ("/", "/topics", "/message?topic=a&id=b"):
         answer = browser.ask("GET", path)
         assert (answer.status, answer.headers["location"].partition("=")[0]) == (303, "/sign-in?next"), path

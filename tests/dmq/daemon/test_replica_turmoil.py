@@ -35,7 +35,7 @@ class PairTurmoil(Turmoil):
 
 
 def plan_of(rng: random.Random, done: list[Fault]) -> Callable[[str, str], Fault | None]:
-    """Return a plan with faults of all kinds, but for those that end a start: the probe is answered."""
+    """Return a plan with faults of all kinds. The probe is answered, since its failure would end a start."""
 
     def plan(method: str, path: str) -> Fault | None:
         if "/probe/" in path or rng.random() > _FAULTS:

@@ -65,7 +65,7 @@ def test_a_redirect_is_not_followed(status: int) -> None:
 
 
 def test_a_huge_answer_is_not_read() -> None:
-    """A success with 1 GB of body is a success, of which no more arrives than sockets hold."""
+    """A success with 1 GB of body is a success, and no more of it arrives than sockets hold."""
     sent: list[int] = []
 
     def endless(connection: socket.socket) -> None:

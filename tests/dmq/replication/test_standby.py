@@ -160,9 +160,8 @@ def test_the_old_directory_joins_again(tmp_path: Path) -> None:
     assert keys_of(tmp_path / "first" / "rocksdb") == {b"1", b"2"}
 
 
-def test_a_diverged_tail_is_kept(tmp_path: Path) -> None:
-    """Batches that only the old directory has are kept under another name; it begins again with the log."""
-    objects = MemoryObjects()
+def replace_primary(tmp_path: Path, objects: MemoryObjects) -> Store:
+    """Kill an asynchronous primary that answered a batch and did not send it; return its successor's store, with 2."""
     first = open_with(tmp_path / "first", objects, is_sync=False)
     put(first, b"answered, not sent")
     shutil.copytree(tmp_path / "first" / "rocksdb", tmp_path / "killed")
@@ -175,6 +174,13 @@ def test_a_diverged_tail_is_kept(tmp_path: Path) -> None:
     follow(tmp_path / "second", objects, promotes=True)
     second = open_with(tmp_path / "second", objects)
     put(second, b"2")
+    return second
+
+
+def test_a_diverged_tail_is_kept(tmp_path: Path) -> None:
+    """Batches that only the old directory has are kept under another name; it begins again with the log."""
+    objects = MemoryObjects()
+    second = replace_primary(tmp_path, objects)
     second.close()
     follow(tmp_path / "first", objects)
     assert keys_of(tmp_path / "first" / "rocksdb") == {b"2"}
@@ -270,18 +276,7 @@ def test_a_tail_that_the_pruned_log_cannot_judge_is_kept(tmp_path: Path) -> None
     the segments that would show it are removed.
     """
     objects = MemoryObjects()
-    first = open_with(tmp_path / "first", objects, is_sync=False)
-    put(first, b"answered, not sent")
-    shutil.copytree(tmp_path / "first" / "rocksdb", tmp_path / "killed")
-    sent = dict(objects.rows)
-    first.close()
-    objects.rows = sent
-    shutil.rmtree(tmp_path / "first" / "rocksdb")
-    (tmp_path / "first" / "CLOSED").unlink()
-    (tmp_path / "killed").rename(tmp_path / "first" / "rocksdb")
-    follow(tmp_path / "second", objects, promotes=True)
-    second = open_with(tmp_path / "second", objects)
-    put(second, b"2")
+    second = replace_primary(tmp_path, objects)
     second.checkpoint(tmp_path / "base")
     upload(objects, tmp_path / "base", 1)
     put(second, b"3")

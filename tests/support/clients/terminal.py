@@ -32,6 +32,13 @@ _RUN_ON_ITS_OWN = (
 )
 
 
+def piped(*arguments: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a ``dmq`` command with pipes for its output and its errors; ``env`` adds to the environment."""
+    command = [sys.executable, "-m", "dmq", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env})
+
+
 def at_terminal(commands: Sequence[Sequence[str]], columns: int, *, env: Mapping[str, str]) -> list[str]:
     """Run ``dmq`` commands at a terminal of ``columns``, and return the output of each, without line ends of a tty."""
     ours, theirs = _opened(columns)

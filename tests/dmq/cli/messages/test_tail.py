@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
-from support.clients.terminal import AtTerminal, plain
+from support.clients.terminal import AtTerminal, piped, plain
 from support.forges.letters import a_message
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.live_cell import LiveCell
@@ -36,13 +34,7 @@ class Site(NamedTuple):
 
     def tail(self, *options: str) -> subprocess.Popen[str]:
         """Follow the topic into a pipe."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "dmq", "tail", "orders", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **self.env},
-        )
+        return piped("tail", "orders", *options, env=self.env)
 
 
 @pytest.fixture(scope="module")

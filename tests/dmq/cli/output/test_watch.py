@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
 import typer.main
-from support.clients.terminal import AtTerminal, plain
+from support.clients.terminal import AtTerminal, piped, plain
 from support.rigs.command_tree import keep
 from support.rigs.daemon import Daemon, run_command
 
@@ -44,13 +42,7 @@ class Site(NamedTuple):
 
     def piped(self, *arguments: str) -> subprocess.Popen[str]:
         """Run a command with a pipe for its output."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "dmq", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **self.env},
-        )
+        return piped(*arguments, env=self.env)
 
 
 @pytest.fixture(scope="module")
