@@ -73,7 +73,15 @@ _WRITTEN_NONE = {
 # Not read by the daemon, but by the command line, its shell completion, and tests.
 _OTHER_VARIABLES = frozenset(
     {"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_CONTEXT", "DMQ_DEBUG", "DMQ_ACCESS_KEY", "DMQ_SECRET_KEY", "DMQ_SECRET_FILE"}
-    | {"DMQ_COMPILED", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME", "DMQ_SPOOL"}
+    | {
+        "DMQ_TIMEOUT",
+        "DMQ_COMPILED",
+        "DMQ_TLS_CA",
+        "DMQ_TLS_CLIENT_CERT",
+        "DMQ_TLS_CLIENT_KEY",
+        "DMQ_TLS_SERVER_NAME",
+        "DMQ_SPOOL",
+    }
 )
 _OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_", "DMQ_HOOK_")
 # Variables that Kubernetes sets in each container for a Service in its namespace with a name that starts with dmq.

@@ -62,7 +62,8 @@ ContextOption = Annotated[
     ),
 ]
 TimeoutOption = Annotated[
-    str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
+    str | None,
+    typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [env var: DMQ_TIMEOUT; default: 5s]"),
 ]
 
 WhyOption = Annotated[
@@ -168,6 +169,15 @@ class ConnectionOptions(OptionGroup):
         return Context(**{name: value for name, value in given.items() if value is not None})
 
 
+def _timeout_s() -> float:
+    """Return the timeout of the environment, or the default one."""
+    text = os.environ.get("DMQ_TIMEOUT")
+    if not text:
+        return TIMEOUT_S_DEFAULT
+    with refusing("DMQ_TIMEOUT", text):
+        return parse_duration(text) / 1000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """Common options of one command."""
@@ -175,7 +185,7 @@ class Session:
     given: Context = field(default_factory=Context)  # from options
     context: str | None = None
     output: Output = Output.TABLE
-    timeout_s: float = TIMEOUT_S_DEFAULT
+    timeout_s: float = field(default_factory=_timeout_s)
     why: str = ""
 
     def but(

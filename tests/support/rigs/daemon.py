@@ -32,8 +32,8 @@ from support.rigs.processes import NAME as PROCESSES
 from support.rigs.processes import processes_of
 from support.rigs.trusted import of_daemon
 
-START_S_MAX = 60.0  # two fronts import what they need, beside others' that do so
-STOP_S_MAX = 20.0
+START_S_MAX = 90.0  # two fronts import what they need, beside others' that do so
+STOP_S_MAX = 90.0  # the disk of a machine may stall for a minute
 _PORTS = range(20_000 + worker(), 32_000, WORKERS_MAX)
 _BEFORE_ARGUMENTS = 3  # of the command line: the interpreter, -m, dmq
 _TAKEN = "is in use by another process"
@@ -288,8 +288,11 @@ def _event(line: str) -> dict[str, Any]:
 def run_command(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = START_S_MAX
 ) -> subprocess.CompletedProcess[str]:
-    """Run a ``dmq`` command to its end; ``env`` is beside the environment of the tests."""
-    environment = {**os.environ, **(env or {})}
+    """Run a ``dmq`` command to its end; ``env`` is beside the environment of the tests.
+
+    Its calls may take as long as the machine's disk may stall.
+    """
+    environment = {"DMQ_TIMEOUT": f"{STOP_S_MAX:.0f}s", **os.environ, **(env or {})}
     if forked.may_fork(environment):
         return forked.run(arguments, env=environment, cwd=cwd or Path.cwd(), timeout_s=timeout_s)
     return subprocess.run(

@@ -204,6 +204,18 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_rest(
     assert isinstance(run("status").exception, ZeroDivisionError)
 
 
+def test_the_environment_sets_the_timeout(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all calls without an option of their own; an invalid one is an error of usage that names the variable."""
+    monkeypatch.setenv("DMQ_TIMEOUT", "90s")
+    run("status")
+    run("status", "--timeout", "1s")
+    assert [timeout_s for _, timeout_s in daemon.opened] == [90.0, 1.0]
+    monkeypatch.setenv("DMQ_TIMEOUT", "soon")
+    refused = run("status")
+    assert refused.exit_code == 2
+    assert "DMQ_TIMEOUT" in refused.stderr
+
+
 def test_where_the_daemon_is(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
     """The option after the command beats the one before it beats the variable beats the default."""
     run("status")
