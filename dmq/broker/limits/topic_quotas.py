@@ -43,7 +43,7 @@ class OverTopicQuota(Overloaded):
         return f"{self.what} (limit {self.limit}); {self.retry}"
 
 
-class Asked(NamedTuple):
+class QuotaReservation(NamedTuple):
     """Reservation of a send: the bounds to commit with it, and the rate spent, by topic id."""
 
     bounds: Sequence[Bound]
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     counts: Counter[int]
 
 
-_NOTHING = Asked((), Counter(), Counter())
+_NOTHING = QuotaReservation((), Counter(), Counter())
 
 
 class SendQuotas:
@@ -75,7 +75,7 @@ class SendQuotas:
         """Whether any topic has a quota."""
         return self._has_defaults or bool(self._names.limited)
 
-    def ask(self, topics: Iterable[Topic]) -> Asked:
+    def ask(self, topics: Iterable[Topic]) -> QuotaReservation:
         """Return the reservation for a send of one message to each of ``topics``.
 
         If the send fails, return the spent rate with ``give_back``.
@@ -84,8 +84,8 @@ class SendQuotas:
             return _NOTHING
         return self._ask(topics)
 
-    def _ask(self, topics: Iterable[Topic]) -> Asked:
-        asked = Asked([], Counter(), Counter(topic.topic_id for topic in topics))
+    def _ask(self, topics: Iterable[Topic]) -> QuotaReservation:
+        asked = QuotaReservation([], Counter(), Counter(topic.topic_id for topic in topics))
         bounds = []
         for topic_id, count in asked.counts.items():
             quotas = self.of(self._names.topics_by_id[topic_id])
@@ -131,13 +131,13 @@ class SendQuotas:
             if (bucket := self._buckets.get(topic_id)) is not None:
                 self._buckets[topic_id] = bucket._replace(left=bucket.left + count)
 
-    def give_back_repeated(self, asked: Asked, repeated: Sequence[bool], topics: Sequence[Topic]) -> None:
+    def give_back_repeated(self, asked: QuotaReservation, repeated: Sequence[bool], topics: Sequence[Topic]) -> None:
         """As ``give_back``, for the already known messages of a send."""
         pairs = zip(topics, repeated, strict=True)
         known = Counter(topic.topic_id for topic, is_known in pairs if is_known and topic.topic_id in asked.spent)
         self.give_back(known)
 
-    def refusal(self, error: OverBound, asked: Asked, now_ms: int) -> OverTopicQuota:
+    def refusal(self, error: OverBound, asked: QuotaReservation, now_ms: int) -> OverTopicQuota:
         """Count a refusal and return the error for the sender."""
         topic = self._names.topics_by_id[error.scope]
         quota, quotas = _OF[error.what], self.of(topic)
