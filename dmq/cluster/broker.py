@@ -28,7 +28,7 @@ from dmq.broker.schedules import ScheduleStatus, Wanted, check_types
 from dmq.broker.topics import Topic
 from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
-from dmq.cluster.retries_here import Asked, RetriesHere
+from dmq.cluster.retries_here import ReceiveParameters, RetriesHere
 from dmq.cluster.topic_forwarder import forwarded_type
 from dmq.config.units import TopicPatterns
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
@@ -272,7 +272,7 @@ class ClusterBroker:
         """Receive as ``PopBroker.receive``; raise ``BrokerAway`` at once or soon for a cluster's topic while it is
         away.
         """
-        asked = Asked(group, subscription, batch_max, invisible_ms, renew_for)
+        asked = ReceiveParameters(group, subscription, batch_max, invisible_ms, renew_for)
         if self._is_own(subscription.topic):
             return await self._receive_here(asked, wait_ms)
         wait_ms = await self._local.flows.left_ms(group, wait_ms)
@@ -301,7 +301,7 @@ class ClusterBroker:
         known = self._names.groups.get(group)
         return known is not None and found is not None and (known.group_id, found.topic_id) in self._names.lanes
 
-    async def _receive_here(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
+    async def _receive_here(self, asked: ReceiveParameters, wait_ms: int) -> Sequence[Delivery]:
         subscription = asked.subscription
         if self._names.leaves(subscription.topic):
             subscription = subscription._replace(queue_id=-1)  # only the lane of such a topic can be received here
@@ -314,7 +314,9 @@ class ClusterBroker:
             renew_for=asked.renew_for,
         )
 
-    async def _receive_there(self, asked: Asked, wait_ms: int, *, is_kept: bool = False) -> Sequence[Delivery]:
+    async def _receive_there(
+        self, asked: ReceiveParameters, wait_ms: int, *, is_kept: bool = False
+    ) -> Sequence[Delivery]:
         """Receive at the cluster; ``is_kept``: the group's retries are kept here."""
         return await self._cluster.receive(
             asked.group,
@@ -325,7 +327,7 @@ class ClusterBroker:
             renew_for=asked.renew_for,
         )
 
-    async def _receive_both(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
+    async def _receive_both(self, asked: ReceiveParameters, wait_ms: int) -> Sequence[Delivery]:
         """Return the first result of both brokers. Later messages of the other one are for the next receive."""
         topic = asked.subscription.topic
         is_there = await self._is_there(topic)
@@ -430,7 +432,7 @@ def _brought(receiving: Receiving) -> Sequence[Delivery]:
     return receiving.result() if receiving.done() and not receiving.cancelled() and not receiving.exception() else ()
 
 
-async def _call_off(asked: Asked, receiving: Receiving, owner: PopBroker) -> None:
+async def _call_off(asked: ReceiveParameters, receiving: Receiving, owner: PopBroker) -> None:
     """Cancel an unused receive, and release its deliveries without counting an attempt.
 
     Messages that the cluster returns to a cancelled receive are for the next one with the same parameters.

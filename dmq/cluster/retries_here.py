@@ -41,7 +41,7 @@ _GONE_MS = 1_000  # after its client announced its termination
 _ACK_PAUSES_S = (0.5, 1.0)
 
 
-class Asked(NamedTuple):
+class ReceiveParameters(NamedTuple):
     """The parameters of a receive."""
 
     group: str
@@ -112,11 +112,11 @@ class RetriesHere:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def hidden_ms(asked: Asked) -> int:
+    def hidden_ms(asked: ReceiveParameters) -> int:
         """Return the invisible duration to request from the cluster."""
         return min(asked.invisible_ms + LONGER_MS, INVISIBLE_MS_MAX)
 
-    async def sift(self, asked: Asked, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    async def sift(self, asked: ReceiveParameters, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Return the deliveries to hand out; those with a copy here, or beyond the maximum of attempts, are omitted."""
         group = await self._local.catalog.group(asked.group)
         max_attempts = self._local.catalog.policy(group.group_id).max_attempts
@@ -135,7 +135,7 @@ class RetriesHere:
         return passed
 
     @staticmethod
-    def _left_ms(asked: Asked, delivery: Delivery) -> int:
+    def _left_ms(asked: ReceiveParameters, delivery: Delivery) -> int:
         """Return the consumer's time for a delivery: the time left at the cluster, minus the margin that we added."""
         return max(1, min(asked.invisible_ms, delivery.invisible_ms - LONGER_MS))
 
@@ -144,7 +144,7 @@ class RetriesHere:
         topic = self._local.names.topics.get(delivery.topic)
         return topic is not None and await self._local.failures.is_known(group, topic, pack_id(delivery.message_id))
 
-    def hold(self, asked: Asked, deliveries: Sequence[Delivery]) -> None:
+    def hold(self, asked: ReceiveParameters, deliveries: Sequence[Delivery]) -> None:
         """Remember deliveries that are handed out, as far as there is room."""
         group = self._local.names.groups.get(asked.group)
         if group is None:

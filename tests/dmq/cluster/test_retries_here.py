@@ -21,7 +21,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.runtime import lease_timers
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.cluster import retries_here
-from dmq.cluster.retries_here import LONGER_MS, Asked, RetriesHere
+from dmq.cluster.retries_here import LONGER_MS, ReceiveParameters, RetriesHere
 from dmq.config.units import TopicPatterns
 from retry.dead_letter import DeadFilter
 from retry.failure_reason import FailureReason
@@ -29,7 +29,7 @@ from retry.policy import MAX_ATTEMPTS_LIMIT, Fixed, RetryPolicy
 
 pytestmark = pytest.mark.contract
 ID = "01" + "0" * 32
-PUSH = Asked(GROUP, Subscription(TOPIC), 8, 30_000, "push")
+PUSH = ReceiveParameters(GROUP, Subscription(TOPIC), 8, 30_000, "push")
 SIMPLE = PUSH._replace(renew_for="")
 
 
@@ -103,7 +103,7 @@ def _as_broker(cluster: FakeCluster) -> PopBroker:
     return cluster  # type: ignore[return-value]  # it needs these four alone
 
 
-async def handed_out(here: RetriesHere, asked: Asked, *deliveries: Delivery) -> list[Delivery]:
+async def handed_out(here: RetriesHere, asked: ReceiveParameters, *deliveries: Delivery) -> list[Delivery]:
     """Hand out what the cluster gave, as a receive does."""
     passed = await here.sift(asked, deliveries)
     here.hold(asked, passed)
