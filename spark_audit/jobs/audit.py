@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.table import Engine, Row, Table, keep
 from spark_audit.jobs import health, ledgers, pipeline
-from spark_audit.jobs.border import Border, look_at_border
+from spark_audit.jobs.border import ForwardingLedger, look_at_border
 from spark_audit.jobs.errors import errors_of
 from spark_audit.jobs.health import CellState, FileFindings, Finding
 from spark_audit.jobs.options import Options
@@ -353,7 +353,7 @@ def _conclude(  # noqa: PLR0917 - the results of a run
     of_snapshots: Sequence[Finding],
     tables_of: tuple[Table, Table, Table],
     judgement: tuple[Judged | None, Table | None],
-    border: Border | None,
+    border: ForwardingLedger | None,
     apart: Sequence[tuple[Table, Table]],
 ) -> AuditOutcome:
     """Build the ledgers and findings of a run. The tables are counts, sums and rare events.

@@ -17,7 +17,7 @@ from spark_audit.schema import READ_CELLS, READ_MESSAGES, READ_QUEUES
 from spark_audit.tables import read_back_table
 
 
-class Border(NamedTuple):
+class ForwardingLedger(NamedTuple):
     """Ledger of the messages sent to a cluster, its findings, and all events of the affected messages."""
 
     table: Ledger
@@ -25,7 +25,9 @@ class Border(NamedTuple):
     rows: Table
 
 
-def look_at_border(engine: Engine, rows: Table, cells: Sequence[CellState], where: str, options: Options) -> Border:
+def look_at_border(
+    engine: Engine, rows: Table, cells: Sequence[CellState], where: str, options: Options
+) -> ForwardingLedger:
     """Compare ``rows``, the whole trail, with the data read back into the directory ``where``."""
     read = ReadBack(
         messages=read_back_table(engine, where, "messages", READ_MESSAGES),
@@ -42,4 +44,4 @@ def look_at_border(engine: Engine, rows: Table, cells: Sequence[CellState], wher
     concerned = keep(
         pipeline.keyed(rows, options).join(F.broadcast(named), on=["topic", "message_id"], how="left_semi")
     )
-    return Border(table, findings, concerned)
+    return ForwardingLedger(table, findings, concerned)
