@@ -28,7 +28,7 @@ async def until(is_so: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
-class Caller:
+class RequestEncoder:
     """An encoder of requests, each on the next stream."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Caller:
         return made + frames.frame(frames.DATA, frames.END_STREAM if ends else 0, stream_id, grpc_message(body))
 
 
-class Wire(Caller):
+class Wire(RequestEncoder):
     """A socket that sends and receives frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

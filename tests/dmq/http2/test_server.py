@@ -22,7 +22,7 @@ from dmq.http2.doors import AdmissionPlace
 from dmq.http2.errors import Code
 from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import Encoder, Frame, grpc_message
-from dmq.http2.testing.wire import GREETING, Caller, Rig, Wire, until
+from dmq.http2.testing.wire import GREETING, RequestEncoder, Rig, Wire, until
 
 pytestmark = pytest.mark.integration
 MIB = 2**20
@@ -267,7 +267,7 @@ def test_peer_that_does_not_read_answers(run: Run) -> None:
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         loop = asyncio.get_running_loop()
         peer = await connect_deaf(rig)
-        caller = Caller()
+        caller = RequestEncoder()
         await loop.sock_sendall(peer, GREETING + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}))
         await loop.sock_sendall(peer, frames.window_update(0, 2**30))
         calls = 0
