@@ -13,7 +13,7 @@ from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS, answer_for, lacking
 from dmq.admin.api.service import AdminService
-from dmq.admin.operations.activity import Caller
+from dmq.admin.operations.activity import AdminCaller
 from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 
@@ -42,9 +42,11 @@ class AdminDispatcher:
         topic = await self._judge(rpc, key, request)
         activity = self._service.activity
         if access.changes(request):
-            caller = Caller(key.name if key is not None else "", address, why_of(header))
+            caller = AdminCaller(key.name if key is not None else "", address, why_of(header))
             response = await activity.run(caller, rpc, request, call, topic)
-        elif activity.is_first_reading(caller := Caller(key.name if key is not None else "", address), rpc, request):
+        elif activity.is_first_reading(
+            caller := AdminCaller(key.name if key is not None else "", address), rpc, request
+        ):
             response = await activity.run(caller, rpc, request, call, topic)
         else:
             response = await call(request)

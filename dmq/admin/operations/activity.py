@@ -45,7 +45,7 @@ _TOLD_ELSEWHERE: Final = frozenset({"topic", "group", "why"})
 _Response = TypeVar("_Response", bound=Message)
 
 
-class Caller(NamedTuple):
+class AdminCaller(NamedTuple):
     """Caller of an RPC and its reason. ``key`` is empty without access keys."""
 
     key: str = ""
@@ -107,7 +107,7 @@ class ActivityLog:
             response.activities.append(filled(wire.Activity, each, **times))
         return response
 
-    def is_first_reading(self, caller: Caller, rpc: str, request: Message) -> bool:
+    def is_first_reading(self, caller: AdminCaller, rpc: str, request: Message) -> bool:
         """Return True if a call reads bodies, and the caller has not read those of the same subject within a minute."""
         if not getattr(request, "with_body", False):
             return False
@@ -115,7 +115,12 @@ class ActivityLog:
         return read_s is None or now_s - read_s >= READ_AGAIN_S
 
     async def run(
-        self, caller: Caller, rpc: str, request: Message, call: Callable[[Any], Awaitable[_Response]], topic: str = ""
+        self,
+        caller: AdminCaller,
+        rpc: str,
+        request: Message,
+        call: Callable[[Any], Awaitable[_Response]],
+        topic: str = "",
     ) -> _Response:
         """Run a call and record it. ``topic`` is used if the request names none."""
         begun = self._begun(caller, rpc, request, topic)
@@ -146,7 +151,7 @@ class ActivityLog:
             self._read_s = recent if len(recent) < _READS_MAX else {}
         self._read_s[subject] = now_s
 
-    def _begun(self, caller: Caller, rpc: str, request: Message, topic: str) -> Activity:
+    def _begun(self, caller: AdminCaller, rpc: str, request: Message, topic: str) -> Activity:
         self._last += 1
         subject: Any = getattr(request, "schedule", request)
         return Activity(
@@ -209,7 +214,7 @@ class ActivityLog:
             log.info("operated", **{**told, "outcome": str(each.outcome)})
 
 
-def _subject(caller: Caller, rpc: str, request: Message) -> tuple[str, ...]:
+def _subject(caller: AdminCaller, rpc: str, request: Message) -> tuple[str, ...]:
     names = ("topic", "group", "message_id", "own_key", "name")
     return caller.key, caller.address, rpc, *(getattr(request, name, "") for name in names)
 

@@ -23,7 +23,7 @@ from dmq.admin.api.dispatch import AdminDispatcher
 from dmq.admin.api.service import AdminService
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.admin.operations import activity as module
-from dmq.admin.operations.activity import ActivityLog, Caller, what_of
+from dmq.admin.operations.activity import ActivityLog, AdminCaller, what_of
 from dmq.errors import StoreBusy
 from dmq.store.backup import back_up
 from dmq.store.schema.activity import CallOutcome
@@ -167,7 +167,7 @@ def test_a_call_that_was_cut_short_is_of_unknown_outcome(tmp_path: Path) -> None
             raise AssertionError
 
         task = asyncio.create_task(
-            ActivityLog(rig.store).run(Caller("boss", "10.0.0.7", "spring"), "RemoveTopic", _request(), hang)
+            ActivityLog(rig.store).run(AdminCaller("boss", "10.0.0.7", "spring"), "RemoveTopic", _request(), hang)
         )
         await began.wait()
         await rig.restart(End.KILL)
@@ -197,7 +197,9 @@ def test_a_restored_store_explains_its_own_backup(tmp_path: Path) -> None:
             raise AssertionError
 
         log = ActivityLog(rig.store)
-        task = asyncio.create_task(log.run(Caller("boss", "10.0.0.7"), "BackUpStore", wire.BackUpStoreRequest(), hang))
+        task = asyncio.create_task(
+            log.run(AdminCaller("boss", "10.0.0.7"), "BackUpStore", wire.BackUpStoreRequest(), hang)
+        )
         await began.wait()
         await rig.restart(End.KILL)
         task.cancel()
@@ -222,7 +224,7 @@ def test_the_backup_of_a_restored_store_is_done(tmp_path: Path) -> None:
             back_up(store, tmp_path / "data", tmp_path / "backup")
             return wire.BackUpStoreResponse()
 
-        await ActivityLog(store).run(Caller("boss"), "BackUpStore", wire.BackUpStoreRequest(), copy)
+        await ActivityLog(store).run(AdminCaller("boss"), "BackUpStore", wire.BackUpStoreRequest(), copy)
         store.close()
         restored = Store.open(tmp_path / "backup", clock, StoreOptions(ballast_bytes=0))
         restored.attach(asyncio.get_running_loop(), lambda _: None)
@@ -251,9 +253,9 @@ def test_its_outcome_is_returned(tmp_path: Path) -> None:
                 raise error
 
             with pytest.raises(type(error)):
-                await activity.run(Caller(), "RemoveTopic", _request(), call)
+                await activity.run(AdminCaller(), "RemoveTopic", _request(), call)
 
-        await activity.run(Caller(), "RemoveTopic", _request(), _do_nothing)
+        await activity.run(AdminCaller(), "RemoveTopic", _request(), _do_nothing)
         await fail(Refused(Rule.REQUEST, "not so"))
         await fail(RuntimeError("a secret perhaps"))
         await fail(asyncio.CancelledError())
@@ -273,12 +275,12 @@ def test_a_caller_that_goes_while_it_is_recorded_leaves_nothing_open(
     async def body() -> None:
         rig = await _opened(tmp_path)
         activity = ActivityLog(rig.store)
-        early = asyncio.create_task(activity.run(Caller(), "RemoveTopic", _request(), _do_nothing))
+        early = asyncio.create_task(activity.run(AdminCaller(), "RemoveTopic", _request(), _do_nothing))
         await asyncio.sleep(0)
         early.cancel()
         await asyncio.gather(early, return_exceptions=True)
         await activity.close()
-        late = asyncio.create_task(activity.run(Caller(), "RemoveTopic", _request(), _do_nothing))
+        late = asyncio.create_task(activity.run(AdminCaller(), "RemoveTopic", _request(), _do_nothing))
         commit, busy = rig.store.commit_async, [StoreBusy("too much waits")]
 
         def commit_later(ops: Sequence[Op]) -> asyncio.Future[list[Receipt]]:
@@ -308,7 +310,7 @@ def test_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         rig = await _opened(tmp_path)
         activity = ActivityLog(rig.store)
         for number in range(9):
-            await activity.run(Caller("odd" if number % 2 else "even"), "RemoveTopic", _request(), _do_nothing)
+            await activity.run(AdminCaller("odd" if number % 2 else "even"), "RemoveTopic", _request(), _do_nothing)
         for each in (activity, ActivityLog(rig.store)):
             assert [found.number for found in each.newest(since_ms=0, key="", before=0)] == [9, 8, 7, 6, 5]
         assert [found.number for found in activity.newest(since_ms=0, key="odd", before=8)] == [6]
