@@ -39,7 +39,7 @@ _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
 
 
-class CatchUp(StrEnum):
+class CatchUpOption(StrEnum):
     """Handling of occurrences that were due while the daemon could not send."""
 
     ONE = "one"
@@ -71,8 +71,9 @@ class RuleOptions(OptionGroup):
         str | None, typer.Option(metavar="DURATION", help="Maximum random delay added to each occurrence.")
     ] = None
     catch_up: Annotated[
-        CatchUp, typer.Option(help="Occurrences missed during a downtime: send one message for all, send all, or none.")
-    ] = CatchUp.ONE
+        CatchUpOption,
+        typer.Option(help="Occurrences missed during a downtime: send one message for all, send all, or none."),
+    ] = CatchUpOption.ONE
 
     def schedule(self) -> wire.Schedule:
         """Return a schedule with this rule. Raise a usage error for an invalid one."""
