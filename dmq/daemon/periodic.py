@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from dmq.admin.operations.backups import Backups
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
@@ -40,7 +40,7 @@ def start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic
         periodic.start()
 
 
-def start_notifications(cell: Cell, metrics: Metrics, stack: AsyncExitStack) -> None:
+def start_notifications(cell: RunningDaemon, metrics: Metrics, stack: AsyncExitStack) -> None:
     """Start the configured notifications. ``stack`` ends them."""
     notifiers = notifiers_of(cell.config, cell.broker)
     cell.say_notifications = lambda: next((each.problem for each in notifiers if each.problem), "")

@@ -16,7 +16,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
 from dmq.admin.operations.activity import ActivityLog
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.broker import EmbeddedBroker
@@ -109,7 +109,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
         await MovedTopics(broker).settle()
         scheduler = _scheduler(store, broker, metrics, fail, stack)
-        cell = Cell(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
+        cell = RunningDaemon(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
         cell.periodic, cell.replica, cell.sources = periodic, opened.replica_status, sources
         gauges.follow(metrics, store, broker, exporter, periodic, opened.replica_status)
         front = await _front(config, cell, broker, metrics, stack)
@@ -214,7 +214,7 @@ def _scheduler(
 
 
 async def _front(
-    config: DaemonConfig, cell: Cell, broker: EmbeddedBroker, metrics: Metrics, stack: AsyncExitStack
+    config: DaemonConfig, cell: RunningDaemon, broker: EmbeddedBroker, metrics: Metrics, stack: AsyncExitStack
 ) -> ClusterBroker | None:
     """Start and return the broker that clients use in front of a cluster; None without one. Only it loads gRPC's
     client.
@@ -230,7 +230,7 @@ async def _front(
     return cluster.front
 
 
-def _files(config: DaemonConfig, cell: Cell, stack: AsyncExitStack) -> WatchedFiles:
+def _files(config: DaemonConfig, cell: RunningDaemon, stack: AsyncExitStack) -> WatchedFiles:
     files = WatchedFiles.of(config, cell.store.clock)
     cell.say_files = files.problems
     watching = asyncio.get_running_loop().create_task(files.watch(), name="dmq-files")
@@ -260,7 +260,7 @@ def _on_signal(number: signal.Signals, end: object) -> None:
     end(None)
 
 
-def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell, stack: AsyncExitStack) -> None:
+def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: RunningDaemon, stack: AsyncExitStack) -> None:
     server = start_metrics(config, metrics, cell.is_ready, cell.remark)
     if server is not None:
         stack.callback(server.stop)

@@ -12,7 +12,7 @@ from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.backups import BackupCalls, Backups
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.changes import ChangeCalls
 from dmq.admin.operations.clients import ClientCalls
 from dmq.admin.operations.clock import ClockCalls
@@ -48,7 +48,7 @@ class AdminService:
 
     def __init__(
         self,
-        cell: Cell,
+        cell: RunningDaemon,
         snapshots: Snapshots | None = None,
         backups: Backups | None = None,
         *,

@@ -24,7 +24,7 @@ from dmq.trail.export import Exporter
 
 
 @dataclass
-class Cell:
+class RunningDaemon:
     """Running daemon. ``state`` and the addresses are set while it starts and stops."""
 
     config: DaemonConfig

@@ -9,7 +9,7 @@ from typing import Final
 from broker_adapter.contracts.errors import BrokerUnavailable, topic_unknown
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.errors import StoreError
 from dmq.store.schema.counts import BUCKET_MS, DueCount
 
@@ -22,7 +22,7 @@ _COUNTS_MAX: Final = 20_000  # of one topic or group: two weeks of overdue minut
 class DueCalls:
     """RPC of due times. Raise ``Refused`` for an unknown topic, ``BrokerUnavailable`` for damage."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: RunningDaemon) -> None:
         self._cell = cell
 
     async def get_due_histogram(self, request: wire.GetDueHistogramRequest) -> wire.GetDueHistogramResponse:

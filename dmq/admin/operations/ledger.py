@@ -9,7 +9,7 @@ from functools import partial
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.requests.mapping import filled
 from dmq.broker.operations import in_flight
 from dmq.errors import StoreError
@@ -25,7 +25,7 @@ _BUCKETS_MAX = 20_000  # the minutes of a week, and overdue ones
 class LedgerCalls:
     """RPCs of the ledger. Raise ``Refused`` for invalid input, ``BrokerUnavailable`` for damage."""
 
-    def __init__(self, cell: Cell, verifier: LedgerVerifier | None) -> None:
+    def __init__(self, cell: RunningDaemon, verifier: LedgerVerifier | None) -> None:
         """Without a ``verifier`` verifications are refused."""
         self._cell = cell
         self._verifier = verifier

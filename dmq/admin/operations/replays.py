@@ -11,7 +11,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.requests import validate
 from dmq.cluster import Fate, InnerTopic, TakenMessage
@@ -23,7 +23,7 @@ REPLAY_MAX: Final = 32  # messages of one call
 class ReplayCalls:
     """RPC of replays. Raise ``Refused`` for invalid input; exceptions of the store pass through."""
 
-    def __init__(self, cell: Cell, messages: MessageCalls) -> None:
+    def __init__(self, cell: RunningDaemon, messages: MessageCalls) -> None:
         self._cell = cell
         self._messages = messages
 

@@ -9,7 +9,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.requests import mapping, validate
 from dmq.broker.schedules import ScheduleStatus, Wanted, check_name, largest, sample
 from dmq.runtime.slices import in_slices
@@ -31,7 +31,7 @@ class ScheduleCalls:
     """RPCs of schedules. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
     def __init__(
-        self, cell: Cell, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
+        self, cell: RunningDaemon, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
     ) -> None:
         """``check_message`` raises for messages that no client may send. ``add`` creates a schedule, by default in the
         broker.

@@ -9,7 +9,7 @@ from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.messages import FoundMessage, MessageCalls
 from dmq.config.settings import DaemonConfig
 from dmq.metrics.registry import Metrics
@@ -17,7 +17,7 @@ from dmq.metrics.registry import Metrics
 
 async def ask(rig: EmbeddedRig, request: Message) -> Any:  # noqa: ANN401 - the response of its RPC
     """Return the answer of the admin service to a request."""
-    cell = Cell(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
+    cell = RunningDaemon(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
     return await AdminService(cell).handler(type(request).__name__.removesuffix("Request"))(request)
 
 

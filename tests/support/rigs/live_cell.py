@@ -24,7 +24,7 @@ from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
 from dmq.admin.client import client
-from dmq.admin.operations.cell import Cell
+from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
@@ -54,7 +54,7 @@ class LiveCell:
 
     def __init__(self, path: Path, *, acl: Path | None, transport: Literal["http2", "grpcio"]) -> None:
         self.rig = EmbeddedRig(path, on_disk=False, queues=3)
-        self.cell: Cell
+        self.cell: RunningDaemon
         self._config = DaemonConfig(
             listen=Address("127.0.0.1", 0),
             data=path,
@@ -73,7 +73,7 @@ class LiveCell:
         rig, config = self.rig, self._config
         await rig.open()
         metrics = Metrics(process=False)
-        self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, wire.SERVING)
+        self.cell = RunningDaemon(config, rig.store, rig.broker, metrics, "1.2.3", NOW, wire.SERVING)
         quotas = Quotas(rig.store.clock)
         self.admin = AdminService(
             self.cell,
