@@ -41,7 +41,7 @@ class Targets(NamedTuple):
     own_keys: Sequence[str] = ()
 
 
-class Change(NamedTuple):
+class BulkChange(NamedTuple):
     """Change that a command makes: its texts and its call with the names of messages."""
 
     name: str
@@ -52,14 +52,14 @@ class Change(NamedTuple):
     deliver_at_ms: int = 0
 
 
-RECALL = Change(
+RECALL = BulkChange(
     "recall",
     "would be recalled",
     "recalled",
     lambda client, topic, named: client.cancel(topic, **named),
     ("DONE", "CANCELLED"),
 )
-FIRE = Change(
+FIRE = BulkChange(
     "fire",
     "would be delivered now",
     "fired",
@@ -68,9 +68,9 @@ FIRE = Change(
 )
 
 
-def rescheduling(at_ms: int) -> Change:
+def rescheduling(at_ms: int) -> BulkChange:
     """Return the change to another delivery time."""
-    return Change(
+    return BulkChange(
         "reschedule",
         f"would be delivered at {out.when(at_ms)}",
         "rescheduled",
@@ -145,7 +145,7 @@ class MessageSelection(OptionGroup):
             raise refused(why, "HANDLE", given=topic) from error
 
 
-def run_change(session: Session, client: AdminClient, targets: Targets, change: Change, consent: Consent) -> None:
+def run_change(session: Session, client: AdminClient, targets: Targets, change: BulkChange, consent: Consent) -> None:
     """Change the selected messages and show the results. The exit code is 0 if all have the requested state."""
 
     ids = targets.ids
@@ -231,7 +231,7 @@ def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedM
     return found, missing
 
 
-def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
+def _check(change: BulkChange, changed: Sequence[wire.ChangedMessage]) -> None:
     failed = [each for each in changed if _outcome(each) not in change.reached]
     if not failed:
         return
@@ -243,7 +243,7 @@ def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
 
 
 def _show_found(
-    session: Session, client: AdminClient, targets: Targets, change: Change, found: dict[str, wire.ListedMessage]
+    session: Session, client: AdminClient, targets: Targets, change: BulkChange, found: dict[str, wire.ListedMessage]
 ) -> None:
     first = list(islice(found.values(), _SHOWN))
     if session.as_json:
@@ -260,14 +260,14 @@ def _show_found(
     typer.echo(f"{_counted(len(found))} {_would(client, targets, change)}{more}")
 
 
-def _would(client: AdminClient, targets: Targets, change: Change) -> str:
+def _would(client: AdminClient, targets: Targets, change: BulkChange) -> str:
     """Return the effect of a change; a paused topic delivers nothing now."""
     if change is FIRE and client.topic(targets.topic).paused_since_ms:
         return f"would be due now, {_HELD[_PAUSE]}"
     return change.would
 
 
-def _show(session: Session, targets: Targets, change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
+def _show(session: Session, targets: Targets, change: BulkChange, changed: Sequence[wire.ChangedMessage]) -> None:
     done = sum(_outcome(each) == "DONE" for each in changed)
     if session.as_json:
         out.show_json(
@@ -299,7 +299,7 @@ def _show(session: Session, targets: Targets, change: Change, changed: Sequence[
         )
 
 
-def _told(change: Change, message: wire.ChangedMessage) -> str:
+def _told(change: BulkChange, message: wire.ChangedMessage) -> str:
     at = out.when(message.at_ms)
     match _outcome(message):
         case "DONE" if message.held_by:
