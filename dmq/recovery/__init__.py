@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dmq.recovery.check.check import check_store
     from dmq.recovery.check.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
     from dmq.recovery.check.spool import SpoolCheck
-    from dmq.recovery.reading.findings import Checked
+    from dmq.recovery.reading.findings import CheckReport
     from dmq.recovery.reading.log_repair import Tell
     from dmq.recovery.reading.look import How
     from dmq.recovery.reading.spool import FoundEntry, SpoolLook, TypeFigures, figures_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHOWN_MAX",
     "BackupFolder",
-    "Checked",
+    "CheckReport",
     "FoundEntry",
     "How",
     "LedgerVerifier",
@@ -61,7 +61,7 @@ __getattr__ = lazy_exports(
         "dmq.recovery.check.check": "check_store",
         "dmq.recovery.check.ledger": "SHOWN_MAX LedgerVerifier Verification no_ledger",
         "dmq.recovery.check.spool": "SpoolCheck",
-        "dmq.recovery.reading.findings": "Checked",
+        "dmq.recovery.reading.findings": "CheckReport",
         "dmq.recovery.reading.log_repair": "Tell",
         "dmq.recovery.reading.look": "How",
         "dmq.recovery.reading.spool": "FoundEntry SpoolLook TypeFigures figures_of",

@@ -18,7 +18,7 @@ from dmq.cli.session.options import Session, with_output, with_reason
 from dmq.config.units import format_size
 
 if TYPE_CHECKING:
-    from dmq.recovery import Checked
+    from dmq.recovery import CheckReport
 
 app = noun("store")
 
@@ -128,7 +128,7 @@ def salvage(
         raise CommandFailed(f"not everything could be saved; see {found.path}", ExitCode.DAMAGED)
 
 
-def _show_checked(found: Checked) -> None:
+def _show_checked(found: CheckReport) -> None:
     rows = [(kind, f"{total.rows:,}", format_size(total.size_bytes)) for kind, total in found.totals.items()]
     out.show_table(("ROWS", "COUNT", "SIZE"), rows, numbers=("COUNT", "SIZE"))
     findings = found.findings

@@ -27,7 +27,7 @@ from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store import hold
 from dmq.recovery.check.properties import PropertyCheck
 from dmq.recovery.check.walk import Pending, StoreWalk
-from dmq.recovery.reading.findings import Checked, Findings
+from dmq.recovery.reading.findings import CheckReport, Findings
 from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.look import How, Look
 from dmq.recovery.reading.names import KnownNames, shown_id
@@ -49,7 +49,7 @@ from dmq.trail.manifest import Layout, scan_manifest
 from dmq.trail.snapshots import cell_of
 
 
-def check_store(path: Path, tell: Tell) -> Checked:
+def check_store(path: Path, tell: Tell) -> CheckReport:
     """Check the store in ``path``; raise ``StoreLocked`` if its process is running.
 
     Raise ``StoreCorrupt`` if its database cannot be opened in any way, ``StoreError`` if it belongs to a spool. No data
@@ -99,7 +99,7 @@ def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
         findings.add("audit", text)
 
 
-def check_rows(look: Look, findings: Findings, tell: Tell) -> Checked:
+def check_rows(look: Look, findings: Findings, tell: Tell) -> CheckReport:
     """Do the same as ``check_store`` for an open store; ``findings`` has the findings so far."""
     return _Check(look, findings, tell).checked()
 
@@ -116,8 +116,8 @@ class _Check(StoreWalk[Look]):
         self._schedules = ScheduleRows()
         self._properties = PropertyCheck(look, self._names, self._find)
 
-    def checked(self) -> Checked:
-        return Checked(self._look.path, self._totals, self.run())
+    def checked(self) -> CheckReport:
+        return CheckReport(self._look.path, self._totals, self.run())
 
     def _parts(self) -> Sequence[Callable[[], None]]:
         families = (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit, self._meta)

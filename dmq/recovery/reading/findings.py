@@ -48,7 +48,7 @@ class RowTotal(NamedTuple):
     size_bytes: int = 0
 
 
-class Checked(NamedTuple):
+class CheckReport(NamedTuple):
     """Row counts and findings of a checked store."""
 
     path: Path

@@ -20,7 +20,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.producer_store import hold, workplace, write_json
 from dmq.recovery.check.check import check_rows
-from dmq.recovery.reading.findings import Checked, Findings
+from dmq.recovery.reading.findings import CheckReport, Findings
 from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.look import How, Look
 from dmq.recovery.reading.loss_report import LOST_FILE, LossReport
@@ -54,7 +54,7 @@ class Salvaged(NamedTuple):
     rows: dict[str, int]  # saved rows, by kind
     lost: dict[str, int]  # lines of ``LOST_FILE``, by kind
     lost_offsets: int  # messages missing in queues
-    checked: Checked  # check of the new store
+    checked: CheckReport  # check of the new store
 
     @property
     def is_whole(self) -> bool:

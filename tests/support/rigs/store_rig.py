@@ -19,7 +19,7 @@ from broker_adapter.contracts.message import unpack_id
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.broker import EmbeddedBroker
 from dmq.recovery import check_store
-from dmq.recovery.reading.findings import Checked
+from dmq.recovery.reading.findings import CheckReport
 from dmq.recovery.reading.loss_report import LOST_FILE
 from dmq.recovery.reading.rows import read_waiting
 from dmq.scheduler.scheduler import Scheduler
@@ -139,7 +139,7 @@ def flip_in(path: Path, at: float) -> None:
     flip(path, int(path.stat().st_size * at))
 
 
-def checked(path: Path) -> Checked:
+def checked(path: Path) -> CheckReport:
     """Look through a store."""
     return check_store(path, lambda _: None)
 
