@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from retry.hook.durable import durable
     from retry.hook.environment import EnvironmentInvalid
     from retry.hook.handlers import Attempt, HandlerExists, UnknownType
-    from retry.hook.health import Checked, Health, HealthStatus
+    from retry.hook.health import Health, HealthStatus, HookHealth
     from retry.hook.metrics import HookMetrics
     from retry.hook.redelivery import SPOOL_POLICY, Redelivery
     from retry.hook.verdict import Permanent, Retry, Throttled, Unknown, Unreadable, Verdict
@@ -43,7 +43,6 @@ __all__ = [
     "Arguments",
     "Attempt",
     "BreakerState",
-    "Checked",
     "Closed",
     "Codec",
     "DeadEntry",
@@ -58,6 +57,7 @@ __all__ = [
     "HandlerExists",
     "Health",
     "HealthStatus",
+    "HookHealth",
     "HookMetrics",
     "Outcome",
     "Permanent",
@@ -96,7 +96,7 @@ _export = lazy_exports(
         "retry.hook.durable": "durable",
         "retry.hook.environment": "EnvironmentInvalid",
         "retry.hook.handlers": "Attempt HandlerExists UnknownType",
-        "retry.hook.health": "Checked Health HealthStatus",
+        "retry.hook.health": "HookHealth Health HealthStatus",
         "retry.hook.metrics": "HookMetrics",
         "retry.hook.redelivery": "SPOOL_POLICY Redelivery",
         "retry.hook.verdict": "Permanent Retry Throttled Unknown Unreadable Verdict",

@@ -38,7 +38,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class HookHealth:
     """Result of ``check``: the effective settings, and the error of a test write (empty: it succeeded)."""
 
     is_ok: bool

@@ -43,7 +43,7 @@ from retry.hook.handlers import (
     is_async,
     takes_attempt,
 )
-from retry.hook.health import CHECK_TYPE, Ages, Checked, Health, dry_run, judge_health
+from retry.hook.health import CHECK_TYPE, Ages, Health, HookHealth, dry_run, judge_health
 from retry.hook.logs import HookLog
 from retry.hook.loops import Loops
 from retry.hook.metrics import HookMetrics, HookTally
@@ -345,7 +345,7 @@ class Redelivery:
         error = "opened before the fork" if self._is_child else self._health.error
         return judge_health(self.metrics(), error, ages, self._oldest_max_s)
 
-    def check(self) -> Checked:
+    def check(self) -> HookHealth:
         """Return the effective settings, and whether a message could be kept now (one is written and removed)."""
         error = ""
         try:
@@ -354,7 +354,7 @@ class Redelivery:
             self._sender.ask(lambda: dry_run(self._sink))
         except Exception as failure:  # noqa: BLE001 - the error is the result of the check
             error = describe(failure)
-        return Checked(is_ok=not error, error=error, settings=self._settings())
+        return HookHealth(is_ok=not error, error=error, settings=self._settings())
 
     def close(self, timeout_s: float | None = None) -> Closed:
         """Stop accepting sends, wait for running handlers, and close the sink if owned: within ``timeout_s`` in all.
