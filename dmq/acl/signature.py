@@ -22,7 +22,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 
 
-class Claim(NamedTuple):
+class UnverifiedSignature(NamedTuple):
     """The unverified signature of a call."""
 
     access_key: str
@@ -30,7 +30,7 @@ class Claim(NamedTuple):
     signature: bytes
 
 
-def claim_of(header: Header) -> Claim:
+def claim_of(header: Header) -> UnverifiedSignature:
     """Return the signature in the headers; raise ``Refused(UNAUTHORIZED)`` if it is missing or malformed."""
     authorization, date_time = header(AUTHORIZATION_HEADER), header(DATE_TIME_HEADER)
     if not authorization:
@@ -49,7 +49,7 @@ def claim_of(header: Header) -> Claim:
     if not date_time or len(date_time) > _DATE_TIME_CHARS_MAX:
         raise unauthorized(f"the metadata entry {DATE_TIME_HEADER} is missing or too long")
     try:
-        return Claim(access_key, date_time, bytes.fromhex(parts.get("signature", "")))
+        return UnverifiedSignature(access_key, date_time, bytes.fromhex(parts.get("signature", "")))
     except ValueError:
         raise unauthorized("the signature is not hexadecimal") from None
 
