@@ -14,7 +14,7 @@ import typer
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
-from dmq.cli.session.cluster import Cluster, with_cluster
+from dmq.cli.session.cluster import ClusterQuery, with_cluster
 from dmq.cli.session.options import GroupArgument, Session, TopicArgument, with_watch
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _QUEUE = ("TOPIC", "BROKER", "QUEUE")
 @with_cluster
 def routes(
     session: Session,
-    cluster: Cluster,
+    cluster: ClusterQuery,
     *,
     topic: Annotated[
         str, typer.Argument(metavar="[TOPIC]", help="The topic.  [default: all]", show_default=False)
@@ -88,7 +88,7 @@ def routes(
 @app.command()
 @with_watch
 @with_cluster
-def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
+def queues(session: Session, cluster: ClusterQuery, *, topic: TopicArgument) -> None:
     """Show the offset range and last write time of each queue."""
     found = cluster.ask(lambda survey: survey.queues(topic))
     plain = [
@@ -116,7 +116,7 @@ def queues(session: Session, cluster: Cluster, *, topic: TopicArgument) -> None:
 @app.command()
 @with_watch
 @with_cluster
-def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None:
+def offsets(session: Session, cluster: ClusterQuery, *, group: GroupArgument) -> None:
     """Show the committed offset and the lag of a group in each queue.
 
     A queue without a committed offset has no lag. A broker of RocketMQ 4 may report offset 0 for such a queue.
@@ -155,7 +155,7 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
 @with_cluster
 def consumers(
     session: Session,
-    cluster: Cluster,
+    cluster: ClusterQuery,
     *,
     group: Annotated[
         str, typer.Argument(metavar="[GROUP]", help="The group.  [default: all]", show_default=False)

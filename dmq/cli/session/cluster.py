@@ -66,7 +66,7 @@ class ClusterAccess(OptionGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterQuery:
     """Cluster that a command queries. ``silent`` holds the brokers without an answer, with the reason."""
 
     options: RemotingOptions
@@ -98,7 +98,7 @@ def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
     def run(session: Session, *, namesrv: str, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - the command's
         timeout_ms = max(1, round(session.timeout_s * 1000))
         options = replace(access.remoting(namesrv, "--namesrv"), request_timeout_ms=timeout_ms)
-        cluster = Cluster(options=options)
+        cluster = ClusterQuery(options=options)
         command(session, cluster, **given)
         for broker, why in sorted(cluster.silent.items()):
             note(f"broker {broker} is left out: {why}")
