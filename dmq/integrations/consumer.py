@@ -86,8 +86,8 @@ def consume(
     parallelism: int = 20,
     timeout_s: float = 900.0,
     environ: Mapping[str, str] | None = None,
-) -> Callable[[Function], Consumer]:
-    """Return a decorator that turns a function or a coroutine function into a ``Consumer``, which stays callable.
+) -> Callable[[Function], ConsumerFunction]:
+    """Return a decorator that turns a function or a coroutine function into a ``ConsumerFunction``, which stays callable.
 
     No connection is opened before ``start`` or ``run``. All consumers of a group must have the same topics and ``tags``
     ("created || paid"; "*": all). Up to ``parallelism`` messages are processed at a time. A call that has not returned
@@ -109,13 +109,13 @@ def consume(
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise ValueError(f"timeout_s is {timeout_s}, allowed is more than 0 and up to {TIMEOUT_S_MAX:.0f} s")
 
-    def decorate(function: Function) -> Consumer:
-        return Consumer(function, topics, group, tags, parallelism, timeout_s, environ)
+    def decorate(function: Function) -> ConsumerFunction:
+        return ConsumerFunction(function, topics, group, tags, parallelism, timeout_s, environ)
 
     return decorate
 
 
-class Consumer:
+class ConsumerFunction:
     """Consumer function, created by ``consume``. Thread-safe. It is started once, in the process that consumes."""
 
     def __init__(  # noqa: PLR0917 - made by ``consume``
@@ -379,7 +379,7 @@ class Ending:
                 return
 
 
-def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
+def run(*consumers: ConsumerFunction, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
     """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. Call it in the main thread of a
     process.
 
@@ -437,17 +437,17 @@ def _keep_from_children(ours: Callable[[int, object], None], before: Mapping[sig
     os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=let_go_in_child)
 
 
-def _metrics_page(consumers: Sequence[Consumer]) -> ProbePage:
+def _metrics_page(consumers: Sequence[ConsumerFunction]) -> ProbePage:
     return ProbePage(200, PROMETHEUS, merged(each.render_prometheus() for each in consumers))
 
 
-def _health_page(consumers: Sequence[Consumer]) -> ProbePage:
+def _health_page(consumers: Sequence[ConsumerFunction]) -> ProbePage:
     healths = {each.group: each.health() for each in consumers}
     text = json.dumps({group: list(health.reasons) for group, health in healths.items()})
     return ProbePage(200 if all(health.is_well for health in healths.values()) else 503, JSON, text)
 
 
-def _start(consumer: Consumer, ending: Ending) -> None:
+def _start(consumer: ConsumerFunction, ending: Ending) -> None:
     for pause_s in _forever(_START_STEPS_S):
         if ending.is_told:
             return
