@@ -250,7 +250,7 @@ def _delays(policy: RetryPolicy) -> str:
     return ", ".join(shown)
 
 
-class DeadLetters(StrEnum):
+class DeadLetterHandling(StrEnum):
     """Handling of the dead letters of a removed group."""
 
     KEEP = "keep"
@@ -276,9 +276,9 @@ def rm(
         bool, typer.Option("--force", help="Remove the group even if it has unread messages or retries.")
     ] = False,
     dead_letters: Annotated[
-        DeadLetters,
+        DeadLetterHandling,
         typer.Option("--dead-letters", help="Keep or remove the dead letters of the group."),
-    ] = DeadLetters.KEEP,
+    ] = DeadLetterHandling.KEEP,
     consent: Consent,
 ) -> None:
     """Remove a group with its settings, positions and retries.
@@ -288,7 +288,7 @@ def rm(
     %DLQ%GROUP' removes their topic. With '--dead-letters remove' they are removed with the group. A removal that
     has begun is completed, also after a restart.
     """
-    removes = dead_letters is DeadLetters.REMOVE
+    removes = dead_letters is DeadLetterHandling.REMOVE
     with session.connect() as client:
         found = client.group(group, with_unread=True)
         losses = _losses(found, removes=removes)
