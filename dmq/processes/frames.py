@@ -54,7 +54,7 @@ class Send(Frame, tag=3, frozen=True):
 
 
 class ReceiveMessages(Frame, tag=4, frozen=True):
-    """As ``Exchange.receive``; answered by ``Delivered``, which is answered by ``Taken`` or ``NotTaken``."""
+    """As ``Exchange.receive``; answered by ``DeliveredMessages``, which is answered by ``Taken`` or ``NotTaken``."""
 
     call: int
     client_id: str
@@ -192,7 +192,7 @@ class Sent(Frame, tag=33, frozen=True):
     receipts: list[SendReceipt]
 
 
-class Delivered(Frame, tag=34, frozen=True):
+class DeliveredMessages(Frame, tag=34, frozen=True):
     """What a receive got."""
 
     call: int
@@ -302,7 +302,20 @@ FromFront = (
     | Pong
 )
 FromStore = (
-    Welcome | Sent | Delivered | Acked | Hidden | Failed | Piece | End | Time | Limits | Listening | Ping | Read | Drain
+    Welcome
+    | Sent
+    | DeliveredMessages
+    | Acked
+    | Hidden
+    | Failed
+    | Piece
+    | End
+    | Time
+    | Limits
+    | Listening
+    | Ping
+    | Read
+    | Drain
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

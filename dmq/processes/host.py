@@ -204,7 +204,7 @@ class Host:
                 self._fail(call, error, "ReceiveMessage")
                 return
             self._handed[call] = _Handed(over, give_back, frame.is_renewed)
-        self._say(frames.Delivered(call, deliveries), size)  # type: ignore[arg-type]  # any sequence will do
+        self._say(frames.DeliveredMessages(call, deliveries), size)  # type: ignore[arg-type]  # any sequence will do
 
     async def _wait_for_link(self, size: int) -> None:
         """Wait until the front has room; raises Overloaded if too much waits for that already."""

@@ -37,7 +37,7 @@ class StoreProcess:
         self._relayed: dict[int, _Relayed] = {}
         self._takes: dict[type, Callable[[Any], None]] = {
             frames.Sent: lambda frame: self._settle(frame.call, frame.receipts),
-            frames.Delivered: self._delivered,
+            frames.DeliveredMessages: self._delivered,
             frames.Acked: self._acked,
             frames.Hidden: lambda frame: self._settle(frame.call, frame.receipt_handle),
             frames.Failed: self._failed,
@@ -133,7 +133,7 @@ class StoreProcess:
         if answer is not None:
             answer.settle(value)
 
-    def _delivered(self, frame: frames.Delivered) -> None:
+    def _delivered(self, frame: frames.DeliveredMessages) -> None:
         if frame.call in self._waiting:
             self._settle(frame.call, frame.deliveries)
         elif frame.deliveries:

@@ -198,14 +198,14 @@ def test_messages_wait_in_the_store_process_up_to_a_bound(tmp_path: Path) -> Non
         unsent_bytes = pair.link._transport.get_write_buffer_size() + pair.link._said_bytes
         assert unsent_bytes < high + 3 * len(BODY)
         await pair.listen()
-        await until(lambda: len(pair.answers(frames.Delivered)) + len(pair.answers(frames.Failed)) == 32)
+        await until(lambda: len(pair.answers(frames.DeliveredMessages)) + len(pair.answers(frames.Failed)) == 32)
         failed = pair.answers(frames.Failed)
         assert failed
         assert {each.failure.kind for each in failed} == {"overloaded"}
         assert held.bytes_held == 0
         got = {
             each.message_id: each.delivery_attempt
-            for said in pair.answers(frames.Delivered)
+            for said in pair.answers(frames.DeliveredMessages)
             for each in said.deliveries
         }
         for call in range(100, 164):  # what was refused was given back; it may take some turns
@@ -214,7 +214,7 @@ def test_messages_wait_in_the_store_process_up_to_a_bound(tmp_path: Path) -> Non
             pair.say(a_receive(call, batch_max=32, wait_ms=5_000))
             got |= {
                 each.message_id: each.delivery_attempt
-                for each in (await pair.answer(frames.Delivered, call)).deliveries
+                for each in (await pair.answer(frames.DeliveredMessages, call)).deliveries
             }
         assert len(got) == 64
         assert set(got.values()) == {1}
@@ -235,10 +235,10 @@ def test_a_receive_that_waits_for_room_and_is_cancelled_gives_its_messages_back(
         pair.host.on_frames([frames.Cancel(2)])
         await until(lambda: pair.accounts.everyone.bytes_held == 0)
         await pair.listen()
-        await pair.answer(frames.Delivered, 1)
+        await pair.answer(frames.DeliveredMessages, 1)
         pair.say(a_receive(3, batch_max=4, wait_ms=5_000))
-        assert {each.delivery_attempt for each in (await pair.answer(frames.Delivered, 3)).deliveries} == {1}
-        assert not pair.answers(frames.Delivered, 2)
+        assert {each.delivery_attempt for each in (await pair.answer(frames.DeliveredMessages, 3)).deliveries} == {1}
+        assert not pair.answers(frames.DeliveredMessages, 2)
 
     run(tmp_path, scenario, unsent_high=high)
 

@@ -62,7 +62,7 @@ FROM_FRONT: tuple[frames.Frame, ...] = (
 FROM_STORE: tuple[frames.Frame, ...] = (
     frames.Welcome(SETTINGS),
     frames.Sent(1, [RECEIPT]),
-    frames.Delivered(2, [DELIVERY, DELIVERY._replace(dead_letter=None)]),
+    frames.DeliveredMessages(2, [DELIVERY, DELIVERY._replace(dead_letter=None)]),
     frames.Acked(3, [None, frames.Failure("refused", "it is another's", "RECEIPT_HANDLE", "handle")]),
     frames.Hidden(4, "handle"),
     frames.Failed(4, frames.Failure("overloaded", "sends in flight", limit=1_000, code=7)),
