@@ -266,7 +266,7 @@ class Read(Frame, tag=44, frozen=True):
     call: int
 
 
-class Drain(Frame, tag=45, frozen=True):
+class DrainFront(Frame, tag=45, frozen=True):
     """Take no new calls, let those in flight finish within ``grace_s``, and end."""
 
     grace_s: float
@@ -315,7 +315,7 @@ FromStore = (
     | Listening
     | Ping
     | Read
-    | Drain
+    | DrainFront
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

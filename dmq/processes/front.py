@@ -225,7 +225,7 @@ class _Process:
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._takes: dict[type, Callable[[Any], None]] = {
             frames.Welcome: lambda frame: self._welcome.set_result(frame.settings),
-            frames.Drain: lambda frame: self._end(frame.grace_s),
+            frames.DrainFront: lambda frame: self._end(frame.grace_s),
         }
         self.on_fault: Callable[[int], None] = lambda _: None
 

@@ -214,7 +214,7 @@ class Fronts:
         self._ending.set()
         await self._listener.stop()
         self._port.drain()
-        self._tell(frames.Drain(grace_s))
+        self._tell(frames.DrainFront(grace_s))
         for front in self.fronts:
             if not front.is_ready:
                 front.kill()

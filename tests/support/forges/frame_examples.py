@@ -73,7 +73,7 @@ FROM_STORE: tuple[frames.Frame, ...] = (
     frames.Listening("127.0.0.1", 8081),
     frames.Ping(6),
     frames.Read(5),
-    frames.Drain(2.5),
+    frames.DrainFront(2.5),
 )
 DECODERS: tuple[tuple[Any, tuple[frames.Frame, ...]], ...] = (
     (frames.from_front, FROM_FRONT),
