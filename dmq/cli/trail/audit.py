@@ -23,7 +23,7 @@ from dmq.cli.output.times import point_ms
 from dmq.cli.session.cluster import ClusterAccess
 from dmq.cli.session.offline import stopped
 from dmq.cli.session.options import OptionGroup, Session, with_output, with_session, with_watch
-from dmq.cli.trail.engines import Engine, chosen, run_here
+from dmq.cli.trail.engines import EngineOption, chosen, run_here
 from dmq.cli.trail.spark import (
     MEANINGS,
     Spark,
@@ -144,8 +144,9 @@ def run(
     ] = "5m",
     access: ClusterAccess,
     engine: Annotated[
-        Engine, typer.Option(help="Engine of the audit: DuckDB on this machine, or Spark; both have the same result.")
-    ] = Engine.auto,
+        EngineOption,
+        typer.Option(help="Engine of the audit: DuckDB on this machine, or Spark; both have the same result."),
+    ] = EngineOption.auto,
     master: Annotated[str | None, typer.Option(metavar="URL", help="Spark's master.  [default: local[*]]")] = None,
     driver_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory for Java.  [default: half of the memory, at most 4g]")
@@ -168,7 +169,7 @@ def run(
         arguments += ["--read-back", str(into.resolve() / "cluster")]
     timeout_s = _seconds("--cluster-timeout", cluster_timeout)
     engine = _engine_for(where, engine, is_for_spark=bool(master or driver_memory or settings))
-    spark, log = (find_spark(), _log_in(into)) if engine is Engine.spark else (None, None)
+    spark, log = (find_spark(), _log_in(into)) if engine is EngineOption.spark else (None, None)
     taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
     found: dict[str, object] = {}
     if remoting is not None:
@@ -363,7 +364,7 @@ def _log_in(into: Path) -> Path:
     return log
 
 
-def _engine_for(trail: str, asked: Engine, *, is_for_spark: bool) -> Engine:
+def _engine_for(trail: str, asked: EngineOption, *, is_for_spark: bool) -> EngineOption:
     is_elsewhere = _is_elsewhere(trail)
     if not is_elsewhere and not Path(trail).is_dir():
         raise CommandFailed(f"there is no trail at {trail}", ExitCode.NOT_FOUND)

@@ -17,7 +17,7 @@ from dmq.cli.trail.spark import package_folder, path_to
 AUTO_MAX_BYTES = 8 * 2**30
 
 
-class Engine(StrEnum):
+class EngineOption(StrEnum):
     """Values of ``--engine``."""
 
     auto = "auto"
@@ -25,14 +25,14 @@ class Engine(StrEnum):
     spark = "spark"
 
 
-def chosen(asked: Engine, trail: str, *, is_elsewhere: bool, is_for_spark: bool) -> Engine:
+def chosen(asked: EngineOption, trail: str, *, is_elsewhere: bool, is_for_spark: bool) -> EngineOption:
     """Return the engine of a run; the command ends if it is not installed or cannot read the trail.
 
     ``auto`` selects DuckDB if it is installed, the trail is on this machine and holds at most 8 GiB, and no option
     needs Spark (``is_for_spark``). A larger trail goes to Spark if that is installed.
     """
     has_duckdb = find_spec("duckdb") is not None
-    if asked is Engine.duckdb:
+    if asked is EngineOption.duckdb:
         if is_elsewhere:
             raise refused("DuckDB reads only trails on this machine: use --engine spark", "--trail", given=trail)
         if is_for_spark:
@@ -43,15 +43,15 @@ def chosen(asked: Engine, trail: str, *, is_elsewhere: bool, is_for_spark: bool)
             )
         if not has_duckdb:
             raise CommandFailed("duckdb is missing: pip install 'rock-dmq[audit-local]'")
-    if asked is not Engine.auto:
+    if asked is not EngineOption.auto:
         return asked
     if is_elsewhere or is_for_spark:
-        return Engine.spark
+        return EngineOption.spark
     has_spark = "SPARK_HOME" in os.environ or find_spec("pyspark") is not None
     if not has_duckdb and not has_spark:
         raise CommandFailed("neither DuckDB nor Spark is installed: pip install 'rock-dmq[audit-local]'")
     is_long = has_spark and _event_bytes(Path(trail)) > AUTO_MAX_BYTES
-    return Engine.duckdb if has_duckdb and not is_long else Engine.spark
+    return EngineOption.duckdb if has_duckdb and not is_long else EngineOption.spark
 
 
 def run_here(trail: str, arguments: Sequence[str], *, quiet: bool) -> int:

@@ -25,7 +25,7 @@ from support.rigs.remoting_peer import HeldQueue, remoting_peer
 from dmq.cli.output.errors import CommandFailed
 from dmq.cli.trail import engines
 from dmq.cli.trail import spark as jobs
-from dmq.cli.trail.engines import Engine
+from dmq.cli.trail.engines import EngineOption
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 60
@@ -415,14 +415,14 @@ def test_functions_missing_in_duckdb_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("has", "of_events", "expected"),
     [
-        ({"duckdb", "pyspark"}, 0, Engine.duckdb),
-        ({"pyspark"}, 0, Engine.spark),
-        ({"duckdb"}, 5_001, Engine.duckdb),
-        ({"duckdb", "pyspark"}, 5_001, Engine.spark),
+        ({"duckdb", "pyspark"}, 0, EngineOption.duckdb),
+        ({"pyspark"}, 0, EngineOption.spark),
+        ({"duckdb"}, 5_001, EngineOption.duckdb),
+        ({"duckdb", "pyspark"}, 5_001, EngineOption.spark),
     ],
 )
 def test_an_engine_is_chosen_by_installation_and_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has: set[str], of_events: int, expected: Engine
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has: set[str], of_events: int, expected: EngineOption
 ) -> None:
     """DuckDB, unless it is missing or the trail is a long one and Spark is there."""
     monkeypatch.setattr(engines, "AUTO_MAX_BYTES", 5_000)
@@ -431,7 +431,7 @@ def test_an_engine_is_chosen_by_installation_and_size(
     (tmp_path / "events").mkdir()
     with (tmp_path / "events" / "long.parquet").open("wb") as file:
         file.truncate(of_events)
-    assert engines.chosen(Engine.auto, str(tmp_path), is_elsewhere=False, is_for_spark=False) is expected
+    assert engines.chosen(EngineOption.auto, str(tmp_path), is_elsewhere=False, is_for_spark=False) is expected
 
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch, spark: FakeSpark) -> None:
